@@ -1,0 +1,75 @@
+# `make` alone lists what there is.
+#
+# Paths are relative, and everything installed is run as `.venv/bin/python -m ...`, because the first line of an
+# installed script breaks when the path of the checkout holds a space.
+
+PY := .venv/bin/python
+ARGS ?=
+# Jupyter refuses to run as root (as in a container) unless it is told to.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help lab test bench notebooks lint pins clean
+
+help:
+	@echo 'make lab        open the course in JupyterLab (the first time: make .venv and install)'
+	@echo 'make test       run every test, notebooks included'
+	@echo 'make bench      measure every kernel on this machine'
+	@echo
+	@echo 'for authors:'
+	@echo 'make notebooks  write exercises/ from solutions/, then run all notebooks and store their outputs'
+	@echo 'make lint       check style and layout with ruff'
+	@echo 'make pins       upgrade everything, write constraints.txt, test'
+	@echo 'make clean      remove .venv, caches and everything built'
+	@echo
+	@echo 'ARGS="..." is passed on, as in  make lab ARGS=--no-browser  or  make test ARGS="-k gemv"'
+	@echo 'PYTHON=... names the Python to use, 3.11 or newer'
+
+# $(call ready,lab,options): find a Python that really runs (a pyenv shim may exist and yet fail) and is new
+# enough, then let lab/bootstrap.py complete .venv. The second time this takes a fraction of a second.
+define ready
+@if [ -n "$$PYTHON" ]; then set -- "$$PYTHON"; else set -- python3 python3.13 python3.12 python3.11; fi; \
+found=; \
+for p do \
+	if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+		exec "$$p" lab/bootstrap.py --for $(1) $(2); \
+	fi; \
+	version=$$("$$p" -V 2>/dev/null) || version='does not run'; \
+	found="$$found$${found:+, }$$p ($$version)"; \
+done; \
+echo "make $(1) expected Python 3.11 or newer and found $$found: install one," \
+	"or name it with  make $(1) PYTHON=/path/to/python3" >&2; \
+exit 1
+endef
+
+lab:
+	$(call ready,lab)
+	$(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/01_roofline.ipynb $(ARGS)
+
+# Two processes; loadfile keeps the cells of one notebook together and in order.
+test:
+	$(call ready,test)
+	$(PY) -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 $(ARGS)
+
+bench:
+	$(call ready,bench)
+	$(PY) -m kernels.bench $(ARGS)
+
+notebooks:
+	$(call ready,notebooks)
+	$(PY) -m lab.notebooks strip $(ARGS)
+	$(PY) -m lab.notebooks execute $(ARGS)
+	$(PY) -m lab.notebooks check $(ARGS)
+
+lint:
+	$(call ready,lint)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+pins:
+	$(call ready,pins,--pins)
+	$(MAKE) test
+
+clean:
+	rm -rf .venv .venv.lock .build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

@@ -1,0 +1,342 @@
+"""Make .venv complete: `make lab`, `make test` and the others run this first.
+
+    python3 lab/bootstrap.py --for lab
+
+It looks before it leaps: Python, C compiler, a folder that can be written, disk space. Then it makes .venv,
+installs the course and its dependencies there, and leaves a stamp, so that the next run has nothing to do.
+A killed run is taken up again. Whatever is wrong ends in one sentence: what was expected, what was found,
+what to do.
+
+Standard library only, and no syntax newer than Python 3.6: an old Python must be able to read this file to be
+told that it is too old.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder: its modules must not stand in for those of the standard library
+
+import argparse
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+NEEDED = (3, 11)
+GB = 10**9
+SPACE = {"cpu": 3 * GB, "cuda": 10 * GB}  # .venv takes 2.3 or about 8; pip unpacks before it installs
+PROGRAM = """\
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+float course(float x) { return sqrtf(x); }
+"""
+
+
+class Stop(Exception):
+    """What is wrong, in one sentence for the person at the keyboard."""
+
+
+# Look: is everything here that only the learner can bring?
+
+
+def check_python(version=None, bits=None):
+    found = tuple(version or sys.version_info[:3])
+    bits = bits or (64 if sys.maxsize > 2**32 else 32)
+    if found[:2] < NEEDED or bits != 64:
+        raise Stop(
+            f"expected a 64-bit Python {NEEDED[0]}.{NEEDED[1]} or newer and found a {bits}-bit "
+            f"{'.'.join(map(str, found))} ({sys.executable}): install one, or name it with  "
+            "PYTHON=/path/to/python3"
+        )
+
+
+def check_compiler(env=None):
+    """The command of a C compiler that works: $CC if that is set, else cc, gcc or clang."""
+    env = os.environ if env is None else env
+    named = env.get("CC", "").strip()
+    try:
+        candidates = [shlex.split(named)] if named else [["cc"], ["gcc"], ["clang"]]
+    except ValueError as e:
+        raise Stop(f"expected a command in CC and found {named!r} ({e}): mend it, or unset CC") from None
+    failed = []
+    for command in candidates:
+        if shutil.which(command[0], path=env.get("PATH", os.defpath)):
+            said = try_compiler(command, env)
+            if said is None:
+                return command
+            failed.append((" ".join(command), said))
+    if failed:
+        command, said = failed[0]
+        sys.stderr.write(said.rstrip() + "\n")
+        raise Stop(
+            f"expected a C compiler that works and found that `{command}` cannot build a small library (its "
+            "message is above): mend it (Debian and Ubuntu: apt install build-essential), or name another "
+            "with  CC=..."
+        )
+    looked = f"CC={named} is not there" if named else "looked for cc, gcc and clang"
+    raise Stop(
+        f"expected a C compiler and found none ({looked}): install one (Debian and Ubuntu: apt install "
+        "build-essential; Fedora: dnf install gcc; macOS: xcode-select --install), or name it with  CC=..."
+    )
+
+
+def try_compiler(command, env):
+    """None if it builds a small shared library, as the course will; else what it said."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = os.path.join(folder, "try.c"), os.path.join(folder, "try.so")
+        with open(source, "w") as f:
+            f.write(PROGRAM)
+        command = command + ["-shared", "-fPIC", "-o", library, source, "-lm"]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        try:
+            run = subprocess.run(command, env=dict(env), timeout=60, **streams)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            return str(e)
+        if run.returncode == 0 and os.path.exists(library):
+            return None
+        return run.stdout.decode(errors="replace") or f"it ended with status {run.returncode} and built nothing"
+
+
+def check_writable(root):
+    try:
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as e:
+        raise Stop(
+            f"expected a folder that can be written and found that {root} cannot ({e.strerror}): copy the "
+            "course to a place of your own"
+        ) from None
+
+
+def nvidia_gpu():
+    return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
+
+
+def free_bytes(folder):
+    return shutil.disk_usage(folder).free
+
+
+def check_disk(root, needed, free=free_bytes):
+    if free(root) < needed:
+        raise Stop(
+            f"expected {needed / GB:.0f} GB of free disk space for .venv and found {free(root) / GB:.1f} GB "
+            f"at {root}: make room, or move the course to a larger disk"
+        )
+
+
+def check_venv_module():
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        version = "{}.{}".format(*sys.version_info[:2])
+        raise Stop(
+            f"expected Python's venv and ensurepip modules and found that {sys.executable} lacks them: "
+            f"install them (Debian and Ubuntu: apt install python{version}-venv)"
+        ) from None
+
+
+# What stands already?
+
+
+def venv_python(root):
+    return os.path.join(root, ".venv", *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")))
+
+
+def stamp_file(root):
+    return os.path.join(root, ".venv", "course.json")
+
+
+def read_stamp(root):
+    try:
+        with open(stamp_file(root), encoding="utf-8") as f:
+            stamp = json.load(f)
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def write_stamp(root, installed):
+    """Say in .venv where and by which Python it was made, and what is installed (None: not finished)."""
+    stamp = {"root": root, "machine": platform.machine(), "python": list(sys.version_info[:2])}
+    with open(stamp_file(root) + ".new", "w", encoding="utf-8") as f:
+        json.dump(dict(stamp, installed=installed), f)
+    os.replace(stamp_file(root) + ".new", stamp_file(root))
+
+
+def wanted(root):
+    """What .venv must hold, as a hash: a stamp with another one means that pip has work to do."""
+    # The packages too: one that was not there at the last install cannot be imported from a notebook.
+    packages = glob.glob(os.path.join(glob.escape(root), "*", "__init__.py"))
+    h = hashlib.sha256(" ".join(sorted(os.path.relpath(p, root) for p in packages)).encode())
+    for name in ("pyproject.toml", "constraints.txt"):
+        try:
+            with open(os.path.join(root, name), "rb") as f:
+                h.update(hashlib.sha256(f.read()).digest())
+        except OSError as e:
+            raise Stop(
+                f"expected the file {name} and could not read it ({e.strerror}): get a fresh copy of the course"
+            ) from None
+    return h.hexdigest()
+
+
+def why_anew(root):
+    """Why .venv must be made, or made anew; None where it can be used."""
+    if not os.path.lexists(os.path.join(root, ".venv")):
+        return "making .venv"
+    stamp = read_stamp(root)
+    if not stamp:
+        return "making .venv anew: it was not made by this command, or not finished"
+    if stamp.get("root") != root or stamp.get("machine") != platform.machine():
+        return "making .venv anew: it was made in another place"
+    if stamp.get("python") != list(sys.version_info[:2]):
+        return "making .venv anew: it was made by another Python than {}.{}".format(*sys.version_info[:2])
+    runs = [venv_python(root), "-c", "import sys; sys.exit(sys.prefix == sys.base_prefix)"]
+    try:
+        broken = subprocess.call(runs, env=clean_env(), stderr=subprocess.DEVNULL) != 0
+    except OSError:
+        broken = True
+    return "making .venv anew: its Python is gone" if broken else None
+
+
+# Leap: make .venv and fill it.
+
+
+@contextlib.contextmanager
+def only_one(root):
+    """`make lab` and `make test` may be started together: the second waits here for the first."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix: go without
+        yield
+        return
+    with open(os.path.join(root, ".venv.lock"), "w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another make is setting up .venv: waiting for it")
+            fcntl.flock(f, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks: go without
+            pass
+        yield
+
+
+def say(text):
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()  # before pip writes its own lines
+
+
+def clean_env():
+    """The environment without what would let packages from elsewhere into .venv, or send them elsewhere."""
+    leads_astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
+    env = {name: value for name, value in os.environ.items() if name not in leads_astray}
+    return dict(env, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONNOUSERSITE="1")
+
+
+def make_venv(root):
+    # Not sys.executable: where .venv is activated that is .venv's own Python, which is about to be removed.
+    python = getattr(sys, "_base_executable", None) or sys.executable
+    code = subprocess.call([python, "-m", "venv", "--clear", os.path.join(root, ".venv")], env=clean_env())
+    if code:
+        raise Stop(
+            f"expected `{python} -m venv .venv` to work and it ended with status {code} (its message is "
+            "above): remove .venv if it is there, and see that Python's venv module is complete"
+        )
+    write_stamp(root, None)
+
+
+def pip(root, *args):
+    code = subprocess.call([venv_python(root), "-m", "pip"] + list(args), cwd=root, env=clean_env())
+    if code:
+        raise Stop(
+            f"expected pip to install the dependencies and it ended with status {code} (its message is "
+            "above): see that this machine reaches a package index and has room on its disk "
+            f"({free_bytes(root) / GB:.1f} GB are free), then run the same command again: it goes on from "
+            "here"
+        )
+
+
+def install(root, *options):
+    write_stamp(root, None)  # until pip is through
+    # A killed pip leaves packages without RECORD, their list of files, and then takes them for installed.
+    for info in glob.glob(os.path.join(glob.escape(root), ".venv", "lib*", "python*", "site-packages", "*.dist-info")):
+        if not os.path.exists(os.path.join(info, "RECORD")):
+            shutil.rmtree(info, ignore_errors=True)
+    pip(root, "install", "-e", ".[test]", *options)
+
+
+def complete(root, pins=False):
+    """Look, then make .venv what it should be. Quick where it already is."""
+    check_python()
+    check_compiler()
+    check_writable(root)
+    with only_one(root):
+        why = why_anew(root)
+        if not why and not pins and read_stamp(root).get("installed") == wanted(root):
+            return
+        if why:
+            check_venv_module()
+            check_disk(root, SPACE["cuda" if nvidia_gpu() else "cpu"])
+            say(why)
+            make_venv(root)
+        if pins:
+            renew_pins(root)
+        say("installing the course's dependencies into .venv: this takes a few minutes, once")
+        key = wanted(root)
+        install(root, "-c", "constraints.txt")
+        write_stamp(root, key)
+
+
+def renew_pins(root):
+    """For authors: upgrade everything that pyproject.toml allows, and write down what came."""
+    install(root, "--upgrade", "--upgrade-strategy", "eager")
+    freeze = [venv_python(root), "-m", "pip", "freeze", "--exclude-editable"]
+    listed = subprocess.check_output(freeze, cwd=root, env=clean_env()).decode()
+    pins = dict(re.findall(r"^([\w.-]+)==([^+\s]+)", listed, re.M))  # without local suffixes such as +cpu
+    # torch's CUDA build asks for one exact Triton, its CPU build for none: take the one that suits both.
+    report = os.path.join(root, ".venv", "torch.json")
+    ask = ["install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", report]
+    pip(root, *ask, f"torch==={pins['torch']}")
+    with open(report, encoding="utf-8") as f:
+        pins.update(re.findall(r'"(triton)==([\w.]+)', f.read()))
+    name = os.path.join(root, "constraints.txt")
+    with open(name, encoding="utf-8") as f:
+        lines = [line for line in f if line.startswith("#")]
+    for package in sorted(pins, key=str.lower):
+        if not package.startswith(("nvidia-", "cuda-")):
+            lines.append(f"{package}=={pins[package]}\n")
+    with open(name + ".new", "w", encoding="utf-8") as f:
+        f.writelines(lines)
+    os.replace(name + ".new", name)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Make .venv complete.")
+    parser.add_argument("--for", dest="target", default="lab", help="the make target this is for")
+    parser.add_argument("--pins", action="store_true", help="upgrade everything and write constraints.txt")
+    args = parser.parse_args(argv)
+    try:
+        complete(ROOT, args.pins)
+    except Stop as e:
+        sys.stderr.write(f"make {args.target}: {e}\n")
+        return 1
+    except OSError as e:
+        sys.stderr.write(f"make {args.target}: expected to set up .venv and could not ({e}): see to that and retry\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nmake {args.target}: stopped; the same command goes on from here\n")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
