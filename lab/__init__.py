@@ -1,0 +1,44 @@
+"""The workbench: compile, check, time, find the roof, and draw the ladder.
+
+Nothing in here knows a particular kernel: kernels, exercises and notebooks stand on this room, and it never
+imports them. Each file is one tool and fits in a screen or two:
+
+    arguments   clear errors for wrong arrays          check      is it right, on shapes that hurt?
+    compiler    C source -> a callable function        timing     medians, side by side
+    machine     what processor is this?                roof       what is possible on it?
+    ladder      rungs as a table, bars, a roofline     results    measured figures, stored with source hashes
+    widgets     sliders that redraw a picture          exercise   "not done yet", "right on 12 shapes"
+"""
+
+from lab.arguments import expect_array, expect_count
+from lab.check import check, hostile_shapes
+from lab.compiler import CompileError, NoCompiler, compile_c
+from lab.exercise import Exercise
+from lab.ladder import Ladder, Rung
+from lab.machine import describe
+from lab.roof import Roof, gpu_roof, roof
+from lab.source import show
+from lab.timing import Timing, measure, side_by_side
+from lab.widgets import explore
+
+__all__ = [
+    "CompileError",
+    "Exercise",
+    "Ladder",
+    "NoCompiler",
+    "Roof",
+    "Rung",
+    "Timing",
+    "check",
+    "compile_c",
+    "describe",
+    "expect_array",
+    "expect_count",
+    "explore",
+    "gpu_roof",
+    "hostile_shapes",
+    "measure",
+    "roof",
+    "show",
+    "side_by_side",
+]

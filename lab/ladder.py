@@ -1,0 +1,205 @@
+"""A ladder: rungs that compute the same thing, each checked, timed and held against the roof.
+
+    ladder = Ladder("GEMV, 8192 × 8192, float32", bound="read")
+    ladder.add("naive", lambda: naive(W, x, out=y), bytes=W.nbytes, flops=2 * W.size, verdict=verdict)
+    ladder                  # the table; ladder.bars() and ladder.roofline() draw it
+
+Each rung is timed in turns with a probe that does nothing but read (or multiply) as fast as the machine can. Its
+percentage of the roof rests on that comparison and not on seconds alone, so that a machine that slows down for a
+moment slows both sides.
+"""
+
+import html
+from dataclasses import dataclass, field
+
+from lab import plots
+from lab.roof import flops_probe, read_probe, roof
+from lab.timing import Timing, against
+
+NOISE = 1.10  # shares up to here were seen as noise on shared machines; above it, something else was measured
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One step of a ladder in `kernels/`: its function, what it is called, and the files that decide its speed."""
+
+    name: str
+    title: str
+    function: object
+    sources: tuple
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured rung. `share` is its rate over the rate of the probe beside it: the part of the roof it reached."""
+
+    name: str
+    bytes: int  # that one call must move, at the least
+    flops: int
+    timing: Timing
+    share: float
+    bound: str  # "read" or "flops": which of the two limits it
+    checked: str = "not checked"
+    sources: tuple = ()
+    stale: bool = False
+
+    @property
+    def rate(self):
+        """Bytes/s where reading is the limit, flop/s where arithmetic is."""
+        return (self.bytes if self.bound == "read" else self.flops) / self.timing.median
+
+    @property
+    def roof(self):
+        """The probe's rate, in the unit of `rate`."""
+        return self.rate / self.share
+
+    def speedup(self, over):
+        """How many times more flops this rung does in a second than the figure `over`."""
+        mine, other = (f.flops / f.timing.median for f in (self, over))
+        return mine / other
+
+    @property
+    def impossible(self):
+        """True if the figure lies above the roof: then it was not measured what we think was measured."""
+        return self.share > NOISE
+
+    def cells(self, first):
+        """The row of this figure in a table; `first` is the first rung, for the speed-up at equal work."""
+        unit = "GB/s" if self.bound == "read" else "GFLOP/s"
+        share = f"{100 * self.share:.2g} %" if self.share < 0.1 else f"{100 * self.share:.0f} %"
+        mark = ", impossible: above the roof" if self.impossible else ""
+        times = self.speedup(first)
+        return (
+            self.name + (" (stale: the source has changed since)" if self.stale else ""),
+            self.checked,
+            f"{_amount(self.bytes, 'B')}, {_amount(self.flops, 'FLOP')}",
+            *self.timing.cells(),
+            f"{self.rate / 1e9:.3g} {unit}",
+            share + mark,
+            f"{times:.2g}×" if times < 10 else f"{times:,.0f}×",
+        )
+
+
+def _amount(number, unit):
+    """A count with a fitting prefix: 12.6 MB."""
+    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {prefix}{unit}"
+    return f"{number} {unit}"
+
+
+HEADINGS = ("rung", "checked", "work", "time", "p20 – p80", "rate", "of the roof", "speed-up")
+
+
+@dataclass
+class Ladder:
+    """Rungs and their figures. `bound` is "read" or "flops"; `source` says where stored figures come from."""
+
+    title: str
+    bound: str
+    figures: list = field(default_factory=list)
+    source: str = ""
+    calls: dict = field(default_factory=dict, repr=False)
+    first: Figure = None  # what the speed-up is over, if not the first of these figures
+
+    def __post_init__(self):
+        if self.bound not in ("read", "flops"):
+            raise ValueError(f'Ladder: bound must be "read" or "flops", got {self.bound!r}')
+
+    def plan(self, name, call, *, bytes, flops, verdict=None, sources=()):
+        """Note a rung, to be timed by `again`. A rung that is wrong raises: a wrong kernel has no speed.
+
+        call     the function to time, without arguments
+        bytes    what one call must move, at the least
+        verdict  what `check` returned
+        sources  paths from the course's folder of the files that decide its speed
+        """
+        if verdict is not None and not verdict:
+            raise ValueError(f"{name} is not right, so it is not timed: {verdict}")
+        checked = "not checked" if verdict is None else str(verdict)
+        self.calls[name] = {
+            "call": call,
+            "fixed": {"bytes": bytes, "flops": flops, "checked": checked, "sources": tuple(sources)},
+        }
+
+    def add(self, name, call, *, seconds=0.5, **facts):
+        """Time `call()` beside the probe, append it as a rung (facts: as for `plan`), and return its scorecard."""
+        self.plan(name, call, **facts)
+        (figure,) = self._time([name], seconds, turns=3)
+        # a rung that is timed once more keeps its place
+        self.figures = list(({f.name: f for f in self.figures} | {name: figure}).values())
+        return Ladder(name, self.bound, [figure], first=self.figures[0])
+
+    def again(self, seconds=0.5):
+        """Time all rungs in turns, in one run. Returns the ladder."""
+        if not self.calls:
+            raise ValueError(f"{self.title}: there is no rung to time; stored figures cannot be timed again")
+        self.figures = self._time(list(self.calls), seconds, turns=5)
+        return self
+
+    def _time(self, names, seconds, turns):
+        probe, amount = read_probe() if self.bound == "read" else flops_probe()
+        timed = against(probe, {name: self.calls[name]["call"] for name in names}, seconds=seconds, least_turns=turns)
+        figures = []
+        for name in names:
+            timing, ratio = timed[name]
+            fixed = self.calls[name]["fixed"]
+            mine = fixed["bytes"] if self.bound == "read" else fixed["flops"]
+            # the probe does `amount` in one unit of time, the rung does `mine` in `ratio` of them
+            figures.append(Figure(name=name, timing=timing, share=mine / amount / ratio, bound=self.bound, **fixed))
+        return figures
+
+    def __getitem__(self, name):
+        """The figure of the rung with this name."""
+        for figure in self.figures:
+            if figure.name == name:
+                return figure
+        raise KeyError(f"{self.title}: no rung {name!r}; there are {', '.join(f.name for f in self.figures)}")
+
+    def speedup(self, name, over):
+        """How many times faster rung `name` does the same work than rung `over`."""
+        return self[name].speedup(self[over])
+
+    def rows(self):
+        """The table's rows, as tuples of strings, without the headings."""
+        return [figure.cells(self.first or self.figures[0]) for figure in self.figures]
+
+    def __str__(self):
+        rows = [HEADINGS, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join([self._caption(), *lines])
+
+    __repr__ = __str__
+
+    def _caption(self):
+        return self.title + (f" ({self.source})" if self.source else "")
+
+    def _repr_html_(self):
+        def row(cells, tag):
+            look = "text-align:left; white-space:nowrap"
+            return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
+
+        caption = f'<caption style="text-align:left"><b>{html.escape(self._caption())}</b></caption>'
+        return f"<table>{caption}{row(HEADINGS, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
+
+    def markdown(self, columns=HEADINGS):
+        """The table in Markdown, for the README."""
+        keep = [HEADINGS.index(c) for c in columns]
+        rows = [HEADINGS, *self.rows()]
+        lines = ["| " + " | ".join(row[i].replace("|", r"\|") for i in keep) + " |" for row in rows]
+        return "\n".join([lines[0], "|" + "---|" * len(keep), *lines[1:]])
+
+    def bars(self):
+        """Bars of every rung's rate, with the roof as a line."""
+        return plots.bars(self)
+
+    def roofline(self, machine_roof=None):
+        """The rungs as points under a machine's roofline (default: this one's), as far below it as they were measured
+        to be below the probe beside them."""
+        machine_roof = machine_roof or roof()
+        points = []
+        for f in self.figures:
+            limit = machine_roof.read * f.flops / f.bytes if f.bound == "read" else machine_roof.flops
+            points.append((f.name, f.flops / f.bytes, f.share * limit))
+        return plots.roofline(machine_roof, points)

@@ -1,0 +1,208 @@
+"""Measured figures, stored beside the code they were measured on.
+
+`make bench` writes kernels/<topic>/measured/<card>.json. A notebook on another machine renders from that file and
+says so. Each figure names its sources, and the file holds a hash of each: when the code changes, a test fails until
+the figure is measured again (`make bench`) or marked stale (`python -m lab.results stale`).
+The hash sees code only: comments, docstrings and blank lines may change freely.
+"""
+
+import ast
+import datetime
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import tokenize
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from lab.ladder import Figure, Ladder
+from lab.roof import Roof
+from lab.timing import Timing
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = 1
+
+
+class ResultsError(RuntimeError):
+    """A results file that cannot be read; the message names it and says what to do."""
+
+
+def code_hash(path):
+    """sha256 of a source file's code, without comments, docstrings and blank lines."""
+    text = path.read_text(encoding="utf-8")
+    text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _bare_c(text):
+    """C or CUDA source without comments and with single spaces; string literals are kept as they are."""
+    pattern = r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|(?:[ \t]|//[^\n]*|/\*.*?\*/)+'
+    text = re.sub(pattern, lambda m: m[1] or " ", text, flags=re.S)
+    return "\n".join(line.strip() for line in text.split("\n"))
+
+
+def _bare_python(text):
+    """Python source without comments and docstrings."""
+    lines = text.split("\n")
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            if ast.get_docstring(node, clean=False) is not None:
+                _blank(lines, node.body[0])
+    return "\n".join(lines)
+
+
+def _blank(lines, node):
+    """Cut a node out of the lines; its columns count bytes. Code beside it, as in `def f(): "doc"; g()`, stays."""
+    for row in range(node.lineno - 1, node.end_lineno):
+        line = lines[row].encode()
+        start = node.col_offset if row == node.lineno - 1 else 0
+        stop = node.end_col_offset if row == node.end_lineno - 1 else len(line)
+        lines[row] = (line[:start] + line[stop:]).decode()
+
+
+def save(folder, ladders, roof, versions, sources=()):
+    """Write the ladders measured on this machine to folder/measured/<card>.json, whole or not at all.
+
+    ladders   Ladder objects whose figures name their sources (paths from the course's folder)
+    versions  {"numpy": "2.4.6", ...}: whatever the figures depend on
+    sources   further sources that they rest on, as the roof does
+    Returns the path.
+    """
+    sources = sorted({*sources, *(s for ladder in ladders for f in ladder.figures for s in f.sources)})
+    record = {
+        "schema": SCHEMA,
+        "card": roof.card,
+        "date": datetime.date.today().isoformat(),
+        "versions": versions,
+        "roof": asdict(roof) | {"by_threads": {str(k): v for k, v in roof.by_threads.items()}},
+        "sources": {s: code_hash(ROOT / s) for s in sources},
+        "stale": [],
+        "ladders": [
+            {"title": ladder.title, "bound": ladder.bound, "figures": [asdict(f) for f in ladder.figures]}
+            for ladder in ladders
+        ],
+    }
+    path = folder / "measured" / f"{re.sub(r'[^a-z0-9]+', '_', roof.card.lower()).strip('_')}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, record)
+    return path
+
+
+def _write(path, record):
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(record, indent=1) + "\n")
+        os.replace(part, path)  # in one step: a reader sees the old file or the new one, never half of one
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class Stored:
+    """One results file: `card`, `date`, `roof`, `versions`, and its ladders by title."""
+
+    def __init__(self, path):
+        self.path = path
+        name = _shown(path)
+        try:
+            record = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error  # without the path of this machine
+            raise ResultsError(f"{name} cannot be read ({why}); measure again with `make bench`") from None
+        found = record.get("schema") if isinstance(record, dict) else None
+        if found != SCHEMA:
+            raise ResultsError(
+                f"{name} has format {found!r}, this course reads format {SCHEMA}; measure again with `make bench`"
+            )
+        try:
+            self.card, self.date, self.versions = record["card"], record["date"], dict(record["versions"])
+            self.sources, self.stale = dict(record["sources"]), list(record["stale"])
+            by_threads = {int(k): tuple(v) for k, v in record["roof"]["by_threads"].items()}
+            self.roof = Roof(**(record["roof"] | {"by_threads": by_threads}))
+            self.source = f"stored run: {self.card}, {self.date}"
+            self.ladders = [self._ladder(item) for item in record["ladders"]]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ResultsError(f"{name} is damaged ({error!r}); measure again with `make bench`") from None
+        self.record = record
+
+    def _ladder(self, item):
+        figures = []
+        for raw in item["figures"]:
+            figure = Figure(**(raw | {"timing": Timing(**raw["timing"]), "sources": tuple(raw["sources"])}))
+            figures.append(replace(figure, stale=bool(set(figure.sources) & set(self.stale))))
+        return Ladder(item["title"], item["bound"], figures, self.source)
+
+    def ladder(self, title):
+        """The ladder whose title starts with `title`."""
+        for ladder in self.ladders:
+            if ladder.title.startswith(title):
+                return ladder
+        raise KeyError(f"{_shown(self.path)}: no ladder {title!r}; there are {[x.title for x in self.ladders]}")
+
+    def changed(self):
+        """Sources whose code is no longer the code that was measured, and that nobody has marked stale."""
+        return [s for s, then in self.sources.items() if s not in self.stale and _hash_now(s) != then]
+
+    def mark_stale(self):
+        """Mark every changed source, so that tables and plots show its figures as stale. Returns them."""
+        changed = self.changed()
+        if changed:
+            _write(self.path, self.record | {"stale": sorted({*self.stale, *changed})})
+        return changed
+
+
+def _hash_now(source):
+    path = ROOT / source
+    return code_hash(path) if path.is_file() else None
+
+
+def _shown(path):
+    return path.relative_to(ROOT).as_posix() if ROOT in path.parents else path.name
+
+
+def paths():
+    """Every results file of the course."""
+    return sorted([*ROOT.glob("kernels/*/measured/*.json"), *ROOT.glob("lab/measured/*.json")])
+
+
+def stored(topic):
+    """The readable stored results of a topic ("cpu_gemv"), newest first; a damaged file is named and passed over."""
+    folder = ROOT / "lab" if topic == "roof" else ROOT / "kernels" / topic
+    found = []
+    for path in sorted(folder.glob("measured/*.json")):
+        try:
+            found.append(Stored(path))
+        except ResultsError as error:
+            print(f"notice: {error}")
+    return sorted(found, key=lambda s: s.date, reverse=True)
+
+
+def main(arguments):
+    """`python -m lab.results`: say which figures are out of date; `... stale`: mark them."""
+    if arguments not in ([], ["stale"]):
+        print("usage: python -m lab.results [stale]")
+        return 2
+    damaged = False
+    for path in paths():
+        try:
+            item = Stored(path)
+        except ResultsError as error:
+            print(error)
+            damaged = True
+            continue
+        changed = item.mark_stale() if arguments else item.changed()
+        verb = "marked stale" if arguments else "changed since"
+        state = f"{verb}: {', '.join(changed)}" if changed else "up to date"
+        print(f"{_shown(path)} ({item.date}): {state}" + (f"; stale: {', '.join(item.stale)}" if item.stale else ""))
+    return int(damaged)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

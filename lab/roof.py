@@ -1,0 +1,120 @@
+"""The roof: the most that this machine can do, measured once per process.
+
+    roof().read     bytes a second that all threads together can read
+    roof().copy     bytes a second, read plus written
+    roof().flops    float32 operations a second (a multiply-add counts as two)
+
+`gpu_roof()` does the same for an NVIDIA GPU (roof_cuda.py).
+"""
+
+import functools
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab import machine
+from lab.compiler import compile_c
+from lab.timing import side_by_side
+
+SOURCE = Path(__file__).with_name("roof.c")
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A machine's measured limits. `by_threads` holds {threads: (read, copy, flops)}; empty for a GPU."""
+
+    card: str
+    read: float  # bytes/s
+    copy: float  # bytes/s, read + written
+    flops: float  # flop/s in float32; on a GPU: float16 with float32 sums, on the tensor cores
+    by_threads: dict = field(default_factory=dict)
+
+    def attainable(self, intensity):
+        """The most flop/s at this arithmetic intensity (flop per byte read): the roofline itself."""
+        return np.minimum(self.flops, self.read * np.asarray(intensity, dtype=float))
+
+    @property
+    def ridge(self):
+        """The intensity, in flop per byte, from which on arithmetic is the limit and no longer memory."""
+        return self.flops / self.read
+
+    def __str__(self):
+        return (
+            f"{self.card}: reads {self.read / 1e9:.1f} GB/s, copies {self.copy / 1e9:.1f} GB/s, "
+            f"{self.flops / 1e9:,.0f} GFLOP/s, ridge at {self.ridge:.1f} flop/byte"
+        )
+
+
+@functools.cache
+def _library():
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    return compile_c(SOURCE, flags=(native,))
+
+
+def probe_bytes():
+    """Size of the buffer that is read: far more than the last cache holds, at most 1 GB."""
+    last_cache = max(machine.cache_bytes().values(), default=32 << 20)
+    return min(max(256 << 20, 8 * last_cache), 1 << 30) >> 20 << 20  # roof.c takes whole MB
+
+
+@functools.cache
+def _buffer(name):
+    words = np.empty(probe_bytes() // 8, np.uint64)
+    words[:] = np.random.default_rng().integers(0, 1 << 63, 1 << 16, dtype=np.uint64).repeat(words.size >> 16)
+    return words
+
+
+def read_probe(threads=None, data=None):
+    """(function, bytes): a call that reads `bytes` bytes and does nothing else. For timing beside a kernel.
+
+    data  a uint64 array to read, whole megabytes; default: a buffer that no cache holds
+    """
+    data, threads = _buffer("from") if data is None else data, threads or machine.thread_count()
+    return (lambda: _library().read_all(data, data.size, threads)), data.nbytes
+
+
+def copy_probe(threads=None):
+    """(function, bytes): a call that copies; `bytes` counts those read and those written."""
+    data, to, threads = _buffer("from"), _buffer("to"), threads or machine.thread_count()
+    return (lambda: _library().copy_all(data, to, data.size, threads)), 2 * data.nbytes
+
+
+def flops_probe(threads=None, steps=2_000_000):
+    """(function, flops): a call that does `flops` float32 operations in registers."""
+    threads = threads or machine.thread_count()
+    flops = 2 * steps * _library().lanes_times_chains() * threads
+    return (lambda: _library().multiply_add(steps, threads)), flops
+
+
+@functools.cache
+def gpu_roof():
+    """Measure the NVIDIA GPU's roof and remember it for the process; None where PyTorch finds no such GPU."""
+    import torch  # takes a second, so it is imported only by those who ask for the GPU
+
+    if not torch.cuda.is_available():
+        return None
+    from lab.roof_cuda import measure_gpu_roof
+
+    return measure_gpu_roof()
+
+
+@functools.cache
+def roof():
+    """Measure this processor's roof by thread count, print a line for each, and remember it for the process."""
+    most = machine.thread_count()
+    counts = sorted({1 << p for p in range(most.bit_length()) if 1 << p <= most} | {most})
+    print(f"measuring the roof of {machine.card()} on {probe_bytes() >> 20} MB ...")
+    by_threads = {}
+    for threads in counts:
+        probes = {"read": read_probe(threads), "copy": copy_probe(threads), "flops": flops_probe(threads)}
+        timed = side_by_side({name: call for name, (call, _) in probes.items()}, seconds=0.5)
+        # The best fifth, not the median: a roof is what the machine can do, and ceilings are not noisy upwards.
+        read, copy, flops = (amount / timed[name].p20 for name, (_, amount) in probes.items())
+        by_threads[threads] = (read, copy, flops)
+        print(
+            f"  {threads:3d} thread{'s' if threads > 1 else ' '}  read {read / 1e9:6.1f} GB/s   "
+            f"copy {copy / 1e9:6.1f} GB/s   {flops / 1e9:7.0f} GFLOP/s"
+        )
+    return Roof(machine.card(), *(max(v[i] for v in by_threads.values()) for i in range(3)), by_threads)

@@ -1,0 +1,55 @@
+"""Show source code in a notebook, highlighted: a file, one C function of it, or Python functions."""
+
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gemv/naive.c")
+    """Display source code, highlighted.
+
+    show("kernels/cpu_gemv/naive.c")    a file, by its path from the course's folder
+    show("lab/roof.c", "read_all")      one function of a C file, with the comment above it
+    show(roofline.weight_bytes, ...)    Python functions, classes or properties
+    """
+
+    def __init__(self, what, *more):
+        if isinstance(what, (str, Path)):
+            path = (ROOT / what).resolve()
+            if ROOT not in path.parents or not path.is_file():
+                raise FileNotFoundError(f"show: there is no file {what} in the course's folder")
+            self.title, self.language = str(what), "c" if path.suffix in (".c", ".cu", ".h") else "python"
+            self.text = "\n".join(self._function(path.read_text(), name) for name in more) or path.read_text()
+        else:
+            parts = [part.fget if isinstance(part, property) else part for part in (what, *more)]
+            path = Path(inspect.getsourcefile(parts[0])).resolve()
+            self.title = path.relative_to(ROOT).as_posix() if ROOT in path.parents else path.name
+            self.text, self.language = "\n".join(textwrap.dedent(inspect.getsource(p)) for p in parts), "python"
+
+    def _function(self, text, name):
+        # a comment that ends right above, the line that holds "name(", and all up to a closing brace at the margin
+        found = re.search(rf"(^/\*(?:(?!\*/).)*\*/\n)?^[a-z]\w[^\n;]*\b{name}\(.*?^\}}\n", text, re.S | re.M)
+        if not found:
+            raise ValueError(f"show: {self.title} has no function {name!r}")
+        return found[0]
+
+    def __repr__(self):
+        return self.text
+
+    def _repr_html_(self):
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import get_lexer_by_name
+        from pygments.style import Style
+        from pygments.token import Comment, Keyword, Number, String
+
+        class Course(Style):  # no colour for plain code: it takes the page's, light or dark
+            styles = {Comment: "italic #7A7A7A", Keyword: "bold #0072B2", Number: "#D55E00", String: "#009E73"}
+
+        look = "line-height:1.35; margin:0; overflow-x:auto; background:none; font-family:monospace; font-size:90%"
+        code = highlight(self.text, get_lexer_by_name(self.language), HtmlFormatter(style=Course, noclasses=True))
+        inner = re.search(r"<pre[^>]*>(.*)</pre>", code, re.S)[1]
+        return f'<div><code>{self.title}</code><pre style="{look}">{inner}</pre></div>'
