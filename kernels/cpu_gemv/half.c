@@ -1,0 +1,40 @@
+/* Rung 5, half: the weights are 16-bit floats, two bytes each instead of four. The F16C instructions turn a vector
+   of them into floats on the way in; x and the sums stay float.
+
+   New since rows: the type of W, and load_half in place of load. */
+#include "vec.h"
+enum { ROWS = 8 };
+
+/* y[0..7] = W[0..7] · x, for eight rows of `cols` columns. */
+static void eight_rows(const half *W, const float *x, float *y, int64_t cols) {
+    vec acc[ROWS] = {{0}};
+    int64_t c = 0;
+    for (; c + LANES <= cols; c += LANES) {
+        vec xs = load(x + c);
+        for (int r = 0; r < ROWS; r++) acc[r] = fma_(load_half(W + r * cols + c), xs, acc[r]);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        float total = sum(acc[r]);
+        for (int64_t i = c; i < cols; i++) total += half_to_float(W[r * cols + i]) * x[i];
+        y[r] = total;
+    }
+}
+
+static float dot(const half *w, const float *x, int64_t n) {
+    vec acc = {0};
+    int64_t c = 0;
+    for (; c + LANES <= n; c += LANES) acc = fma_(load_half(w + c), load(x + c), acc);
+    float total = sum(acc);
+    for (; c < n; c++) total += half_to_float(w[c]) * x[c];
+    return total;
+}
+
+void gemv(const half *W, const float *x, float *y, int64_t rows, int64_t cols, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t group = 0; group < (rows + ROWS - 1) / ROWS; group++) {
+        int64_t r = group * ROWS;
+        if (r + ROWS <= rows) eight_rows(W + r * cols, x, y + r, cols);
+        else /* fewer than eight rows are left */
+            for (; r < rows; r++) y[r] = dot(W + r * cols, x, cols);
+    }
+}

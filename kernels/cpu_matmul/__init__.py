@@ -1,0 +1,110 @@
+"""Matrix product on the CPU: from Python loops to a kernel that keeps up with NumPy's library.
+
+    C = A B        A (m, k), B (k, n), C (m, n), all float32
+
+One call must move 4·(m·k + k·n + m·n) bytes at the least and does 2·m·n·k flops: at 1024 cubed that is 171 flops
+per byte, so arithmetic is the limit, not memory.
+
+All rungs take and return NumPy arrays and have one signature:
+
+    rung(A, B, *, out=None, threads=None, isa=None)
+
+    out      a float32 array of shape (m, n) to write into; must not overlap A or B
+    threads  how many threads (default: all that this process may use); only `threads` uses more than one
+    isa      "avx512", "avx2" or "portable" (default: the best that this processor has); not for `python_loops`
+
+Sums are float32. Any size is legal, 0 included. TypeError or ValueError, before anything is written, for a wrong
+dtype, rank, shape, layout or an overlap; MemoryError if there is no room for the packed panels. NaN and infinity
+pass through.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from kernels.cpu_matmul import python_loops as _python
+from lab import Rung, machine
+from lab.arguments import expect_apart, expect_array, expect_count
+from lab.compiler import compile_c
+
+HERE = Path(__file__).resolve().parent
+HEADERS = [HERE.parent / "vec.h", HERE / "block.h"]
+_libraries = {}
+
+
+def python_loops(A, B, *, out=None, threads=None, isa=None):
+    """Rung 1: three loops in Python."""
+    out, _, _ = _arguments("python_loops", A, B, out, threads, isa)
+    _python.matmul(A, B, out)
+    return out
+
+
+def naive(A, B, *, out=None, threads=None, isa=None):
+    """Rung 2: the same loops in C."""
+    return _run("naive", A, B, out, threads, isa)
+
+
+def loop_order(A, B, *, out=None, threads=None, isa=None):
+    """Rung 3: the loops in the order that walks along rows."""
+    return _run("loop_order", A, B, out, threads, isa)
+
+
+def tiled(A, B, *, out=None, threads=None, isa=None):
+    """Rung 4: a tile of B at a time, used while it is in the cache."""
+    return _run("tiled", A, B, out, threads, isa)
+
+
+def registers(A, B, *, out=None, threads=None, isa=None):
+    """Rung 5: a block of C in vector registers, packed panels of A and B."""
+    return _run("registers", A, B, out, threads, isa)
+
+
+def threads(A, B, *, out=None, threads=None, isa=None):
+    """Rung 6: rows of C shared out among threads."""
+    return _run("threads", A, B, out, threads, isa)
+
+
+def matmul(A, B, *, out=None, threads=None, isa=None):
+    """The best rung."""
+    return _run("threads", A, B, out, threads, isa)
+
+
+_BLOCK = ("kernels/cpu_matmul/block.h", "kernels/vec.h")
+RUNGS = [
+    Rung("python_loops", "Python loops", python_loops, ("kernels/cpu_matmul/python_loops.py",)),
+    Rung("naive", "naive C", naive, ("kernels/cpu_matmul/naive.c",)),
+    Rung("loop_order", "loop order", loop_order, ("kernels/cpu_matmul/loop_order.c",)),
+    Rung("tiled", "tiles", tiled, ("kernels/cpu_matmul/tiled.c",)),
+    Rung("registers", "registers and SIMD", registers, ("kernels/cpu_matmul/registers.c", *_BLOCK)),
+    Rung("threads", "threads", threads, ("kernels/cpu_matmul/threads.c", *_BLOCK)),
+]
+
+
+def work(m, n, k):
+    """(bytes, flops) that one product must move at the least, and do."""
+    return 4 * (m * k + k * n + m * n), 2 * m * n * k
+
+
+def _arguments(where, A, B, out, n_threads, isa):
+    expect_array(where, "A", A, dtype=np.float32, shape=("m", "k"))
+    expect_array(where, "B", B, dtype=np.float32, shape=(A.shape[1], "n"))
+    n_threads = machine.thread_count() if n_threads is None else expect_count(where, "threads", n_threads, high=1024)
+    if isa is not None and isa not in machine.isas():
+        raise ValueError(f"{where}: isa must be one of {', '.join(machine.isas())} on this processor, got {isa!r}")
+    shape = A.shape[0], B.shape[1]
+    if out is None:
+        return np.empty(shape, np.float32), n_threads, isa
+    expect_array(where, "out", out, dtype=np.float32, shape=shape, writeable=True)
+    expect_apart(where, out, A=A, B=B)
+    return out, n_threads, isa
+
+
+def _run(rung, A, B, out, n_threads, isa):
+    out, n_threads, isa = _arguments(rung, A, B, out, n_threads, isa)
+    key = rung, isa or machine.isas()[0]
+    if key not in _libraries:
+        _libraries[key] = compile_c(HERE / f"{rung}.c", flags=machine.ISA_FLAGS[key[1]], headers=HEADERS)
+    (m, k), n = A.shape, B.shape[1]
+    if _libraries[key].matmul(A, B, out, m, n, k, n_threads):
+        raise MemoryError(f"{rung}: no memory for the packed panels of A and B")
+    return out

@@ -1,0 +1,31 @@
+/* Rung 5, registers: a block of C stays in vector registers while p runs; see block.h.
+
+   New since tiled: the block, and packed panels of A and B. */
+#include "block.h"
+#include <stdlib.h>
+
+/* Returns 0, or 1 if there was no memory for the packed panels (C is then undefined). */
+int matmul(const float *A, const float *B, float *C, int64_t m, int64_t n, int64_t k, int threads) {
+    memset(C, 0, sizeof(float) * m * n);
+    float *panels_b = malloc(sizeof(float) * KC * round_up(min(n, NC), NR));
+    float *panels_a = malloc(sizeof(float) * KC * MC);
+    int failed = !panels_b || !panels_a;
+    for (int64_t j0 = 0; j0 < n && !failed; j0 += NC)
+        for (int64_t p0 = 0; p0 < k; p0 += KC) {
+            int64_t nc = min(NC, n - j0), kc = min(KC, k - p0);
+            for (int64_t j = 0; j < nc; j += NR)
+                pack_b(B + p0 * n + j0 + j, panels_b + j * kc, n, min(NR, nc - j), kc);
+            for (int64_t i0 = 0; i0 < m; i0 += MC) {
+                int64_t mc = min(MC, m - i0);
+                pack_a(A + i0 * k + p0, panels_a, k, mc, kc);
+                for (int64_t j = 0; j < nc; j += NR)
+                    for (int64_t i = 0; i < mc; i += MR)
+                        block(kc, panels_a + i * kc, panels_b + j * kc, C + (i0 + i) * n + j0 + j, n,
+                              min(MR, mc - i), min(NR, nc - j));
+            }
+        }
+    free(panels_b);
+    free(panels_a);
+    (void)threads; /* this rung uses one */
+    return failed;
+}
