@@ -1,0 +1,69 @@
+"""The checks of the exercises, one module per chapter, and what they share.
+
+A check calls the learner's function many times, so it has to bear whatever comes back: None, a string, or
+nothing ever, from an endless loop.
+"""
+
+import contextlib
+import math
+import numbers
+import signal
+import threading
+
+import numpy as np
+
+from lab.exercise import Wrong
+
+
+@contextlib.contextmanager
+def time_limit(seconds=10):
+    """Stop Python code that runs on and on. (Not C code; and on Windows there is no limit.)"""
+
+    def ring(*_):
+        raise Wrong(f"your code was still running after {seconds} seconds. Is there a loop that never ends?")
+
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    # After the limit it rings every second, in case the learner's code swallows the first one in an `except`.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def call_text(function, *args, **named):
+    """The call as the learner would write it: gemv_intensity(2, 3, 0.5)."""
+    given = [repr(a) for a in args] + [f"{name}={value!r}" for name, value in named.items()]
+    return f"{getattr(function, '__name__', 'your function')}({', '.join(given)})"
+
+
+def number_from(function, *args, whole=False, **named):
+    """Call the learner's function; return the number it gives (an int if `whole`), else raise Wrong."""
+    got = function(*args, **named)
+    call = call_text(function, *args, **named)
+    if got is None:
+        raise Wrong(f"{call} gave None. Does the function return its result?")
+    if isinstance(got, (np.ndarray, np.generic)) and got.ndim == 0:
+        got = got.item()
+    if isinstance(got, bool) or not isinstance(got, numbers.Real):
+        raise Wrong(f"{call} gave {shown(got)}, expected {'a whole number' if whole else 'a number'}")
+    if not math.isfinite(got):
+        raise Wrong(f"{call} gave {got}, expected a finite number")
+    if whole and not isinstance(got, numbers.Integral):
+        raise Wrong(f"{call} gave {got!r}, a {type(got).__name__}; expected a whole number, an int")
+    return int(got) if isinstance(got, numbers.Integral) else float(got)
+
+
+def shown(value, most=60):
+    """A value for a message, cut short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else text[:most] + " …"
+
+
+def close(got, wanted, relative=1e-9):
+    """Are two numbers equal but for rounding?"""
+    return abs(got - wanted) <= relative * abs(wanted)

@@ -1,0 +1,57 @@
+"""For the tests of exercises: get at what a notebook's cells define, and at what its checks print.
+
+    names = load("solutions", "01_roofline")       # every code cell but the checks has run
+    names["gemv_intensity"](2, 3, 4)
+
+    printed("exercises", "01_roofline")            # {"ex1-check": "Exercise 1: ...: not done yet\n", ...}
+
+Cells run in this process, as plain Python (no %magic), in the notebook's own folder. The current folder and
+sys.path are as before afterwards.
+"""
+
+import contextlib
+import io
+import linecache
+import sys
+from pathlib import Path
+
+from lab import notebooks
+
+CHECK_MARK = "# NBVAL_CHECK_OUTPUT"  # the first line of a check cell
+
+
+def load(folder, name):
+    """Run the code cells of folder/name.ipynb, all but the checks; return the names that they defined."""
+    names, _ = _run(folder, name, checks=False)
+    return names
+
+
+def printed(folder, name):
+    """Run all code cells; return what each check cell printed, by cell id."""
+    _, said = _run(folder, name, checks=True)
+    return said
+
+
+def _run(folder, name, checks):
+    path = Path(notebooks.ROOT) / folder / f"{name}.ipynb"
+    names, said, before = {"__name__": "__main__"}, {}, list(sys.path)
+    with contextlib.chdir(path.parent):
+        try:
+            for cell in notebooks.read(path).cells:
+                is_check = cell.source.startswith(CHECK_MARK)
+                if cell.cell_type != "code" or (is_check and not checks):
+                    continue
+                heard = io.StringIO()
+                with contextlib.redirect_stdout(heard):
+                    exec(_compiled(cell, f"<{folder}/{name}, cell {cell.id}>"), names)
+                if is_check:
+                    said[cell.id] = heard.getvalue()
+        finally:
+            sys.path[:] = before
+    return names, said
+
+
+def _compiled(cell, label):
+    """Compiled under a name for which tracebacks find the source, as they do in Jupyter."""
+    linecache.cache[label] = (len(cell.source), None, cell.source.splitlines(keepends=True), label)
+    return compile(cell.source, label, "exec")

@@ -1,0 +1,270 @@
+"""The exercises of chapter 02: stubs say so, solutions pass, planted wrong answers are rejected."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+from exercise_tools import load, printed
+from wrong.cpu_matmul import WRONG
+
+from exercises.checks import cpu_matmul as checks
+from exercises.checks.own_process import OwnProcess
+from lab.exercise import Wrong
+
+NAME = "02_cpu_matmul"
+ANSWERS = {1: "row_range", 2: "dot_source", 3: "matmul_source", 4: "visit", 5: "half_source"}
+RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    return load("solutions", NAME)
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    return load("exercises", NAME)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """An endless loop in C counts as one after a second."""
+    patient = OwnProcess.call
+    monkeypatch.setattr(OwnProcess, "call", lambda *args, **named: patient(*args, **{**named, "limit": 1}))
+
+
+def judge(number, answer):
+    return getattr(checks, f"exercise_{number}")(answer)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_stub_is_not_done_yet(number, stubs, capsys):
+    exercise = judge(number, stubs[ANSWERS[number]])
+    assert not exercise.passed
+    if number == RUNS_ALREADY:
+        assert exercise.message == (
+            "not yet: wrong at m = 1, n = 1, k = 2: 1 of 1 element of C wrong with A and B all ones. "
+            "C[0, 0] is 1, expected 2"
+        )
+    else:
+        assert exercise.message == "not done yet"
+    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
+    verdicts = set()
+    for _ in range(3):
+        exercise = judge(number, solutions[ANSWERS[number]])
+        assert exercise.passed, exercise.message
+        verdicts.add(capsys.readouterr().out)
+    (verdict,) = verdicts  # the same on every run: notebooks are compared
+    assert verdict.count("\n") == 1 and len(verdict) < 150
+
+
+@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
+def test_wrong_answer_is_rejected(number, mistake, impatient, capsys):
+    answer, says = WRONG[number][mistake]
+    exercise = judge(number, answer)
+    assert not exercise.passed
+    assert exercise.message.startswith("not yet: ")
+    assert says in exercise.message
+    assert "raised" not in exercise.message and "Traceback" not in exercise.message
+    printed_lines = capsys.readouterr().out.strip().split("\n")
+    assert len(printed_lines) == 1 or "does not compile" in exercise.message
+    assert not any(str(path) in exercise.message for path in (os.getcwd(), "/tmp/"))
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_enough_wrong_answers_are_planted(number):
+    assert len(WRONG[number]) >= 3
+
+
+@pytest.mark.parametrize("given", [None, 3, "two words", (1,), (0, None), (0.0, 1.0), (True, 2), (2, 1), [], 1j])
+def test_a_check_bears_whatever_a_function_gives(given, capsys):
+    for number in (1, 4):
+        exercise = judge(number, lambda *_: given)
+        assert not exercise.passed and exercise.message.startswith("not yet: ")
+        assert "raised" not in exercise.message
+
+
+@pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not C at all", "/* no end", lambda: 0])
+def test_a_check_bears_whatever_a_source_is(given, capsys):
+    for number in (2, 3, 5):
+        exercise = judge(number, given)
+        assert not exercise.passed and exercise.message.startswith("not yet: ")
+        assert "raised" not in exercise.message
+
+
+def test_an_error_in_the_answer_is_shown(capsys):
+    def row_range(thread, n_threads, rows):
+        return thread // (n_threads - n_threads), rows
+
+    assert "your code raised ZeroDivisionError" in judge(1, row_range).message
+
+
+def test_a_generator_that_never_yields_is_stopped(monkeypatch, capsys):
+    limit = checks.time_limit
+    monkeypatch.setattr(checks, "time_limit", lambda *_: limit(1))
+
+    def visit(n):
+        while True:
+            pass
+        yield
+
+    assert "still running" in judge(4, visit).message
+
+
+# Right answers that are not the solution's
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda t, threads, rows: t * (rows // threads) + min(t, rows % threads),  # the first ones take one more
+        lambda t, threads, rows: -(-t * rows // threads),  # rounded up
+        lambda t, threads, rows: np.int64(t * rows // threads),
+    ],
+)
+def test_other_ways_to_share_rows_pass(begin, capsys):
+    assert judge(1, lambda t, threads, rows: [begin(t, threads, rows), begin(t + 1, threads, rows)]).passed
+
+
+def accumulators(count, kind="float"):
+    return f"""
+    float dot(const float *a, const float *b, int64_t n) {{
+        {kind} acc[{count}] = {{0}}, total = 0;
+        for (int64_t i = 0; i < n; i++) acc[i % {count}] += ({kind})a[i] * b[i];
+        for (int k = 0; k < {count}; k++) total += acc[k];
+        return total;
+    }}"""
+
+
+PAIRWISE = """
+float dot(const float *a, const float *b, int64_t n) {
+    if (n <= 1) return n ? a[0] * b[0] : 0;
+    return dot(a, b, n / 2) + dot(a + n / 2, b + n / 2, n - n / 2);
+}"""
+FUSED = """
+#include <math.h>
+float dot(const float *a, const float *b, int64_t n) {
+    float acc[8] = {0};
+    for (int64_t i = n; i-- > 0;) acc[i % 8] = fmaf(a[i], b[i], acc[i % 8]);
+    return ((acc[0] + acc[1]) + (acc[2] + acc[3])) + ((acc[4] + acc[5]) + (acc[6] + acc[7]));
+}"""
+
+
+@pytest.mark.parametrize(
+    "source, longest",
+    [
+        (accumulators(4), 66),  # 63 additions in a chain, and three that put the chains together
+        (accumulators(5), 55),
+        (accumulators(4, "double"), 66),
+        (accumulators(8, "long double"), 38),
+        (accumulators(13), 31),
+        (accumulators(64), 66),
+        (PAIRWISE, 8),
+        (FUSED, 34),
+    ],
+)
+def test_other_orders_of_additions_pass_and_are_measured(source, longest, capsys):
+    exercise = judge(2, source)
+    assert exercise.passed, exercise.message
+    assert exercise.message.endswith(f"is {longest} additions")
+
+
+def test_an_order_that_is_no_tree_of_additions_is_refused(capsys):
+    # right on ordinary numbers, which it adds in int64; no order of floating-point additions can be seen
+    source = """
+    float dot(const float *a, const float *b, int64_t n) {
+        int64_t sum = 0;
+        for (int64_t i = 0; i < n; i++) sum += (int64_t)(a[i] * 64 * b[i]);
+        return sum / 64.0f;
+    }"""
+    exercise = judge(2, source)
+    assert not exercise.passed and "cannot be read" in exercise.message
+
+
+@pytest.mark.parametrize("tile_p", [16, 48])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 1, 0), (2, 0, 1)])
+def test_other_sensible_tilings_pass(order, tile_p, capsys):
+    def visit(n):
+        starts = [range(0, n, 16), range(0, n, 16), range(0, n, tile_p)]
+        sizes = (16, 16, tile_p)
+        for a in starts[order[0]]:
+            for b in starts[order[1]]:
+                for c in starts[order[2]]:
+                    at = [0, 0, 0]
+                    at[order[0]], at[order[1]], at[order[2]] = a, b, c
+                    i0, j0, p0 = at
+                    for p in range(p0, min(p0 + sizes[2], n)):
+                        for i in range(i0, min(i0 + 16, n)):
+                            yield from ((i, j, p) for j in range(j0, min(j0 + 16, n)))
+
+    exercise = judge(4, visit)
+    assert exercise.passed, exercise.message
+
+
+def test_the_plain_orders_fail_by_far_and_tiles_pass_with_room(solutions, capsys):
+    checks.plain_orders()
+    least = min(int(line.split()[1].replace(",", "")) for line in capsys.readouterr().out.splitlines())
+    assert least > 4 * checks.MOST_MISSES
+    assert "1,008 misses" in judge(4, solutions["visit"]).message
+    assert 1.15 * 1260 <= checks.MOST_MISSES  # the worst order of steps inside and among tiles of 16
+
+
+@pytest.mark.parametrize("words", ["// no _Float16 here", "/* _mm256_cvtph_ps */", "/* asm */"])
+def test_hardware_may_be_named_in_a_comment(words, solutions, capsys):
+    assert judge(5, solutions["half_source"] + words + "\n").passed
+
+
+# What stands around the checks
+
+
+def test_the_notebook_prints_what_the_checks_say():
+    said = printed("exercises", NAME)
+    assert len(said) == 6  # five checks and the table of plain orders
+    assert all(text.count("\n") == 1 for id, text in said.items() if id != "ex4-plain")
+    assert sum("not done yet" in text for text in said.values()) == 4
+
+
+def test_the_race_and_the_picture_wait_for_an_answer(stubs, solutions, capsys):
+    checks.race(stubs["dot_source"])
+    assert checks.draw_yours(stubs["visit"]) is None
+    assert capsys.readouterr().out.splitlines() == [
+        "the race starts when exercise 2 passes",
+        "the picture comes when visit(48) gives every step once",
+    ]
+    checks.race(solutions["dot_source"])
+    assert "ns a product; yours:" in capsys.readouterr().out
+    assert len(checks.draw_yours(solutions["visit"]).axes) == 6  # two orders, three matrices each
+
+
+def test_a_process_is_stopped_when_the_check_ends():
+    with OwnProcess("int one(void) { return 1; }", {}) as c:
+        assert c.call("one") == 1
+    assert c._process.returncode is not None
+
+
+def test_an_endless_loop_costs_its_limit_and_no_more():
+    started = time.perf_counter()
+    with OwnProcess("int spin(void) { for (volatile int i = 1; i;) {} return 0; }", {}) as c:
+        with pytest.raises(Wrong, match="still running after 0.3 seconds at n = 4: is there a loop"):
+            c.call("spin", doing="n = 4", limit=0.3)
+    assert time.perf_counter() - started < 10
+
+
+def test_what_printf_writes_is_seen(capfd):
+    source = '#include <stdio.h>\nint hello(int n) { printf("n is %d\\n", n); return n; }'
+    with OwnProcess(source, {}) as c:
+        c.call("hello", 3)
+    assert capfd.readouterr().out == "n is 3\n"
+
+
+def test_what_is_written_into_guards_comes_back():
+    source = "void put(float *x, int64_t at) { x[at] = 7; }"
+    home = np.zeros(10, np.float32)
+    with OwnProcess(source, {"put": "void put(float *x, int64_t at)"}) as c:
+        c.call("put", home[4:6], 2)
+    assert home.tolist() == [0, 0, 0, 0, 0, 0, 7, 0, 0, 0]

@@ -1,0 +1,494 @@
+"""Stored results: written whole, read back the same, refused when damaged, and tied to the code they measured."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from lab import Ladder, Roof, Timing, results
+from lab.ladder import Figure
+from lab.results import ResultsError, Stored, code_hash
+
+ROOF = Roof("AMD EPYC, 2 threads", 20e9, 15e9, 100e9, {1: (11e9, 8e9, 50e9), 2: (20e9, 15e9, 100e9)})
+VERSIONS = {"numpy": "2.4.6", "compiler": "gcc 12"}
+NAIVE = "void gemv(int n) { n++; } /* slow */\n"
+FAST = "void gemv(int n) { ++n; }\n"
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course with one topic, two rungs and a header."""
+    topic = tmp_path / "kernels" / "toy"
+    topic.mkdir(parents=True)
+    for name, text in {"naive.c": NAIVE, "fast.c": FAST, "vec.h": "typedef int vec;\n", "py.py": "x = 1\n"}.items():
+        (topic / name).write_text(text)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    return tmp_path
+
+
+def ladders():
+    def figure(name, share, *sources):
+        timing = Timing(0.25, 0.125, 0.5, 9)
+        return Figure(
+            name, 100, 200, timing, share, "read", "right on 3 shapes", tuple("kernels/toy/" + s for s in sources)
+        )
+
+    first = [figure("naive", 0.1, "naive.c"), figure("fast", 0.75, "fast.c", "vec.h"), figure("NumPy", 0.5)]
+    return [Ladder("GEMV 3 × 4", "read", first), Ladder("GEMV 5 × 6", "read", [figure("py", 0.5, "py.py")])]
+
+
+def save(course, roof=ROOF):
+    return results.save(course / "kernels" / "toy", ladders(), roof, VERSIONS)
+
+
+def leftovers(folder):
+    return [p.name for p in folder.rglob("*.part")]
+
+
+# Save and load
+
+
+def test_round_trip(course):
+    path = save(course)
+    assert path == course / "kernels/toy/measured/amd_epyc_2_threads.json"
+    item = Stored(path)
+    assert (item.card, item.versions, item.roof) == (ROOF.card, VERSIONS, ROOF)
+    assert item.roof.by_threads == ROOF.by_threads
+    assert [x.title for x in item.ladders] == ["GEMV 3 × 4", "GEMV 5 × 6"]
+    for back, then in zip(item.ladders, ladders()):
+        assert back.figures == then.figures and back.bound == then.bound
+        assert back.source == f"stored run: AMD EPYC, 2 threads, {item.date}" and back.source in str(back)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", item.date)
+    names = ["fast.c", "naive.c", "py.py", "vec.h"]
+    assert item.sources == {f"kernels/toy/{n}": code_hash(course / "kernels/toy" / n) for n in names}
+    assert item.stale == [] == item.changed() and leftovers(course) == []
+    assert str(course) not in path.read_text()
+
+
+def test_a_gpu_roof_has_no_threads(course):
+    roof = Roof("NVIDIA H200", 4e12, 4e12, 7e14)
+    path = results.save(course / "lab", [], roof, {})
+    assert path.name == "nvidia_h200.json" and Stored(path).roof == roof and Stored(path).ladders == []
+
+
+def test_ladders_are_found_by_the_start_of_their_title(course):
+    item = Stored(save(course))
+    assert item.ladder("GEMV 5").title == "GEMV 5 × 6"
+    with pytest.raises(KeyError, match=r"kernels/toy/measured/.*no ladder 'matmul'; there are .*GEMV 3 × 4"):
+        item.ladder("matmul")
+
+
+def test_a_source_that_is_not_there_is_not_stored(course):
+    (course / "kernels/toy/vec.h").unlink()
+    with pytest.raises(FileNotFoundError, match=r"vec\.h"):
+        save(course)
+    assert not list(course.rglob("*.json"))
+
+
+def test_measuring_again_replaces_the_file(course):
+    path = save(course)
+    (course / "kernels/toy/naive.c").write_text("int changed;\n")
+    assert Stored(path).mark_stale()
+    assert save(course) == path and Stored(path).changed() == Stored(path).stale == []
+
+
+@pytest.mark.parametrize("fails", ["replace", "write_text"])
+def test_an_interrupted_write_leaves_the_old_file_whole(course, monkeypatch, fails):
+    path = save(course)
+    before = path.read_bytes()
+
+    def half_written(self, text, *args, **kwargs):
+        with open(self, "w") as file:
+            file.write(text[:50])
+        raise KeyboardInterrupt
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    if fails == "replace":
+        monkeypatch.setattr(results.os, "replace", interrupted)
+    else:
+        monkeypatch.setattr(results.Path, "write_text", half_written)
+    with pytest.raises(KeyboardInterrupt):
+        save(course, Roof(**(vars(ROOF) | {"read": 1.0})))
+    assert path.read_bytes() == before and leftovers(course) == []
+
+
+def test_a_folder_that_cannot_be_written(course):
+    (course / "kernels/toy/measured").write_text("a file stands where the folder should")
+    with pytest.raises(OSError, match="measured"):
+        save(course)
+    assert leftovers(course) == [] and (course / "kernels/toy/measured").read_text().startswith("a file")
+
+
+def test_a_read_only_folder(course, monkeypatch):
+    path = save(course)
+    before = path.read_bytes()
+
+    def refuse(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(results.Path, "write_text", refuse)
+    with pytest.raises(PermissionError, match="measured"):
+        save(course)
+    assert path.read_bytes() == before and leftovers(course) == []
+
+
+# Damaged files
+
+
+def without(record, *keys):
+    *way, last = keys
+    for key in way:
+        record = record[key]
+    del record[last]
+
+
+def put(value, record, *keys):
+    *way, last = keys
+    for key in way:
+        record = record[key]
+    record[last] = value
+
+
+FIGURE = ("ladders", 0, "figures", 0)
+DAMAGE = {
+    "other version": (lambda r: put(99, r, "schema"), "has format 99, this course reads format 1"),
+    "no version": (lambda r: without(r, "schema"), "has format None"),
+    **{
+        f"no {key}": (lambda r, key=key: without(r, key), f"is damaged .*{key}")
+        for key in ("card", "date", "versions", "roof", "sources", "stale", "ladders")
+    },
+    "no read roof": (lambda r: without(r, "roof", "read"), "is damaged .*read"),
+    "an unknown roof": (lambda r: put(1, r, "roof", "speed"), "is damaged .*speed"),
+    "no threads": (lambda r: without(r, "roof", "by_threads"), "is damaged"),
+    "threads by name": (lambda r: put({"two": [1, 2, 3]}, r, "roof", "by_threads"), "is damaged .*two"),
+    "no timing": (lambda r: without(r, *FIGURE, "timing"), "is damaged .*timing"),
+    "no median": (lambda r: without(r, *FIGURE, "timing", "median"), "is damaged .*median"),
+    "no bytes": (lambda r: without(r, *FIGURE, "bytes"), "is damaged .*bytes"),
+    "no sources of a figure": (lambda r: without(r, *FIGURE, "sources"), "is damaged .*sources"),
+    "no bound": (lambda r: without(r, "ladders", 0, "bound"), "is damaged .*bound"),
+    "an unknown bound": (lambda r: put("copy", r, "ladders", 0, "bound"), "is damaged .*bound"),
+    "ladders that are none": (lambda r: put([1], r, "ladders"), "is damaged"),
+    "sources that are none": (lambda r: put(7, r, "sources"), "is damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_one_clear_error(course, kind):
+    harm, said = DAMAGE[kind]
+    path = save(course)
+    record = json.loads(path.read_text())
+    harm(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(ResultsError, match=said) as caught:
+        Stored(path)
+    message = str(caught.value)
+    assert message.startswith("kernels/toy/measured/amd_epyc_2_threads.json ")
+    assert "measure again with `make bench`" in message and str(course) not in message
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "3", '"x"', b"\xff\xfe\x00", "truncated"])
+def test_what_is_no_results_file_is_one_clear_error(course, text):
+    path = save(course)
+    if text == "truncated":
+        text = path.read_text()[:-40]
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ResultsError, match=r"^kernels/toy/measured/\S+ .*`make bench`"):
+        Stored(path)
+
+
+def test_a_file_that_cannot_be_opened_names_no_machine_path(course):
+    path = save(course)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ResultsError, match="^kernels/toy/measured/.* cannot be read") as caught:
+        Stored(path)
+    assert str(course) not in str(caught.value)
+
+
+def test_stored_passes_over_a_damaged_file_with_a_notice(course, capsys):
+    path = save(course)
+    other = results.save(course / "kernels/toy", ladders(), Roof("other", 1.0, 1.0, 1.0), VERSIONS)
+    other.write_text("{")
+    (found,) = results.stored("toy")
+    assert found.path == path
+    said = capsys.readouterr().out
+    assert said.startswith("notice: kernels/toy/measured/other.json cannot be read") and said.count("\n") == 1
+    assert results.stored("no_such_topic") == []
+
+
+def test_stored_results_come_newest_first(course):
+    for card, date in {"a": "2026-01-02", "b": "2026-03-01", "c": "2025-12-31"}.items():
+        path = save(course, Roof(card, 1.0, 1.0, 1.0))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"date": date}))
+    assert [item.card for item in results.stored("toy")] == ["b", "a", "c"]
+    results.save(course / "lab", [], ROOF, {})
+    assert [item.card for item in results.stored("roof")] == [ROOF.card]
+    assert len(results.paths()) == 4
+
+
+# What the hash sees
+
+PYTHON = '''"""Module docstring # with a hash."""
+
+import os  # a comment
+
+
+class Rung(object):
+    """Docstring
+    over lines."""
+
+    name = "# no comment"  # but this is one
+
+
+def f(x):
+    # only a comment
+    "a docstring"
+
+    def nested(y):
+        """Nested µ docstring."""
+        return f"{y} # {y!r:>{x}}"
+
+    text = """
+# part of the string
+"""
+    return nested(x), text, '// "', b"#", r"\\#"
+
+
+async def g(): "docstring µ"; return 1  # noqa
+'''
+BARE_PYTHON = """import os
+class Rung(object):
+    name = "# no comment"
+def f(x):
+    def nested(y):
+        return f"{y} # {y!r:>{x}}"
+    text = \"\"\"
+# part of the string
+\"\"\"
+    return nested(x), text, '// "', b"#", r"\\#"
+async def g(): ; return 1"""
+C = r"""/* What this is.
+   // and more */
+#include <stdint.h>   // for int64_t
+
+static const char *text = "/* no // comment \" */"; /* but this is */
+char quote = '"', other = '\'';  // "not a string
+
+int f(int n /* count */, int m) {
+    // only a comment
+    return n / m; /* a
+    comment */
+}
+"""
+BARE_C = r"""#include <stdint.h>
+static const char *text = "/* no // comment \" */";
+char quote = '"', other = '\'';
+int f(int n , int m) {
+return n / m;
+}"""
+
+
+def hash_of(tmp_path, text, name):
+    (tmp_path / name).write_text(text)
+    return code_hash(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "bare", "name"), [(PYTHON, BARE_PYTHON, "a.py"), (C, BARE_C, "a.c"), (C, BARE_C, "a.cu")]
+)
+def test_what_is_hashed(tmp_path, text, bare, name):
+    """The text itself is spelled out here, so that the same hash comes out under every Python."""
+    assert hash_of(tmp_path, text, name) == hashlib.sha256(bare.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "edits"),
+    [
+        (
+            "a.py",
+            PYTHON,
+            [
+                ("# a comment", ""),
+                ("# only a comment", "# another"),
+                ("Module docstring # with a hash.", "Other\n\nwords"),
+                ('"""Docstring\n    over lines."""', '"one line"'),
+                ('    "a docstring"\n', ""),
+                ("Nested µ docstring.", "#"),
+                ('"docstring µ"', "'''docstring'''"),
+                ("\n\n\nclass", "\n\n# here\n\n\n\nclass"),
+                ("import os  #", "import os#"),
+            ],
+        ),
+        (
+            "a.c",
+            C,
+            [
+                ("// and more", "/ and less"),
+                ("   // for int64_t", ""),
+                (" /* but this is */", ""),
+                ("/* count */", "/* how many, // at most */"),
+                (" /* count */", "  "),
+                ("    // only a comment\n", "\n\n"),
+                ("/* a\n    comment */", "// a comment"),
+                ('// "not a string', ""),
+                ("\n\nint f", "\n/* f\n\n */\n\nint f"),
+                ("    return", "\treturn"),
+            ],
+        ),
+    ],
+)
+def test_comments_docstrings_and_blank_lines_are_free(tmp_path, name, text, edits):
+    measured = hash_of(tmp_path, text, name)
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        assert hash_of(tmp_path, text.replace(old, new), name) == measured, old
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "edits"),
+    [
+        (
+            "a.py",
+            PYTHON,
+            [
+                ("import os", "import sys"),
+                ('"# no comment"', '"# a comment"'),
+                ("# part of the string", "# changed"),
+                ('f"{y} # {y!r', 'f"{y} # {x!r'),
+                ('f"{y} # {', 'f"{y} // {'),
+                ("    return nested", "    if x: return nested"),
+                ("        return f", "        return 'x' + f"),
+                ("class Rung(object)", "class Rang(object)"),
+                ("async def g()", "async def h()"),
+                ("; return 1", "; return 2"),
+                ('b"#"', 'b"##"'),
+                ("'// \"'", "'// '"),
+            ],
+        ),
+        (
+            "a.c",
+            C,
+            [
+                ("return n / m", "return n * m"),
+                ("no // comment", "no // remark"),
+                ('\\" */"', '\\" "'),
+                ("<stdint.h>", "<stddef.h>"),
+                ("#include", "// #include"),
+                ("other = '\\''", "other = '/'"),
+                ("int m)", "int k)"),
+                ("return n", "returnn"),
+            ],
+        ),
+    ],
+)
+def test_code_is_seen(tmp_path, name, text, edits):
+    measured = hash_of(tmp_path, text, name)
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        assert hash_of(tmp_path, text.replace(old, new), name) != measured, old
+
+
+def test_a_string_that_is_no_docstring_is_code(tmp_path):
+    assert hash_of(tmp_path, 'x = 1\n"a"\n', "a.py") != hash_of(tmp_path, 'x = 1\n"b"\n', "a.py")
+    one, two = (f'SOURCE = """\nint f() {{ return {n}; }}  # {n}\n"""\n' for n in (1, 2))
+    assert hash_of(tmp_path, one, "a.py") != hash_of(tmp_path, two, "a.py")
+
+
+def test_odd_line_ends_do_not_shift_what_is_cut(tmp_path):
+    one, two = (f'x = "\x0c\u2028"\n\n\ndef f():\n    """doc {n}"""\n    return {n}  # {n}\n' for n in (1, 2))
+    assert hash_of(tmp_path, one, "a.py") != hash_of(tmp_path, two, "a.py")
+    assert hash_of(tmp_path, one, "a.py") == hash_of(tmp_path, one.replace("doc 1", "words").replace("# 1", ""), "a.py")
+    assert hash_of(tmp_path, C.replace("\n", "\r\n"), "a.c") == hash_of(tmp_path, C, "a.c")
+
+
+# Changed and stale
+
+
+def test_a_change_of_code_is_noticed_until_it_is_marked(course):
+    item = Stored(save(course))
+    naive = course / "kernels/toy/naive.c"
+    naive.write_text("/* words only */\n\n" + NAIVE)
+    assert item.changed() == []
+    naive.write_text(NAIVE.replace("n++", "n--"))
+    (course / "kernels/toy/vec.h").unlink()
+    assert sorted(item.changed()) == ["kernels/toy/naive.c", "kernels/toy/vec.h"]
+    assert not any(f.stale for x in Stored(item.path).ladders for f in x.figures)
+
+    assert sorted(item.mark_stale()) == ["kernels/toy/naive.c", "kernels/toy/vec.h"]
+    item = Stored(item.path)
+    assert item.changed() == [] and item.stale == ["kernels/toy/naive.c", "kernels/toy/vec.h"]
+    assert [f.stale for f in item.ladders[0].figures] == [True, True, False]
+    assert [f.stale for f in item.ladders[1].figures] == [False]
+    assert str(item.ladders[0]).count("stale") >= 2
+
+    before = item.path.read_bytes()
+    assert item.mark_stale() == [] and item.path.read_bytes() == before
+    (course / "kernels/toy/py.py").write_text("x = 2\n")
+    assert item.mark_stale() == ["kernels/toy/py.py"] and len(Stored(item.path).stale) == 3
+
+
+def test_the_command(course, capsys):
+    path = save(course)
+    assert results.main([]) == 0
+    assert re.fullmatch(r"kernels/toy/measured/\S+ \(\d{4}-\d\d-\d\d\): up to date\n", capsys.readouterr().out)
+    (course / "kernels/toy/fast.c").write_text("int other;\n")
+    assert results.main([]) == 0 and Stored(path).stale == []
+    assert "changed since: kernels/toy/fast.c" in capsys.readouterr().out
+    assert results.main(["stale"]) == 0 and Stored(path).stale == ["kernels/toy/fast.c"]
+    assert "marked stale: kernels/toy/fast.c" in capsys.readouterr().out
+    assert results.main([]) == 0
+    assert "up to date; stale: kernels/toy/fast.c" in capsys.readouterr().out
+    assert results.main(["fresh"]) == 2
+    assert "usage: python -m lab.results [stale]" in capsys.readouterr().out
+    path.write_text("{")
+    assert results.main([]) == 1
+    assert "cannot be read" in capsys.readouterr().out
+
+
+def test_the_command_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "lab.results", "what"], cwd=results.ROOT, capture_output=True, text=True, env=os.environ
+    )
+    assert (done.returncode, done.stderr) == (2, "") and "usage" in done.stdout
+
+
+# The course's own stored results
+
+
+def out_of_date(path):
+    """What is wrong between a stored file and the sources it names, as sentences."""
+    item, name = Stored(path), path.relative_to(results.ROOT).as_posix()
+    problems = [
+        f"{source} is not the code that {name} was measured on: run `make bench`, or mark its figures with "
+        "`python -m lab.results stale`"
+        for source in item.changed()
+    ]
+    named = {source for x in item.ladders for f in x.figures for source in f.sources}
+    problems += [f"{name}: {s} has no hash" for s in sorted(named - set(item.sources))]
+    return problems + [f"{name}: {s} is not there" for s in item.sources if not (results.ROOT / s).is_file()]
+
+
+def test_stored_figures_were_measured_on_the_code_as_it_stands():
+    assert [problem for path in results.paths() for problem in out_of_date(path)] == []
+
+
+def test_that_test_can_fail(course):
+    path = save(course)
+    assert out_of_date(path) == []
+    (course / "kernels/toy/naive.c").write_text("int other;\n")
+    (problem,) = out_of_date(path)
+    assert "kernels/toy/naive.c" in problem and "`make bench`" in problem and "python -m lab.results stale" in problem
+    Stored(path).mark_stale()
+    assert out_of_date(path) == []
+    (course / "kernels/toy/naive.c").unlink()
+    assert out_of_date(path) == ["kernels/toy/measured/amd_epyc_2_threads.json: kernels/toy/naive.c is not there"]
+    record = json.loads(path.read_text())
+    del record["sources"]["kernels/toy/fast.c"]
+    path.write_text(json.dumps(record))
+    assert any("kernels/toy/fast.c has no hash" in problem for problem in out_of_date(path))
