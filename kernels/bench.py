@@ -6,12 +6,12 @@ picture anew from the stored files.
 """
 
 import importlib
+import importlib.metadata
+import os
 import platform
 import re
 import sys
 from pathlib import Path
-
-import numpy as np
 
 from lab import compiler, gpu_roof, results, roof
 
@@ -22,18 +22,13 @@ TOPICS = ["roof", "cpu_matmul", "cpu_gemv"]
 
 def versions():
     """What the figures depend on besides the sources."""
-    import torch
-    import triton
-
-    done = compiler._compiler_version()
-    return {
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "torch": torch.__version__.split("+")[0],
-        "triton": triton.__version__,
-        "compiler": done,
-        "cuda driver": _driver(),
-    }
+    found = {"python": platform.python_version(), "compiler": compiler.compiler_version(), "cuda driver": _driver()}
+    for package in ("numpy", "torch", "triton"):
+        try:
+            found[package] = importlib.metadata.version(package).split("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "none"
+    return found
 
 
 def _driver():
@@ -89,6 +84,9 @@ def main(arguments):
         print(f"bench: no topic named {', '.join(unknown)}; there are: {', '.join(TOPICS)}, readme")
         return 2
     topics = arguments or TOPICS
+    if not os.access(results.ROOT, os.W_OK):
+        print("bench: the course's folder is read-only, so the figures could not be stored: nothing was measured")
+        return 1
     if "roof" in topics and gpu_roof() is None:
         print("No NVIDIA GPU on this machine: the GPU's figures are not measured, and those stored stay as they are.")
     for topic in topics:

@@ -32,7 +32,9 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 NEEDED = (3, 11)
 GB = 10**9
-SPACE = {"cpu": 3 * GB, "cuda": 10 * GB}  # .venv takes 2.3 or about 8; pip unpacks before it installs
+# On Linux pip takes the PyTorch that brings CUDA along, with or without a GPU: .venv then takes about 8 GB, else 2.3.
+# pip unpacks before it installs, so a little more must be free.
+SPACE = {"linux": 10 * GB, "other": 3 * GB}
 PROGRAM = """\
 #include <math.h>
 #include <stdint.h>
@@ -115,10 +117,6 @@ def check_writable(root):
             f"expected a folder that can be written and found that {root} cannot ({e.strerror}): copy the "
             "course to a place of your own"
         ) from None
-
-
-def nvidia_gpu():
-    return os.path.exists("/proc/driver/nvidia/version") or shutil.which("nvidia-smi") is not None
 
 
 def free_bytes(folder):
@@ -285,7 +283,7 @@ def complete(root, pins=False):
             return
         if why:
             check_venv_module()
-            check_disk(root, SPACE["cuda" if nvidia_gpu() else "cpu"])
+            check_disk(root, SPACE["linux" if sys.platform.startswith("linux") else "other"])
             say(why)
             make_venv(root)
         if pins:

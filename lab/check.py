@@ -12,12 +12,11 @@ What it guards against:
   * changed inputs    compared with a copy
 """
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
 
-GUARD = 64  # elements on each side of an array: NaN, or a pattern for integers
+GUARD = 67  # elements of NaN (a pattern for integers) on each side; odd, so that nothing is aligned by luck
 FENCE = 1234  # around an output: a number, so that a NaN that was read past an input and written past it shows
 
 
@@ -88,11 +87,11 @@ def _one(function, reference, inputs, shape, limits, out, verdict):
     if out is None:
         got = function(*guarded)
     else:
-        buffer = _poisoned(*out(*shape))
+        buffer = poisoned(*out(*shape))
         got = function(*guarded, out=buffer)
         if got is not None and not np.shares_memory(got, buffer) and buffer.size:
             return "the result was not written to out"
-        if not _guards_intact(buffer):
+        if not guards_intact(buffer):
             return "elements outside the output were overwritten"
         got = buffer
     if not isinstance(got, np.ndarray):
@@ -137,13 +136,14 @@ def between_guards(array, guard=None):
     return inside
 
 
-def _poisoned(shape, dtype):
+def poisoned(shape, dtype):
     """An output between guards, full of values that no right answer holds, so that unwritten elements show."""
     dtype = np.dtype(dtype)
     return between_guards(np.full(shape, np.nan if dtype.kind == "f" else _pattern(dtype), dtype), _fence(dtype))
 
 
-def _guards_intact(array):
+def guards_intact(array):
+    """True if nothing was written around an array that `poisoned` made."""
     home = array.base
     while home.base is not None:
         home = home.base
@@ -156,8 +156,3 @@ def _fence(dtype):
 
 def _pattern(dtype):
     return True if dtype.kind == "b" else np.iinfo(dtype).max // 3
-
-
-def products(*axes):
-    """All combinations of the given lengths, as shapes: products((1, 7), (5,)) -> [(1, 5), (7, 5)]."""
-    return list(itertools.product(*axes))

@@ -7,6 +7,7 @@ The prototype in the source is read, so every call is checked against it: a wron
 Libraries are kept in .build/, by a hash of everything that shaped them, so a cell runs fast the second time.
 """
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab import machine
+from lab import bootstrap, machine
 from lab.arguments import expect_array
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,7 @@ TYPES = {  # C name: (ctypes scalar, NumPy dtype behind a pointer)
     "int64_t": (ctypes.c_int64, np.int64),
     "uint64_t": (ctypes.c_uint64, np.uint64),
 }
+BASE_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-Werror=implicit-function-declaration")
 
 
 class NoCompiler(RuntimeError):
@@ -50,15 +52,12 @@ class CompileError(RuntimeError):
 
 @functools.cache
 def find_compiler():
-    """The path of the C compiler: $CC, else cc, gcc or clang. NoCompiler if there is none."""
-    tried = [c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c]
-    for name in tried:
-        if path := shutil.which(name):
-            return path
-    raise NoCompiler(
-        f"no C compiler found (looked for {', '.join(tried)}). Install one: `sudo apt install gcc` on Debian or "
-        "Ubuntu, `xcode-select --install` on macOS; then run this again"
-    )
+    """The C compiler as a list, the command and its first arguments: $CC, else cc, gcc or clang, tried on a small
+    program. NoCompiler, with what it said, if none works."""
+    try:
+        return bootstrap.check_compiler()
+    except bootstrap.Stop as error:
+        raise NoCompiler(str(error)) from None
 
 
 @functools.cache
@@ -86,6 +85,8 @@ def compile_c(source, *, flags=(), headers=(), name=None, openmp=True):
         name = name or source.name
         source = source.read_text()
     name = name or "source.c"
+    if "/" in name or not name.endswith(".c"):
+        raise ValueError(f'compile_c: name must be a bare file name that ends in ".c", got {name!r}')
     path = _build(source, tuple(flags) + (openmp_flags() if openmp else ()), name, tuple(headers))
     return CLibrary(path, name, source)
 
@@ -95,7 +96,7 @@ class CLibrary:
 
     def __init__(self, path, name, source):
         try:
-            self._library, self._name = ctypes.CDLL(str(path)), name
+            self._library, self._name, self.path = ctypes.CDLL(str(path)), name, path
         except OSError as error:  # such as a function that is declared but nowhere defined
             raise CompileError(f"{name} does not load: {_bare(str(error))}") from None
         self._prototypes = dict(_prototypes(source))
@@ -162,8 +163,8 @@ def _prototypes(source):
 
 def _build(source, flags, name, headers):
     """Compile to a shared library in the cache and return its path."""
-    flags = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-Werror=implicit-function-declaration", *flags)
-    parts = [PRELUDE, source, *flags, _compiler_version(), machine.cpu_name(), *(h.read_text() for h in headers)]
+    flags = (*BASE_FLAGS, *flags)
+    parts = [PRELUDE, source, *flags, compiler_version(), machine.features(), *(h.read_text() for h in headers)]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     target = build_folder() / f"{Path(name).stem}-{digest}.so"
     if target.exists():
@@ -174,17 +175,19 @@ def _build(source, flags, name, headers):
         (Path(scratch) / "prelude.h").write_text(PRELUDE)
         for header in headers:
             shutil.copy(header, scratch)
-        command = [find_compiler(), *flags, "-include", "prelude.h", name, "-o", "out.so", "-lm"]
+        command = [*find_compiler(), *flags, "-include", "prelude.h", name, "-o", "out.so", "-lm"]
         done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, errors="replace")
         if done.returncode:
             said = _bare(done.stderr.strip() or done.stdout.strip()) or f"the compiler ended with {done.returncode}"
             raise CompileError(f"{name} does not compile:\n{said}")
-        part = target.with_suffix(f".{os.getpid()}.part")
+        handle, part = tempfile.mkstemp(suffix=".part", dir=target.parent)
+        os.close(handle)
         try:
             shutil.copyfile(Path(scratch) / "out.so", part)
+            os.chmod(part, 0o755)
             os.replace(part, target)  # in one step: nobody ever loads half a library
         finally:
-            part.unlink(missing_ok=True)
+            Path(part).unlink(missing_ok=True)
     return target
 
 
@@ -194,8 +197,9 @@ def _bare(message):
 
 
 @functools.cache
-def _compiler_version():
-    done = subprocess.run([find_compiler(), "--version"], capture_output=True, text=True, errors="replace")
+def compiler_version():
+    """The first line of what the compiler says of its version."""
+    done = subprocess.run([*find_compiler(), "--version"], capture_output=True, text=True, errors="replace")
     return done.stdout.split("\n")[0]
 
 
@@ -209,4 +213,6 @@ def build_folder():
             return folder
     except OSError:
         print("note: the course's folder is read-only, so compiled code is kept in a temporary folder")
-        return Path(tempfile.mkdtemp(prefix="matmul-to-mamba-"))
+        folder = Path(tempfile.mkdtemp(prefix="matmul-to-mamba-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder

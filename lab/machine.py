@@ -1,11 +1,14 @@
 """What processor is this, and which of its vector instructions may we use?"""
 
+import contextlib
 import functools
 import os
 import platform
 import re
 import subprocess
 from pathlib import Path
+
+from lab.arguments import expect_count
 
 ISA_FLAGS = {  # instruction sets that the C rungs know, best first, and the compiler flags that allow them
     "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
@@ -48,22 +51,53 @@ def cpu_name():
 
 
 def thread_count():
-    """How many threads this process may run at once."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many threads to use: as many as this process may run at once, or fewer if OMP_NUM_THREADS says so.
+
+    A container may be allowed fewer processors than it sees: then its quota counts.
+    """
+    counts = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    with contextlib.suppress(OSError, ValueError):  # "200000 100000": 200 ms of processor time in every 100 ms
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        counts.append(max(1, -(-int(quota) // int(period))))
+    wish = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # NumPy's library obeys it, so must we
+    return min(counts + ([int(wish)] if wish.isdigit() and int(wish) else []))
 
 
 @functools.cache
 def cache_bytes():
     """Sizes of one core's data caches in bytes, {1: L1, 2: L2, 3: L3}; empty where the system does not tell."""
-    sizes = {}
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        try:
-            kind, level, size = ((index / f).read_text().strip() for f in ("type", "level", "size"))
+    return {level: size for level, (size, _) in sorted(_caches(0).items())}
+
+
+@functools.cache
+def all_caches_bytes():
+    """Size in bytes of all last-level caches that this process's cores have, together: what a buffer must exceed."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else [0]
+    last = {max(caches.items()) for core in cores if (caches := _caches(core))}  # one entry for each that is shared
+    return sum(size for _, (size, _) in last) or 32 << 20
+
+
+def _caches(core):
+    """{level: (bytes, which cores share it)} of one core's data caches."""
+    found = {}
+    for index in Path(f"/sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            kind, level, size, shared = (
+                (index / f).read_text().strip() for f in ("type", "level", "size", "shared_cpu_list")
+            )
             if kind != "Instruction":
-                sizes[int(level)] = int(size.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]
-        except (OSError, KeyError, ValueError):
-            continue
-    return dict(sorted(sizes.items()))
+                found[int(level)] = int(size.rstrip("KM")) * {"K": 1 << 10, "M": 1 << 20}[size[-1]], shared
+    return found
+
+
+@functools.cache
+def features():
+    """All that tells this processor from others with the same name: code compiled for one may not run on another."""
+    with contextlib.suppress(OSError):
+        line = re.search(r"^(flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.M)
+        if line:
+            return f"{cpu_name()} {line[0]}"
+    return cpu_name()
 
 
 @functools.cache
@@ -73,6 +107,15 @@ def isas():
 
     found = compile_c(PROBE, name="isa.c", openmp=False).isa()
     return ("portable",) if found == 0 else ("avx2", "portable") if found == 1 else ("avx512", "avx2", "portable")
+
+
+def expect_threads_and_isa(where, threads, isa):
+    """(threads, isa) with the defaults filled in: all threads, the best instructions. TypeError or ValueError if one
+    of them is not to be had."""
+    threads = thread_count() if threads is None else expect_count(where, "threads", threads, high=256)
+    if isa is not None and isa not in isas():
+        raise ValueError(f"{where}: isa must be one of {', '.join(isas())} on this processor, got {isa!r}")
+    return threads, isa or isas()[0]
 
 
 def card():

@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -18,12 +19,15 @@ import tokenize
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from lab import machine
+from lab.compiler import BASE_FLAGS
 from lab.ladder import Figure, Ladder
 from lab.roof import Roof
 from lab.timing import Timing
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
+C_FLAGS = "C compiler flags"  # stands among the sources: a flag decides speed as a source does
 
 
 class ResultsError(RuntimeError):
@@ -76,14 +80,18 @@ def save(folder, ladders, roof, versions, sources=()):
     sources   further sources that they rest on, as the roof does
     Returns the path.
     """
-    sources = sorted({*sources, *(s for ladder in ladders for f in ladder.figures for s in f.sources)})
+    sources = {*sources, *(s for ladder in ladders for f in ladder.figures for s in f.sources)}
+    if any(s.endswith((".c", ".h")) for s in sources):
+        sources.add(C_FLAGS)
+    if gone := [s for s in sources if _hash_now(s) is None]:
+        raise FileNotFoundError(f"there is no source {gone[0]} in the course's folder")
     record = {
         "schema": SCHEMA,
         "card": roof.card,
         "date": datetime.date.today().isoformat(),
         "versions": versions,
         "roof": asdict(roof) | {"by_threads": {str(k): v for k, v in roof.by_threads.items()}},
-        "sources": {s: code_hash(ROOT / s) for s in sources},
+        "sources": {s: _hash_now(s) for s in sorted(sources)},
         "stale": [],
         "ladders": [
             {"title": ladder.title, "bound": ladder.bound, "figures": [asdict(f) for f in ladder.figures]}
@@ -126,6 +134,9 @@ class Stored:
             self.sources, self.stale = dict(record["sources"]), list(record["stale"])
             by_threads = {int(k): tuple(v) for k, v in record["roof"]["by_threads"].items()}
             self.roof = Roof(**(record["roof"] | {"by_threads": by_threads}))
+            _expect_text(self.card, self.date, self.roof.card)
+            _expect_positive(self.roof.read, self.roof.copy, self.roof.flops)
+            _expect_positive(*(rate for rates in by_threads.values() for rate in rates))
             self.source = f"stored run: {self.card}, {self.date}"
             self.ladders = [self._ladder(item) for item in record["ladders"]]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -134,9 +145,15 @@ class Stored:
 
     def _ladder(self, item):
         figures = []
+        _expect_text(item["title"])
         for raw in item["figures"]:
             figure = Figure(**(raw | {"timing": Timing(**raw["timing"]), "sources": tuple(raw["sources"])}))
-            figures.append(replace(figure, stale=bool(set(figure.sources) & set(self.stale))))
+            _expect_text(figure.name, figure.checked, *figure.sources)
+            _expect_positive(figure.bytes, figure.flops, figure.share, *asdict(figure.timing).values())
+            flags = C_FLAGS in self.stale and any(s.endswith((".c", ".h")) for s in figure.sources)
+            figures.append(replace(figure, stale=flags or bool(set(figure.sources) & set(self.stale))))
+        if not figures:
+            raise ValueError("a ladder without figures")
         return Ladder(item["title"], item["bound"], figures, self.source)
 
     def ladder(self, title):
@@ -158,7 +175,22 @@ class Stored:
         return changed
 
 
+def _expect_text(*values):
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"{value!r} where a text belongs")
+
+
+def _expect_positive(*values):
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ValueError(f"{value!r} where a positive number belongs")
+
+
 def _hash_now(source):
+    """The hash of a source as it is now, or None if it is gone."""
+    if source == C_FLAGS:
+        return hashlib.sha256(repr((BASE_FLAGS, machine.ISA_FLAGS)).encode()).hexdigest()
     path = ROOT / source
     return code_hash(path) if path.is_file() else None
 

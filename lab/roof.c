@@ -6,8 +6,10 @@
 enum { LANES = 16, CHAINS = 16 };
 #elif defined(__AVX__)
 enum { LANES = 8, CHAINS = 10 };
-#else
+#elif defined(__aarch64__)
 enum { LANES = 4, CHAINS = 16 };
+#else
+enum { LANES = 4, CHAINS = 10 };
 #endif
 typedef float floats __attribute__((vector_size(LANES * 4)));
 typedef uint64_t words __attribute__((vector_size(LANES * 4), aligned(8)));
@@ -37,12 +39,13 @@ void copy_all(const uint64_t *from, uint64_t *to, int64_t n, int threads) {
         memcpy(to + block * BLOCK, from + block * BLOCK, BLOCK * sizeof *to);
 }
 
-/* Multiply and add in registers only: `steps` times CHAINS vectors of LANES floats, in every thread.
-   One multiply-add must wait for the one before it in its chain, so it takes many chains to keep the unit busy. */
+/* Multiply and add in registers only: `threads` times `steps` times CHAINS vectors of LANES floats. The work is given,
+   not the threads: a system that grants fewer takes longer. One multiply-add must wait for the one before it in its
+   chain, so it takes many chains to keep the unit busy. */
 float multiply_add(int64_t steps, int threads) {
     float total = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : total)
-    {
+#pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(+ : total)
+    for (int thread = 0; thread < threads; thread++) {
         floats chain[CHAINS], by = {0}, plus = {0};
         by += 0.999f, plus += 0.001f;
         for (int c = 0; c < CHAINS; c++) chain[c] = by + (float)c;

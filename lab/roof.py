@@ -8,6 +8,7 @@
 """
 
 import functools
+import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lab import machine
-from lab.compiler import compile_c
+from lab.compiler import CompileError, compile_c
 from lab.timing import side_by_side
 
 SOURCE = Path(__file__).with_name("roof.c")
@@ -28,7 +29,7 @@ class Roof:
     card: str
     read: float  # bytes/s
     copy: float  # bytes/s, read + written
-    flops: float  # flop/s in float32; on a GPU: float16 with float32 sums, on the tensor cores
+    flops: float  # flop/s in float32; on a GPU: float16 on the tensor cores
     by_threads: dict = field(default_factory=dict)
 
     def attainable(self, intensity):
@@ -50,13 +51,18 @@ class Roof:
 @functools.cache
 def _library():
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    return compile_c(SOURCE, flags=(native,))
+    try:
+        return compile_c(SOURCE, flags=(native,))
+    except CompileError:  # some compilers do not know their own processor
+        return compile_c(SOURCE)
 
 
 def probe_bytes():
-    """Size of the buffer that is read: far more than the last cache holds, at most 1 GB."""
-    last_cache = max(machine.cache_bytes().values(), default=32 << 20)
-    return min(max(256 << 20, 8 * last_cache), 1 << 30) >> 20 << 20  # roof.c takes whole MB
+    """Size of the buffer that is read, in bytes: at least 256 MB and 4 times all last-level caches together, as far as
+    the memory allows. Whole megabytes, which is what the probes read at a time."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 << 30
+    wanted = max(256 << 20, 4 * machine.all_caches_bytes())
+    return max(min(wanted, memory // 8), 64 << 20) >> 20 << 20
 
 
 @functools.cache
@@ -72,6 +78,10 @@ def read_probe(threads=None, data=None):
     data  a uint64 array to read, whole megabytes; default: a buffer that no cache holds
     """
     data, threads = _buffer("from") if data is None else data, threads or machine.thread_count()
+    if data.dtype != np.uint64 or data.size == 0 or data.nbytes % (1 << 20):
+        raise ValueError(
+            f"read_probe: data must be uint64, whole megabytes, got {data.nbytes} bytes of {data.dtype.name}"
+        )
     return (lambda: _library().read_all(data, data.size, threads)), data.nbytes
 
 
@@ -93,11 +103,13 @@ def gpu_roof():
     """Measure the NVIDIA GPU's roof and remember it for the process; None where PyTorch finds no such GPU."""
     import torch  # takes a second, so it is imported only by those who ask for the GPU
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.cuda is None:
         return None
     from lab.roof_cuda import measure_gpu_roof
 
-    return measure_gpu_roof()
+    found = measure_gpu_roof()
+    torch.cuda.empty_cache()  # its buffers are gone; the learner's kernels will want the room
+    return found
 
 
 @functools.cache

@@ -2,7 +2,9 @@
 
 read    bytes/s of a kernel that reads 4 GB once and adds it up
 copy    bytes/s of PyTorch's copy, read + written
-flops   flop/s of an 8192 × 8192 × 8192 product of random float16 matrices, which PyTorch hands to cuBLAS
+flops   flop/s of an 8192 × 8192 × 8192 product of random float16 matrices, as PyTorch hands it to cuBLAS
+
+Medians; of several shapes of the read kernel, the best.
 """
 
 import time
@@ -42,7 +44,7 @@ def _milliseconds(function, runs=20):
 
 def measure_gpu_roof():
     """Measure the current GPU and return its Roof. RuntimeError where there is no NVIDIA GPU."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.cuda is None:
         raise RuntimeError("there is no NVIDIA GPU that PyTorch can use on this machine")
     card = torch.cuda.get_device_name()
     print(f"measuring the roof of {card} ...")

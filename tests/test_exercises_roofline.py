@@ -88,6 +88,23 @@ def test_an_exception_is_reported_with_its_line(number, solutions):
     assert exercise.message == "not yet: your code raised KeyError: 'no such key', at `return {}[\"no such key\"]`"
 
 
+def test_renamed_arguments_are_named(solutions):
+    def kv_cache_bytes(n_layers, heads, head_dim, context, batch, bits):
+        return 2 * n_layers * heads * head_dim * context * batch * bits // 8
+
+    exercise = judge(2, {**solutions, "kv_cache_bytes": kv_cache_bytes})
+    assert exercise.message == (
+        "not yet: the check calls kv_cache_bytes(layers=1, n_kv_heads=1, head_dim=1, context=1, batch=1, bits=8), "
+        "but your function takes (n_layers, heads, head_dim, context, batch, bits) (missing a required argument: "
+        "'n_layers'). Keep the arguments and their names as in the stub"
+    )
+
+
+def test_a_type_error_inside_the_answer_is_its_own(solutions):
+    exercise = judge(3, {**solutions, "smallest_batch": lambda w, b, f: len(w)})
+    assert "your code raised TypeError: object of type 'int' has no len()" in exercise.message
+
+
 def test_other_right_answers_pass():
     def smallest_batch(weight_bytes_per_weight, bandwidth, flops):
         batch = 1

@@ -186,16 +186,42 @@ def test_threads_are_those_this_process_may_use(monkeypatch):
     assert machine.thread_count() == 1
 
 
-def test_caches_are_read_from_the_system(monkeypatch, tmp_path):
+@pytest.fixture
+def four_cores(monkeypatch, tmp_path):
+    """A system with four cores, of which two and two share a third-level cache."""
+    real = Path
     caches = [("Data", 1, "48K"), ("Instruction", 1, "32K"), ("Unified", 2, "2048K"), ("Unified", 3, "36M")]
-    for i, (kind, level, size) in enumerate([*caches, ("Unified", 4, "strange")]):
-        folder = tmp_path / f"index{i}"
-        folder.mkdir()
-        for name, text in {"type": kind, "level": level, "size": size}.items():
-            (folder / name).write_text(f"{text}\n")
-    (tmp_path / "index9").mkdir()  # that tells nothing
-    monkeypatch.setattr(machine, "Path", lambda path: tmp_path)
+    for core in range(4):
+        for i, (kind, level, size) in enumerate([*caches, ("Unified", 4, "strange")]):
+            shared = f"{core // 2 * 2}-{core // 2 * 2 + 1}" if level == 3 else f"{core}"
+            folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cache/index{i}"
+            folder.mkdir(parents=True)
+            for name, text in {"type": kind, "level": level, "size": size, "shared_cpu_list": shared}.items():
+                (folder / name).write_text(f"{text}\n")
+        (folder.parent / "index9").mkdir()  # that tells nothing
+    monkeypatch.setattr(machine, "Path", lambda path: real(f"{tmp_path}{path}"))
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
+    return tmp_path
+
+
+def test_caches_are_read_from_the_system(four_cores):
     assert machine.cache_bytes.__wrapped__() == {1: 48 << 10, 2: 2 << 20, 3: 36 << 20}
+    assert machine.all_caches_bytes.__wrapped__() == 2 * (36 << 20)  # not four times, and not once
+
+
+def test_threads_are_no_more_than_the_container_or_the_user_allows(four_cores, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert machine.thread_count() == 4
+    quota = four_cores / "sys/fs/cgroup/cpu.max"
+    quota.parent.mkdir(parents=True)
+    quota.write_text("max 100000\n")
+    assert machine.thread_count() == 4
+    quota.write_text("150000 100000\n")
+    assert machine.thread_count() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert machine.thread_count() == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "nonsense")
+    assert machine.thread_count() == 2
 
 
 # Showing source

@@ -1,6 +1,10 @@
 """Timing on a clock that the test turns itself, and the roof on buffers small enough for a test."""
 
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +16,7 @@ from lab.timing import against
 roof_module = importlib.import_module("lab.roof")  # the name lab.roof is the function
 
 MS = 1e-3
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Machine:
@@ -217,12 +222,35 @@ def test_the_roofline():
     assert str(roof) == "a card: reads 20.0 GB/s, copies 15.0 GB/s, 100 GFLOP/s, ridge at 5.0 flop/byte"
 
 
-@pytest.mark.parametrize("last_cache", [0, 1 << 20, 33_554_432, 36_700_160 + 4096, 99 << 20, 1 << 30])
-def test_probe_bytes_are_more_than_the_caches_hold_and_whole_megabytes(monkeypatch, last_cache):
-    monkeypatch.setattr(machine, "cache_bytes", lambda: {3: last_cache} if last_cache else {})
+@pytest.mark.parametrize("caches", [1 << 20, 33_554_432, 36_700_160 + 4096, 99 << 20])
+def test_probe_bytes_are_more_than_the_caches_hold_and_whole_megabytes(monkeypatch, caches):
+    monkeypatch.setattr(machine, "all_caches_bytes", lambda: caches)
+    monkeypatch.setattr(roof_module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 21}.get)  # 8 GB
     size = roof_module.probe_bytes()
-    assert 256 << 20 <= size <= 1 << 30 and size % (1 << 20) == 0
-    assert size >= min(8 * last_cache - (1 << 20), 1 << 30)
+    assert size >= 256 << 20 and size >= 4 * caches - (1 << 20) and size % (1 << 20) == 0
+
+
+def test_probe_bytes_leave_room_on_a_small_machine(monkeypatch):
+    monkeypatch.setattr(machine, "all_caches_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(roof_module.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 18}.get)  # 1 GB
+    assert roof_module.probe_bytes() == 128 << 20
+
+
+def test_the_flops_probe_counts_the_work_done_and_not_the_threads_asked_for():
+    """A system may grant fewer threads than asked for; the flops must be done all the same."""
+    code = (
+        "import time; from lab.roof import flops_probe\n"
+        "def rate(threads):\n"
+        "    call, flops = flops_probe(threads, steps=300_000); call()\n"
+        "    times = []\n"
+        "    for _ in range(7):\n"
+        "        start = time.perf_counter(); call(); times.append(time.perf_counter() - start)\n"
+        "    return flops / min(times)\n"
+        "print(rate(4) / rate(1))"
+    )
+    environment = os.environ | {"OMP_THREAD_LIMIT": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert float(done.stdout) < 2, done.stderr  # 4 if the work of one thread were counted four times
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, None])

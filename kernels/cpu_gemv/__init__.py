@@ -10,11 +10,12 @@ All rungs take and return NumPy arrays and have one signature:
     rung(W, x, *, out=None, threads=None, isa=None)
 
     out      a float32 array of shape (rows,) to write into; must not overlap W or x
-    threads  how many threads (default: all that this process may use); `naive` uses one
+    threads  how many threads, 256 at most (default: all that this process may use); `naive` uses one
     isa      "avx512", "avx2" or "portable" (default: the best that this processor has); for `simd` and up
 
 Sums are float32. Any size is legal, 0 included. TypeError or ValueError, before anything is written, for a wrong
 dtype, rank, shape, layout or an overlap. NaN and infinity pass through.
+OpenMP's threads do not survive a fork: in multiprocessing, use the start method "spawn".
 """
 
 from pathlib import Path
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from lab import Rung, machine
-from lab.arguments import expect_apart, expect_array, expect_count
+from lab.arguments import expect_apart, expect_array
 from lab.compiler import compile_c
 
 HERE = Path(__file__).resolve().parent
@@ -80,16 +81,13 @@ def work(W):
 def _run(rung, dtype, W, x, out, threads, isa):
     expect_array(rung, "W", W, dtype=dtype, shape=("rows", "cols"))
     expect_array(rung, "x", x, dtype=np.float32, shape=(W.shape[1],))
-    threads = machine.thread_count() if threads is None else expect_count(rung, "threads", threads, high=1024)
-    if isa is not None and isa not in machine.isas():
-        raise ValueError(f"{rung}: isa must be one of {', '.join(machine.isas())} on this processor, got {isa!r}")
+    threads, isa = machine.expect_threads_and_isa(rung, threads, isa)
     if out is None:
         out = np.empty(W.shape[0], np.float32)
     else:
         expect_array(rung, "out", out, dtype=np.float32, shape=(W.shape[0],), writeable=True)
         expect_apart(rung, out, W=W, x=x)
-    isa = "portable" if rung in PLAIN else isa or machine.isas()[0]
-    _library(rung, isa).gemv(W, x, out, *W.shape, threads)
+    _library(rung, "portable" if rung in PLAIN else isa).gemv(W, x, out, *W.shape, threads)
     return out
 
 

@@ -10,12 +10,13 @@ All rungs take and return NumPy arrays and have one signature:
     rung(A, B, *, out=None, threads=None, isa=None)
 
     out      a float32 array of shape (m, n) to write into; must not overlap A or B
-    threads  how many threads (default: all that this process may use); only `threads` uses more than one
+    threads  how many threads, 256 at most (default: all that this process may use); only `threads` uses more than one
     isa      "avx512", "avx2" or "portable" (default: the best that this processor has); not for `python_loops`
 
 Sums are float32. Any size is legal, 0 included. TypeError or ValueError, before anything is written, for a wrong
 dtype, rank, shape, layout or an overlap; MemoryError if there is no room for the packed panels. NaN and infinity
 pass through.
+OpenMP's threads do not survive a fork: in multiprocessing, use the start method "spawn".
 """
 
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 
 from kernels.cpu_matmul import python_loops as _python
 from lab import Rung, machine
-from lab.arguments import expect_apart, expect_array, expect_count
+from lab.arguments import expect_apart, expect_array
 from lab.compiler import compile_c
 
 HERE = Path(__file__).resolve().parent
@@ -88,9 +89,7 @@ def work(m, n, k):
 def _arguments(where, A, B, out, n_threads, isa):
     expect_array(where, "A", A, dtype=np.float32, shape=("m", "k"))
     expect_array(where, "B", B, dtype=np.float32, shape=(A.shape[1], "n"))
-    n_threads = machine.thread_count() if n_threads is None else expect_count(where, "threads", n_threads, high=1024)
-    if isa is not None and isa not in machine.isas():
-        raise ValueError(f"{where}: isa must be one of {', '.join(machine.isas())} on this processor, got {isa!r}")
+    n_threads, isa = machine.expect_threads_and_isa(where, n_threads, isa)
     shape = A.shape[0], B.shape[1]
     if out is None:
         return np.empty(shape, np.float32), n_threads, isa
@@ -101,9 +100,9 @@ def _arguments(where, A, B, out, n_threads, isa):
 
 def _run(rung, A, B, out, n_threads, isa):
     out, n_threads, isa = _arguments(rung, A, B, out, n_threads, isa)
-    key = rung, isa or machine.isas()[0]
+    key = rung, isa
     if key not in _libraries:
-        _libraries[key] = compile_c(HERE / f"{rung}.c", flags=machine.ISA_FLAGS[key[1]], headers=HEADERS)
+        _libraries[key] = compile_c(HERE / f"{rung}.c", flags=machine.ISA_FLAGS[isa], headers=HEADERS)
     (m, k), n = A.shape, B.shape[1]
     if _libraries[key].matmul(A, B, out, m, n, k, n_threads):
         raise MemoryError(f"{rung}: no memory for the packed panels of A and B")

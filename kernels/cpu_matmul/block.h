@@ -1,7 +1,10 @@
 /* The block of C that stays in vector registers, and the packing that feeds it.
 
    One step along p costs two vector loads from B and MR numbers from A, and does 2·MR vector multiply-adds. Panels of
-   A and B are copied ("packed") into the order in which they are read, so that every load is the next one in memory. */
+   A and B are copied ("packed") into the order in which they are read, so that every load is the next one in memory.
+
+   The scheme is that of K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), with
+   the loops as BLIS orders them. */
 #pragma once
 #include "vec.h"
 

@@ -4,12 +4,12 @@
 #include "block.h"
 #include <stdlib.h>
 
-/* Returns 0, or 1 if there was no memory for the packed panels (C is then undefined). */
+/* Returns 0, or 1 if there was no memory for the packed panels (nothing is written then). */
 int matmul(const float *A, const float *B, float *C, int64_t m, int64_t n, int64_t k, int threads) {
-    memset(C, 0, sizeof(float) * m * n);
-    float *panels_b = malloc(sizeof(float) * KC * round_up(min(n, NC), NR));
+    float *panels_b = malloc(sizeof(float) * KC * round_up(min(n, NC) + 1, NR));
     float *panels_a = malloc(sizeof(float) * KC * MC);
     int failed = !panels_b || !panels_a;
+    if (!failed) memset(C, 0, sizeof(float) * m * n);
     for (int64_t j0 = 0; j0 < n && !failed; j0 += NC)
         for (int64_t p0 = 0; p0 < k; p0 += KC) {
             int64_t nc = min(NC, n - j0), kc = min(KC, k - p0);

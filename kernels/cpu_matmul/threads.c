@@ -11,13 +11,13 @@
 static int omp_get_thread_num(void) { return 0; }
 #endif
 
-/* Returns 0, or 1 if there was no memory for the packed panels (C is then undefined). */
+/* Returns 0, or 1 if there was no memory for the packed panels (nothing is written then). */
 int matmul(const float *A, const float *B, float *C, int64_t m, int64_t n, int64_t k, int threads) {
     int64_t group = min(MC, round_up(m / (2 * threads) + 1, MR)); /* about two groups of rows for each thread */
-    float *panels_b = malloc(sizeof(float) * KC * round_up(min(n, NC), NR));
+    float *panels_b = malloc(sizeof(float) * KC * round_up(min(n, NC) + 1, NR));
     float *panels_a = malloc(sizeof(float) * KC * group * threads);
     int failed = !panels_b || !panels_a;
-    if (k == 0) memset(C, 0, sizeof(float) * m * n); /* an empty sum */
+    if (k == 0 && !failed) memset(C, 0, sizeof(float) * m * n); /* an empty sum */
     for (int64_t j0 = 0; j0 < n && !failed; j0 += NC)
         for (int64_t p0 = 0; p0 < k; p0 += KC) {
             int64_t nc = min(NC, n - j0), kc = min(KC, k - p0);

@@ -159,7 +159,7 @@ void matmul(const float *A, const float *B, float *C, int64_t m, int64_t n, int6
     for (int64_t i0 = 0; i0 < m; i0 += TILE)
         for (int64_t j0 = 0; j0 < n; j0 += TILE)
             for (int64_t p0 = 0; p0 < k; p0 += TILE) {{
-                int64_t i1 = min(i0 + TILE, m), j1 = min(j0 + TILE, n), p1 = {p1};
+                int64_t i1 = {i1}, j1 = min(j0 + TILE, n), p1 = {p1};
                 for (int64_t i = i0; i < i1; i++)
                     for (int64_t j = j0; j < j1; j++) {{
                         float acc = {start};
@@ -171,8 +171,13 @@ void matmul(const float *A, const float *B, float *C, int64_t m, int64_t n, int6
 """
 
 
-def _tiled(clear="memset(C, 0, sizeof(float) * m * n);", p1="min(p0 + TILE, k)", start="C[i * n + j]"):
-    return _TILED.format(clear=clear, p1=p1, start=start)
+def _tiled(
+    clear="memset(C, 0, sizeof(float) * m * n);",
+    i1="min(i0 + TILE, m)",
+    p1="min(p0 + TILE, k)",
+    start="C[i * n + j]",
+):
+    return _TILED.format(clear=clear, i1=i1, p1=p1, start=start)
 
 
 WRONG[3] = {
@@ -200,6 +205,14 @@ WRONG[3] = {
     ),
     "clears the square of the longer side, past the end of C": (
         _tiled(clear="memset(C, 0, sizeof(float) * (m > n ? m * m : n * n));"),
+        "memory outside C was written",
+    ),
+    "one row too many: reads past the end of A and writes what it finds, NaN, past the end of C": (
+        _tiled(i1="min(i0 + TILE, m + 1)"),
+        "memory outside C was written",
+    ),
+    "one element too many: the last row of C goes on for one more column": (
+        _tiled().replace("j < j1; j++", "j < j1 + (i + 1 == m && j1 == n); j++"),
         "memory outside C was written",
     ),
     "every tile along p starts a new sum, so only the last one counts": (
@@ -234,12 +247,33 @@ def _nest(order, tile=None):
 
 
 WRONG[4] = {
-    "the plain order i, j, k": (_nest("ijp"), "7,200 misses"),
-    "the plain order i, k, j, the best of chapter 02's first rungs": (_nest("ipj"), "7,200 misses"),
+    "the plain order i, j, p": (_nest("ijp"), "7,200 misses"),
+    "the plain order i, p, j, the best of chapter 02's first rungs": (_nest("ipj"), "7,200 misses"),
     "down the columns": (_nest("jpi"), "223,488 misses"),
     "tiles of 8: half of each line is wasted": (_nest("ipj", 8), "2,736 misses"),
+    "tiles of 16: right, but A and C are fetched three times": (_nest("ipj", 16), "1,008 misses"),
+    "tiles of 24: three lines for two in each row": (_nest("ijp", 24), "misses at n = 48"),
     "tiles of 32: three of them do not fit in the cache": (_nest("ijp", 32), "misses at n = 48"),
 }
+
+
+@wrong(4, "the chapter's tiles of B", "but 1,008 misses at n = 48 (A 432, B 144, C 432); wanted: at most 900")
+def _(n):
+    for j0 in range(0, n, 16):
+        for p0 in range(0, n, 16):
+            for i in range(n):
+                for p in range(p0, min(p0 + 16, n)):
+                    for j in range(j0, min(j0 + 16, n)):
+                        yield i, j, p
+
+
+@wrong(4, "a tall tile of C that is too tall: 48 lines of C and 48 of A do not fit", "misses at n = 48")
+def _(n):
+    for j0 in range(0, n, 16):
+        for p in range(n):
+            for i in range(n):
+                for j in range(j0, min(j0 + 16, n)):
+                    yield i, j, p
 
 
 @wrong(4, "dropped tail: only whole tiles, right for 48", "steps never come")

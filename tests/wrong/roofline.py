@@ -111,6 +111,7 @@ WRONG = {
         ),
         "divided into a float": _cache(lambda lay, h, d, c, b, bits: 2 * lay * h * d * c * b * bits / 8),
         "through a float, digits lost": _cache(lambda lay, h, d, c, b, bits: int(2 * lay * h * d * c * b * (bits / 8))),
+        "divided into a float, then cut: digits lost": _fit(lambda free, each: max(0, int(free / each))),
         "rounded up": _fit(lambda free, each: max(0, -(-free // each))),
         "rounded to the nearest": _fit(lambda free, each: max(0, round(free / each))),
         "negative if the weights do not fit": _fit(lambda free, each: free // each),
