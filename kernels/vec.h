@@ -19,6 +19,7 @@ typedef __m512 vec;
 static inline vec load(const float *p) { return _mm512_loadu_ps(p); }
 static inline vec load_half(const half *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 static inline vec fma_(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+static inline float sum(vec v) { return _mm512_reduce_add_ps(v); }
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 enum { LANES = 8 };
@@ -26,6 +27,11 @@ typedef __m256 vec;
 static inline vec load(const float *p) { return _mm256_loadu_ps(p); }
 static inline vec load_half(const half *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 static inline vec fma_(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+static inline float sum(vec v) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
 #else
 enum { LANES = 4 };
 typedef float vec __attribute__((vector_size(16)));
@@ -37,6 +43,7 @@ static inline vec load(const float *p) {
     return v;
 }
 static inline vec fma_(vec a, vec b, vec c) { return a * b + c; }
+static inline float sum(vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 
 /* A half is 1 sign bit, 5 exponent bits (bias 15), 10 fraction bits; a float is 1, 8 (bias 127), 23. */
 static inline vec load_half(const half *p) {
@@ -50,14 +57,6 @@ static inline vec load_half(const half *p) {
     return (vec)((is_tiny & (ivec)tiny) | (~is_tiny & (normal | top)) | (bits & 0x8000) << 16);
 }
 #endif
-
-static inline float sum(vec v) {
-    float lanes[LANES];
-    memcpy(lanes, &v, sizeof v);
-    for (int step = LANES / 2; step; step /= 2)
-        for (int lane = 0; lane < step; lane++) lanes[lane] += lanes[lane + step];
-    return lanes[0];
-}
 
 static inline float half_to_float(half h) {
     half padded[LANES] = {h};

@@ -101,6 +101,8 @@ def stacked(parts, unit, title):
 def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None):
     """Curves over one x axis. lines  {name: values};  log  "x", "y", "xy" or False;  level  (value, name): a dashed
     line across."""
+    from matplotlib.ticker import LogLocator
+
     picture, axis = figure(8, 4)
     for i, (name, values) in enumerate(lines.items()):
         axis.plot(x, values, marker=marker, color=COLOURS[i % len(COLOURS)], label=name, linewidth=2)
@@ -108,10 +110,14 @@ def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None
         axis.axhline(level[0], color=BLACK, linestyle="--", linewidth=1.2, label=level[1])
     if log and "x" in log:
         axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        axis.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
+    elif len(x) <= 16:
+        axis.set_xticks(x)
     if log and "y" in log:
         axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(lambda v, _: f"{v:,g}")
+        axis.yaxis.set_minor_formatter(lambda v, _: "")
     if not log or "y" not in log:
         axis.set_ylim(bottom=0)
     if len(lines) > 1 or level:
@@ -149,18 +155,19 @@ def register_block(rows, columns, lanes):
     """One step of a matmul with a block of C in registers: a column of A, a row of B, and the block they meet in."""
     picture, axis = figure(8, 3.6)
     for r in range(rows):
-        axis.add_patch(_box(-2.4, r, 1, 1, ORANGE))
+        axis.add_patch(_box(-2.9, r, 2, 1, ORANGE))
+        axis.text(-1.9, r + 0.5, f"a[{r}]", ha="center", va="center")
         for v in range(columns // lanes):
             axis.add_patch(_box(v * lanes, r, lanes, 1, "#D6E8F5"))
-            axis.text((v + 0.5) * lanes, r + 0.5, f"c[{r}][{v}]", ha="center", va="center")
+            axis.text((v + 0.5) * lanes, r + 0.5, f"acc[{r}][{v}]", ha="center", va="center")
     for v in range(columns // lanes):
         axis.add_patch(_box(v * lanes, -2.4, lanes, 1, SKY))
         axis.text((v + 0.5) * lanes, -1.9, f"b[{v}]", ha="center", va="center")
     axis.text(-1.9, rows + 0.7, f"{rows} numbers\nof A", ha="center", va="top")
     axis.text(columns + 0.4, -1.9, f"{columns // lanes} vectors of B, {lanes} floats each", va="center")
-    text = f"{rows * columns // lanes} registers hold\na block of C:\nc[i][v] += a[i] · b[v]"
+    text = f"{rows * columns // lanes} registers hold\na block of C:\nacc[i][v] += a[i] · b[v]"
     axis.text(columns + 0.4, rows / 2, text, va="center")
-    axis.set(xlim=(-4, columns + 10), ylim=(rows + 2.4, -2.8))
+    axis.set(xlim=(-4.5, columns + 10), ylim=(rows + 2.4, -2.8))
     axis.axis("off")
     return _finish(picture)
 

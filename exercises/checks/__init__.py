@@ -5,6 +5,7 @@ nothing ever, from an endless loop.
 """
 
 import contextlib
+import inspect
 import math
 import numbers
 import signal
@@ -43,8 +44,20 @@ def call_text(function, *args, **named):
 
 def number_from(function, *args, whole=False, **named):
     """Call the learner's function; return the number it gives (an int if `whole`), else raise Wrong."""
-    got = function(*args, **named)
     call = call_text(function, *args, **named)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not a function, or one that Python knows nothing of: the call will tell
+        signature = None
+    if signature:
+        try:
+            signature.bind(*args, **named)
+        except TypeError as e:
+            raise Wrong(
+                f"the check calls {call}, but your function takes {signature} ({e}). "
+                "Keep the arguments and their names as in the stub"
+            ) from None
+    got = function(*args, **named)
     if got is None:
         raise Wrong(f"{call} gave None. Does the function return its result?")
     if isinstance(got, (np.ndarray, np.generic)) and got.ndim == 0:

@@ -37,12 +37,9 @@ class OwnProcess:
                 raise Wrong(f"the C source has no function `{prototype}`")
             if _types(defined[function]) != _types(dict(_prototypes(prototype + " {"))[function]):
                 raise Wrong(f"the first line of {function} was changed; expected `{prototype}`")
-        try:
-            library = compile_c(whole, flags=tuple(flags), name=name, openmp=False)
-        except OSError as e:  # it compiles, but a function that it calls does not exist
-            raise Wrong(f"the compiled code cannot be loaded: {str(e).split(': ', 1)[-1]}") from None
+        library = compile_c(whole, flags=tuple(flags), name=name, openmp=False)
         self._start()
-        self._send.send((library._library._name, name, whole))
+        self._send.send((str(library.path), name, whole))
 
     def _start(self):
         theirs_in, ours_out = os.pipe()

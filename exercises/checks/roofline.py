@@ -20,7 +20,7 @@ MISTRAL_NEMO_12B = ModelConfig("Mistral-Nemo-12B", 40, 5120, 14336, 32, 8, 128, 
 
 def exercise_1(gemv_intensity):
     """Flops per byte of y = W x."""
-    exercise = Exercise("Exercise 1: intensity of a matrix-vector product")
+    exercise = Exercise("Exercise 1: intensity of a matrix–vector product")
     rng = np.random.default_rng()
     # (rows, cols, weight_bytes) or (rows, cols, weight_bytes, vector_bytes)
     cases = [(1, 1, 4), (1, 2, 4), (2, 1, 4), (2, 3, 4), (2, 3, 2), (2, 3, 0.5), (2, 3, 0.5, 2), (3, 2, 1, 8)]
@@ -77,6 +77,10 @@ def exercise_2(kv_cache_bytes, sequences_that_fit):
             ((10, 10, 3), "no byte is free"),
             ((10, 11, 3), "the weights alone do not fit, so no sequence does"),
             ((10, 31, 3), "the weights alone do not fit, so no sequence does"),
+            (
+                (3 * 10**17 - 1, 0, 10**17),
+                "one byte is missing for the third, which a float cannot tell; stay with whole numbers: // and not /",
+            ),
         ]
         for _ in range(50):
             cache, count, weights = (int(n) for n in rng.integers((2, 1, 0), (10**9, 2000, 10**11)))

@@ -52,15 +52,20 @@ def rows(W, x, *, out=None, threads=None, isa=None):
     return _run("rows", np.float32, W, x, out, threads, isa)
 
 
+def prefetch(W, x, *, out=None, threads=None, isa=None):
+    """Rung 5: while eight rows are worked on, the next eight are asked for."""
+    return _run("prefetch", np.float32, W, x, out, threads, isa)
+
+
 def half(W, x, *, out=None, threads=None, isa=None):
-    """Rung 5: float16 weights, converted on the way in. W is float16; x, the sums and y are float32."""
+    """Rung 6: float16 weights, converted on the way in. W is float16; x, the sums and y are float32."""
     return _run("half", np.float16, W, x, out, threads, isa)
 
 
 def gemv(W, x, *, out=None, threads=None, isa=None):
-    """The best rung for W's dtype: `rows` for float32, `half` for float16."""
+    """The best rung for W's dtype: `prefetch` for float32, `half` for float16."""
     expect_array("gemv", "W", W, dtype=(np.float32, np.float16), shape=("rows", "cols"))
-    return (half if W.dtype == np.float16 else rows)(W, x, out=out, threads=threads, isa=isa)
+    return (half if W.dtype == np.float16 else prefetch)(W, x, out=out, threads=threads, isa=isa)
 
 
 RUNGS = [
@@ -68,6 +73,7 @@ RUNGS = [
     Rung("openmp", "OpenMP threads", openmp, ("kernels/cpu_gemv/openmp.c",)),
     Rung("simd", "SIMD, four accumulators", simd, ("kernels/cpu_gemv/simd.c", "kernels/vec.h")),
     Rung("rows", "eight rows at a time", rows, ("kernels/cpu_gemv/rows.c", "kernels/vec.h")),
+    Rung("prefetch", "prefetch of the next eight", prefetch, ("kernels/cpu_gemv/prefetch.c", "kernels/vec.h")),
     Rung("half", "fp16 weights", half, ("kernels/cpu_gemv/half.c", "kernels/vec.h")),
 ]
 

@@ -1,17 +1,20 @@
-/* Rung 5, half: the weights are 16-bit floats, two bytes each instead of four. The F16C instructions turn a vector
+/* Rung 6, half: the weights are 16-bit floats, two bytes each instead of four. The F16C instructions turn a vector
    of them into floats on the way in; x and the sums stay float.
 
-   New since rows: the type of W, and load_half in place of load. */
+   New since prefetch: the type of W, and load_half in place of load. */
 #include "vec.h"
-enum { ROWS = 8 };
+enum { ROWS = 8, LINE = 64 / sizeof(half) }; /* LINE: weights in a cache line of 64 bytes */
 
-/* y[0..7] = W[0..7] · x, for eight rows of `cols` columns. */
-static void eight_rows(const half *W, const float *x, float *y, int64_t cols) {
+/* y[0..7] = W[0..7] · x, for eight rows of `cols` columns. `next` is where the following eight rows begin. */
+static void eight_rows(const half *W, const half *next, const float *x, float *y, int64_t cols) {
     vec acc[ROWS] = {{0}};
     int64_t c = 0;
-    for (; c + LANES <= cols; c += LANES) {
-        vec xs = load(x + c);
-        for (int r = 0; r < ROWS; r++) acc[r] = fma_(load_half(W + r * cols + c), xs, acc[r]);
+    for (; c + LINE <= cols; c += LINE) {
+        for (int r = 0; r < ROWS; r++) __builtin_prefetch(next + r * cols + c, 0, 1); /* to be read; not into L1 */
+        for (int v = 0; v < LINE; v += LANES) {
+            vec xs = load(x + c + v);
+            for (int r = 0; r < ROWS; r++) acc[r] = fma_(load_half(W + r * cols + c + v), xs, acc[r]);
+        }
     }
     for (int r = 0; r < ROWS; r++) {
         float total = sum(acc[r]);
@@ -32,8 +35,8 @@ static float dot(const half *w, const float *x, int64_t n) {
 void gemv(const half *W, const float *x, float *y, int64_t rows, int64_t cols, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t group = 0; group < (rows + ROWS - 1) / ROWS; group++) {
-        int64_t r = group * ROWS;
-        if (r + ROWS <= rows) eight_rows(W + r * cols, x, y + r, cols);
+        int64_t r = group * ROWS, next = r + 2 * ROWS <= rows ? r + ROWS : r; /* never past the end of W */
+        if (r + ROWS <= rows) eight_rows(W + r * cols, W + next * cols, x, y + r, cols);
         else /* fewer than eight rows are left */
             for (; r < rows; r++) y[r] = dot(W + r * cols, x, cols);
     }

@@ -251,7 +251,7 @@ WRONG[4] = {
     "the plain order i, p, j, the best of chapter 02's first rungs": (_nest("ipj"), "7,200 misses"),
     "down the columns": (_nest("jpi"), "223,488 misses"),
     "tiles of 8: half of each line is wasted": (_nest("ipj", 8), "2,736 misses"),
-    "tiles of 16: right, but A and C are fetched three times": (_nest("ipj", 16), "1,008 misses"),
+    "tiles of 16: right, but A and B are fetched three times": (_nest("ipj", 16), "1,008 misses"),
     "tiles of 24: three lines for two in each row": (_nest("ijp", 24), "misses at n = 48"),
     "tiles of 32: three of them do not fit in the cache": (_nest("ijp", 32), "misses at n = 48"),
 }
