@@ -47,7 +47,7 @@ def bars(ladder):
     name = "read bandwidth" if ladder.bound == "read" else "arithmetic"
     axis.set_xlabel(f"percent of the {name} measured beside it (dashed: the roof)")
     axis.set_title(ladder.title + (f"\n{ladder.source}" if ladder.source else ""), loc="left")
-    return _finish(picture)
+    return finish(picture)
 
 
 def roofline(roof, points=(), title=None):
@@ -81,7 +81,7 @@ def roofline(roof, points=(), title=None):
     axis.set_ylabel(unit)
     axis.set_title(title or f"Roofline of {roof.card}", loc="left")
     axis.grid(True, which="major", alpha=0.25)
-    return _finish(picture)
+    return finish(picture)
 
 
 def stacked(parts, unit, title):
@@ -95,7 +95,7 @@ def stacked(parts, unit, title):
     axis.set_xlabel(unit)
     axis.set_title(title, loc="left")
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3, frameon=False, fontsize=10)
-    return _finish(picture)
+    return finish(picture)
 
 
 def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None):
@@ -126,7 +126,7 @@ def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None
     axis.set_ylabel(ylabel)
     axis.set_title(title, loc="left")
     axis.grid(True, alpha=0.25)
-    return _finish(picture)
+    return finish(picture)
 
 
 def walk(paths, rows=8, columns=32, line=16):
@@ -148,7 +148,7 @@ def walk(paths, rows=8, columns=32, line=16):
         axis.set(xlim=(-0.6, columns - 0.4), ylim=(rows - 0.4, -0.6), ylabel="row")
         axis.set_title(f"{title}: {len(steps)} steps touch {len(touched)} cache lines", loc="left", fontsize=11)
     axis.set_xlabel(f"column (each box is a cache line of {line} floats; the red dot is the first step)")
-    return _finish(picture)
+    return finish(picture)
 
 
 def register_block(rows, columns, lanes):
@@ -169,7 +169,7 @@ def register_block(rows, columns, lanes):
     axis.text(columns + 0.4, rows / 2, text, va="center")
     axis.set(xlim=(-4.5, columns + 10), ylim=(rows + 2.4, -2.8))
     axis.axis("off")
-    return _finish(picture)
+    return finish(picture)
 
 
 def _box(x, y, width, height, colour):
@@ -178,7 +178,7 @@ def _box(x, y, width, height, colour):
     return Rectangle((x, y), width, height, facecolor=colour, edgecolor="#999999", linewidth=0.8)
 
 
-def _finish(picture):
+def finish(picture):
     """Close the figure for pyplot and return it: a notebook shows a returned figure once, and never twice."""
     import matplotlib.pyplot as plt
 
