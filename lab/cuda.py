@@ -1,0 +1,374 @@
+"""One call for a CUDA C++ kernel, wherever its tensors live.
+
+    module = cuda.compile('extern "C" __global__ void twice(float* x, int n) { ... }')    # or cuda.load("twice.cu")
+    module.twice(grid, block, x, n)
+
+CUDA tensors: NVRTC compiles for their card, and the launch goes on PyTorch's current stream; it returns None.
+CPU tensors: the same source runs on the SIMT machine, which returns its report of counters.
+Nothing compiles before it is needed, and nothing compiles twice.
+"""
+
+import math
+import numbers
+import operator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lab import cuda_driver, cuda_signature, disassembly
+
+DEFAULT_ARCH = "sm_90"  # what the SIMT machine and the disassembly take where nobody says otherwise
+MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
+MAX_SHARED = 227 * 1024  # bytes of shared memory a block can ask for on compute capability 9.0
+OLDEST = (8, 0)
+PLAIN = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8}
+PLAIN |= {torch.uint64, torch.uint32, torch.uint16, torch.uint8}
+BITS = {  # what NumPy has no name for goes to the SIMT machine as bits
+    torch.bfloat16: torch.uint16,
+    torch.bool: torch.uint8,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+
+
+def compile(source, options=(), name="kernel.cu", arch=None):
+    """A module from CUDA C++ source.
+
+    source   device code; kernels are `extern "C" __global__`
+    options  strings for NVRTC, such as ("-DPAD=1",)
+    name     what errors call the source
+    arch     such as "sm_90a"; None: the card's own, and sm_90 on the SIMT machine
+
+    Nothing is compiled until a kernel is launched or the code is asked for. Then: simt.CompileError with the compiler's
+    words; simt.CompilerMissing where there is no NVRTC.
+    """
+    return Module(source, options, name, arch)
+
+
+def load(path, options=(), arch=None):
+    """A module from a .cu file. Errors show the file's name; #include "..." also looks beside the file."""
+    path = Path(path)
+    return Module(path.read_text(), (*_options(options), f"-I{path.resolve().parent}"), path.name, arch)
+
+
+class Module:
+    """Compiled source: `module.name` or `module["name"]` is a kernel; ptx, cubin, sass and resources show its code."""
+
+    def __init__(self, source, options=(), name="kernel.cu", arch=None):
+        if not isinstance(source, str):
+            raise TypeError(f"cuda.compile: source must be a str, got {type(source).__name__}; cuda.load takes a path")
+        self.source, self.options, self.name, self.arch = source, _options(options), name, arch
+        self._kernels, self._arches, self._loaded, self._machine = {}, {}, {}, None
+
+    def __getitem__(self, name):
+        if name not in self._kernels:
+            if not cuda_signature.is_named(self.source, name) and name not in self.entries():  # compile only in doubt
+                raise AttributeError(self._unknown(name))
+            self._kernels[name] = Kernel(self, name)
+        return self._kernels[name]
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        kernel = self[name]
+        setattr(self, name, kernel)  # so that the next look-up is free
+        return kernel
+
+    def __repr__(self):
+        return f"<CUDA module {self.name}>"
+
+    def ptx(self, arch=None):
+        """The PTX text."""
+        from simt import nvrtc
+
+        return nvrtc.compile_to_ptx(self.source, self.options, arch or self.arch or DEFAULT_ARCH, self.name)
+
+    def cubin(self, arch=None):
+        """The machine code, as bytes."""
+        from simt import nvrtc
+
+        return nvrtc.compile_to_cubin(self.source, self.options, arch or self.arch or DEFAULT_ARCH, self.name)
+
+    def sass(self, kernel=None, arch=None):
+        """The machine code as text, of one kernel or of all. It needs no GPU; RuntimeError without a disassembler."""
+        if kernel is not None and kernel not in self.entries(arch):
+            raise AttributeError(self._unknown(kernel))
+        return disassembly.sass(self.cubin(arch), kernel)
+
+    def resources(self, arch=None):
+        """{kernel: {"registers", "shared", "stack", "spill_stores", "spill_loads"}}, without a GPU.
+
+        Registers of a thread; static shared bytes of a block; bytes a thread keeps on its stack, and spills to it.
+        """
+        from simt import nvrtc
+
+        options = (*self.options, "--ptxas-options=-v")
+        arch = arch or self.arch or DEFAULT_ARCH
+        return disassembly.resources(nvrtc.compiler_log(self.source, options, arch, self.name))
+
+    def entries(self, arch=None):
+        """{kernel: its parameters and limits}, as the compiler sees them."""
+        return cuda_signature.entries(self.ptx(arch), self.source)
+
+    def _unknown(self, name):
+        entries = self.entries()
+        if any(entry.startswith(f"_Z{len(name)}{name}") for entry in entries):
+            return f'{self.name}: write extern "C" before __global__ void {name}, or its name is mangled by C++'
+        return f"{self.name} has no kernel {name!r}; it has: {', '.join(entries) or 'none'}"
+
+    def _arch_on(self, device):
+        """The architecture to compile for: that of a card by its index, or the default for the SIMT machine (None)."""
+        if device not in self._arches:
+            self._arches[device] = self.arch or (DEFAULT_ARCH if device is None else self._arch_of_card(device))
+        return self._arches[device]
+
+    def _arch_of_card(self, device):
+        from simt import nvrtc
+
+        major, minor = cuda_driver.capability(device)
+        if (major, minor) < OLDEST:
+            raise RuntimeError(
+                f"{self.name}: the course's kernels need a card of compute capability {OLDEST[0]}.{OLDEST[1]} or newer "
+                f"(A100, RTX 30 and later), got {torch.cuda.get_device_name(device)}, {major}.{minor}; "
+                "CPU tensors run on the SIMT machine"
+            )
+        known = [int(arch[3:]) for arch in nvrtc.architectures()]
+        return f"sm_{max(arch for arch in known if arch <= 10 * major + minor)}"
+
+    def _on_card(self, device):
+        """The module on this card."""
+        if device not in self._loaded:
+            arch, (major, minor) = self._arch_on(device), cuda_driver.capability(device)
+            newer = self.arch is None and arch != f"sm_{major}{minor}"  # than the compiler: the driver translates PTX
+            image = self.ptx(arch).encode() if newer else self.cubin(arch)
+            what = f"{self.name} ({arch}, on {torch.cuda.get_device_name(device)})"
+            self._loaded[device] = cuda_driver.load(image, device, what)
+        return self._loaded[device]
+
+    def _on_machine(self):
+        """The module on the SIMT machine."""
+        if self._machine is None:
+            import simt
+
+            self._machine = simt.load(self.ptx(), self.source)  # a module of its own, as on a card
+        return self._machine
+
+
+class Kernel:
+    """One kernel; call it to launch it."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+        self._plans, self._shapes, self._entries, self._functions = {}, {}, {}, {}
+
+    def __repr__(self):
+        return f"<CUDA kernel {self.name} of {self.module.name}>"
+
+    def entry(self, device=None):
+        """Its parameters and limits (a lab.cuda_signature.Entry) on a card by its index, or on the SIMT machine."""
+        if device not in self._entries:
+            entries = self.module.entries(self.module._arch_on(device))
+            if self.name not in entries:
+                raise AttributeError(self.module._unknown(self.name))
+            self._entries[device] = entries[self.name]
+        return self._entries[device]
+
+    def __call__(self, grid, block, *args, shared=0, stream=None, pdl=False, cluster=None, check_races=False):
+        """Launch. None on a card, the machine's report on the CPU.
+
+        grid, block  an int or a tuple of up to three: blocks in the grid, threads in a block
+        args         one for each parameter of the kernel: contiguous tensors for pointers, all on one device (None is
+                     a null pointer); ints, floats or NumPy scalars for the rest, checked against the parameter's type
+        shared       bytes of dynamic shared memory
+        stream       a torch.cuda.Stream; None: the current one. As ever with side streams, keep the tensors alive.
+        pdl          True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch)
+        cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later
+        check_races  on the CPU: also look for races
+
+        TypeError or ValueError names the argument, what was expected and what came, before anything has run.
+        Gradients are not tracked. On a card, errors inside the kernel show up at a later synchronisation.
+        """
+        kinds = []  # all that the checks look at, apart from the values of numbers
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                kinds += (arg.dtype, arg.device, arg.layout is torch.strided and arg.is_contiguous())
+            else:
+                kinds.append(arg.dtype if isinstance(arg, np.void) else type(arg))
+        kinds = tuple(kinds)
+        plan = self._plans.get(kinds)
+        if plan is None:
+            plan = self._plans[kinds] = self._plan(args)
+        tensors, scalars, function = plan
+        values = list(args)
+        for index, convert in scalars:
+            values[index] = convert(values[index])
+        if function is None:
+            return self._simulate(grid, block, values, tensors, shared, cluster, check_races)
+
+        if check_races:
+            raise ValueError(f"{self.name}: check_races looks on the SIMT machine: pass CPU tensors, got CUDA tensors")
+        for index in tensors:
+            values[index] = values[index].data_ptr()
+        try:
+            shape = self._shapes[function, grid, block, shared]
+        except (KeyError, TypeError):  # not seen before, or a list
+            shape = self._shape(grid, block, shared, function)
+            if len(self._shapes) > 1000:
+                self._shapes.clear()
+            if isinstance(grid, (int, tuple)) and isinstance(block, (int, tuple)):
+                self._shapes[function, grid, block, shared] = shape
+        if cluster is not None:
+            cluster = self._cluster(cluster, shape, function)
+        if stream is None:
+            raw = cuda_driver.current_stream(function.device)
+        elif isinstance(stream, torch.cuda.Stream) and stream.device.index == function.device:
+            raw = stream.cuda_stream
+        else:
+            wanted = f"a torch.cuda.Stream of cuda:{function.device}, where the tensors are"
+            raise TypeError(f"{self.name}: stream must be {wanted}, got {stream!r}")
+        function.launch(shape, values, raw, pdl, cluster)
+
+    # Before the launch: look at everything once, and remember what was found.
+
+    def _plan(self, args):
+        """(indices of the tensors, [(index, how to convert a scalar)], Function or None for the CPU), or an error."""
+        device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), None)
+        on_card = device is not None and device.type == "cuda"
+        parameters = self.entry(device.index if on_card else None).parameters
+        if len(args) != len(parameters):
+            listed = ", ".join(map(str, parameters)) or "none"
+            raise TypeError(f"{self.name}: takes {len(parameters)} arguments ({listed}), got {len(args)}")
+        tensors, scalars, first = [], [], None
+        for index, (arg, parameter) in enumerate(zip(args, parameters)):
+            if not isinstance(arg, torch.Tensor):
+                parameter.expect_scalar(self.name, arg)
+                scalars.append((index, cuda_signature.converter(self.name, parameter, on_card)))
+                continue
+            self._expect_tensor(arg, parameter)
+            first = first or parameter.name
+            if arg.device != device:
+                raise ValueError(
+                    f"{self.name}: {parameter.name} must be on {device}, like {first}, got a tensor on {arg.device}"
+                )
+            tensors.append(index)
+        if device is None:
+            raise TypeError(
+                f"{self.name}: at least one argument must be a tensor, whose device says where to run, got none"
+            )
+        return tuple(tensors), tuple(scalars), self._function(device.index) if on_card else None
+
+    def _expect_tensor(self, tensor, parameter):
+        """Raise unless this tensor can stand for this parameter."""
+        where, name = f"{self.name}: {parameter.name}", parameter.name
+        if parameter.kind not in ("pointer", "pointer or integer"):
+            raise TypeError(f"{where} must be {parameter.wanted}, got a tensor")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"{where} must be on the CPU or on a CUDA device, got a tensor on {tensor.device}")
+        if tensor.dtype not in PLAIN and tensor.dtype not in BITS:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in PLAIN | set(BITS)))
+            raise TypeError(f"{where} must have one of the dtypes {known}, got {tensor.dtype}")
+        if parameter.dtypes and tensor.dtype not in parameter.dtypes:
+            wanted = " or ".join(map(str, parameter.dtypes))
+            raise TypeError(
+                f"{where} is a {parameter.ctype}* and must be a tensor of {wanted}, got {tensor.dtype} "
+                f"({name}.to({parameter.dtypes[0]}) converts; {name}.view(...) reads the same bytes as another type)"
+            )
+        if tensor.layout is not torch.strided:
+            raise ValueError(f"{where} must be a dense tensor, got layout {tensor.layout}")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{where} must be contiguous, got shape {tuple(tensor.shape)} with strides {tensor.stride()}; "
+                f"{name}.contiguous() makes a contiguous copy"
+            )
+
+    def _function(self, device):
+        if device not in self._functions:
+            module, parameters = self.module._on_card(device), self.entry(device).parameters
+            self._functions[device] = cuda_driver.Function(module, self.name, device, parameters)
+        return self._functions[device]
+
+    def _shape(self, grid, block, shared, function):
+        """Seven ints: grid, block, shared bytes, checked against CUDA's limits and the card's."""
+        grid = self._three("grid", grid, MAX_GRID, "blocks")
+        block = self._three("block", block, MAX_BLOCK, "threads")
+        threads, bound = math.prod(block), self.entry(function.device if function else None).max_threads
+        if threads > MAX_THREADS:
+            raise ValueError(f"{self.name}: a block has at most {MAX_THREADS} threads, got block {block}: {threads}")
+        if bound and threads > bound:
+            raise ValueError(
+                f"{self.name}: compiled for at most {bound} threads per block (__launch_bounds__), "
+                f"got block {block}: {threads}"
+            )
+        if function and threads > function.max_threads:
+            raise ValueError(
+                f"{self.name}: its registers leave room for {function.max_threads} threads per block on this card, "
+                f"got block {block}: {threads}; __launch_bounds__({threads}) makes the compiler use fewer"
+            )
+        if isinstance(shared, bool) or not isinstance(shared, numbers.Integral) or shared < 0:
+            raise ValueError(f"{self.name}: shared must be a number of bytes, 0 or more, got {shared!r}")
+        limit = function.max_shared if function else MAX_SHARED
+        if shared > limit:
+            static = f" beside its {function.static_shared} static bytes" if function and function.static_shared else ""
+            raise ValueError(
+                f"{self.name}: shared must be at most {limit} bytes{static}, what this card lets a block have, "
+                f"got {shared}"
+            )
+        if function:
+            function.allow_shared(shared)
+        return (*grid, *block, int(shared))
+
+    def _three(self, name, value, limits, unit):
+        value = value if isinstance(value, (tuple, list, torch.Size)) else (value,)
+        if not 1 <= len(value) <= 3 or any(isinstance(v, bool) for v in value):
+            raise ValueError(f"{self.name}: {name} must be an int or a tuple of up to three, got {value!r}")
+        try:
+            value = tuple(operator.index(v) for v in value)
+        except TypeError:
+            raise TypeError(f"{self.name}: {name} must be an int or a tuple of up to three, got {value!r}") from None
+        for axis, v, limit in zip("xyz", value, limits):
+            if not 1 <= v <= limit:
+                raise ValueError(
+                    f"{self.name}: {name} must have between 1 and {limit} {unit} along {axis}, got {name} {value}"
+                )
+        return (*value, 1, 1)[:3]
+
+    def _cluster(self, cluster, shape, function):
+        cluster = self._three("cluster", cluster, MAX_GRID, "blocks")
+        if cuda_driver.capability(function.device) < (9, 0):
+            raise RuntimeError(f"{self.name}: clusters need a card of compute capability 9.0 or newer")
+        if math.prod(cluster) > 16 or any(g % c for g, c in zip(shape[:3], cluster)):
+            raise ValueError(
+                f"{self.name}: a cluster has at most 16 blocks and divides the grid {shape[:3]}, got cluster {cluster}"
+            )
+        function.allow_cluster(math.prod(cluster))
+        return cluster
+
+    def _simulate(self, grid, block, values, tensors, shared, cluster, check_races):
+        """Run on the SIMT machine, on the tensors' own memory."""
+        if cluster is not None:
+            raise NotImplementedError(f"{self.name}: the SIMT machine has no clusters; launch this one on a card")
+        shape = self._shape(grid, block, shared, None)
+        for index in tensors:
+            values[index] = _array(values[index])
+        kernel = self.module._on_machine()[self.name]
+        return kernel(shape[:3], shape[3:6], *values, shared=shape[6], check_races=check_races)
+
+
+def _array(tensor):
+    """A tensor's memory as a NumPy array, or as a simt.Buffer where it starts off a card's 256-byte alignment."""
+    tensor = tensor.detach()
+    array = tensor.view(BITS.get(tensor.dtype, tensor.dtype)).numpy()
+    offset = tensor.storage_offset() * tensor.element_size() % 256
+    if offset and tensor.numel():
+        import simt
+
+        if hasattr(simt, "Buffer"):
+            return simt.Buffer(array, misalignment=offset)
+    return array
+
+
+def _options(options):
+    if isinstance(options, str) or not all(isinstance(option, str) for option in options):
+        raise TypeError(f'options must be a tuple of strings, such as ("-DPAD=1",), got {options!r}')
+    return tuple(options)

@@ -1,0 +1,281 @@
+"""What a learner calls: modules, kernels, launches; arguments are checked before anything runs."""
+
+import difflib
+import functools
+import operator
+import threading
+
+import numpy as np
+
+from simt import nvrtc, ptx
+from simt.errors import LaunchError
+from simt.machine import Launch
+from simt.memory import REGION, Space
+from simt.program import Program
+from simt.report import Report
+
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
+BLOCK_LIMITS = (1024, 1024, 64)
+THREADS_LIMIT = 1024
+SHARED_LIMIT = 227 * 1024  # bytes a block of an sm_90 card may have
+STEP_LIMIT = 2_000_000
+
+
+class Buffer:
+    """An array that starts `misalignment` bytes behind a multiple of 256, as a view into a larger tensor may."""
+
+    def __init__(self, array, misalignment=0):
+        self.array, self.misalignment = array, misalignment
+
+
+def compile(source, options=(), arch="sm_90", name="kernel.cu"):
+    """CUDA C++ (device code only) -> Module, by NVRTC. What has been compiled before is not compiled again."""
+    return translated(nvrtc.compile_to_ptx(source, options, arch, name), source)
+
+
+@functools.lru_cache(maxsize=256)
+def translated(text, source):
+    return Module(text, source)
+
+
+def load(text, source=""):
+    """PTX text -> Module, where there is no NVRTC. `source`, if given, is quoted in errors and reports."""
+    if not isinstance(text, str):
+        raise TypeError(f"text: expected PTX as a str; got {type(text).__name__}")
+    return Module(text, source)
+
+
+class Module:
+    """Compiled code; module["name"] is a kernel. Its __device__ variables keep their values from launch to launch."""
+
+    def __init__(self, text, source=""):
+        self.ptx, self.source = text, source
+        self.parsed = ptx.parse(text)
+        self.kernels = {}
+        self.kept = {}
+        self.lock = threading.Lock()
+
+    @property
+    def names(self):
+        """The kernels there are."""
+        return [f.name for f in self.parsed.functions.values() if f.entry]
+
+    def __getitem__(self, name):
+        if name not in self.kernels:
+            function = self.parsed.functions.get(name)
+            if function is None or not function.entry:
+                raise LaunchError(self.no_such_kernel(name))
+            self.kernels[name] = Kernel(self, Program(function, self.parsed, self.source))
+        return self.kernels[name]
+
+    def no_such_kernel(self, name):
+        names = self.names
+        text = f"module has no kernel {name!r}; it has {', '.join(names) if names else 'none'}"
+        mangled = [n for n in names if isinstance(name, str) and n.startswith("_Z") and name in n]
+        if mangled:
+            return f'{text}. Write extern "C" before __global__ to keep the name {name!r} as it is'
+        near = difflib.get_close_matches(str(name), names, 1)
+        return f"{text}. Did you mean {near[0]!r}?" if near else text
+
+
+class Kernel:
+    """kernel(grid, block, *args, shared=0, check_races=False) runs it and returns a Report.
+
+    grid, block   how many blocks, and threads in a block: an int, or a tuple of up to 3
+    args          NumPy arrays (written in place) for pointers, NumPy scalars (np.int32(n)) for values
+    shared        bytes of dynamic shared memory
+    check_races   report two threads that touch the same memory with no order between them (slower)
+    step_limit    how long an endless loop may run: in steps of all threads of a part of the grid together
+    """
+
+    def __init__(self, module, program):
+        self.module, self.program = module, program
+        self.name = program.name
+
+    def __repr__(self):
+        parameters = ", ".join(f"{n}: {p.type}" for n, p in zip(self.program.argument_names, self.program.parameters))
+        return f"{self.name}({parameters})"
+
+    def __call__(self, grid, block, *args, shared=0, check_races=False, step_limit=STEP_LIMIT):
+        program = self.program
+        grid = dimensions("grid", grid, GRID_LIMITS)
+        block = dimensions("block", block, BLOCK_LIMITS)
+        self.check_block(block)
+        shared = whole("shared", shared)
+        if program.shared_size + shared > SHARED_LIMIT:
+            raise LaunchError(
+                f"shared: expected at most {SHARED_LIMIT - program.shared_size} bytes ({SHARED_LIMIT} less the "
+                f"{program.shared_size} that {self.name} declares); got {shared}"
+            )
+        values, spaces = self.bind(args)
+        races = None
+        if check_races:
+            from simt.races import Races
+
+            races = Races()
+        with self.module.lock:
+            program.start()
+            buffers = program.global_spaces(self.module.kept) | spaces
+            parameters = Parameters(program, values)
+            launch = Launch(program, grid, block, parameters, buffers, shared, races, step_limit)
+            launch.run()
+            return Report(
+                self.name, self.module.source, program.counts(), printed="".join(launch.printed), grid=grid, block=block
+            )
+
+    def check_block(self, block):
+        threads = block[0] * block[1] * block[2]
+        if threads > THREADS_LIMIT:
+            raise LaunchError(f"block: expected at most {THREADS_LIMIT} threads; got {threads} ({block})")
+        bound = self.program.flow.function.directives.get("maxntid")
+        if bound:
+            most = int(np.prod(bound))
+            if threads > most:
+                raise LaunchError(
+                    f"block: expected at most {most} threads, as {self.name}'s __launch_bounds__ says; got {threads}"
+                )
+
+    def bind(self, args):
+        """The arguments as bytes of parameters, and the buffers they point to."""
+        parameters, names = self.program.parameters, self.program.argument_names
+        if len(args) != len(parameters):
+            wanted = ", ".join(f"{n} ({describe(p)})" for n, p in zip(names, parameters))
+            raise LaunchError(f"args: {self.name} expects {len(parameters)}: {wanted}; got {len(args)}")
+        values, arrays = {}, []
+        for n, (p, name, a) in enumerate(zip(parameters, names, args)):
+            misalignment = 0
+            if isinstance(a, Buffer):
+                misalignment, a = a.misalignment, a.array
+            if isinstance(a, np.ndarray):
+                check_array(p, name, a)
+                arrays.append((n, name, a, misalignment))
+            elif isinstance(a, (np.generic, bytes)):
+                values[p.name] = scalar_bytes(p, name, a)
+            else:
+                raise LaunchError(f"{name}: expected {describe(p)}; got {type(a).__name__} {short(a)}{hint(a)}")
+        spaces, addresses = place(arrays, len(self.program.globals) + 1)
+        for n, address in addresses.items():
+            values[parameters[n].name] = int(address).to_bytes(8, "little")
+        return values, spaces
+
+
+def place(arrays, region):
+    """Give each array an address. Arrays that share memory share their addresses too."""
+    spaces, addresses, owners = {}, {}, []
+    order = sorted(arrays, key=lambda item: (start_of(item[2]), -item[2].nbytes))
+    for n, name, a, misalignment in order:
+        start = start_of(a)
+        if a.nbytes == 0:
+            addresses[n] = region << REGION
+            spaces[region] = Space(name, np.zeros(0, np.uint8), region << REGION, 0, dtype=a.dtype)
+            region += 1
+            continue
+        owner = next((o for o in owners if o[0] <= start and start + a.nbytes <= o[1]), None)
+        if owner is not None:
+            addresses[n] = owner[2] + start - owner[0]
+            continue
+        if any(o[0] < start + a.nbytes and start < o[1] for o in owners):
+            raise LaunchError(f"{name}: expected memory of its own, or all inside another argument's; it overlaps one")
+        address = (region << REGION) + misalignment
+        data = a.reshape(-1).view(np.uint8)
+        spaces[region] = Space(name, data, address, a.nbytes, writable=a.flags.writeable, dtype=a.dtype)
+        owners.append((start, start + a.nbytes, address))
+        addresses[n] = address
+        region += 1
+    return spaces, addresses
+
+
+def start_of(a):
+    return a.__array_interface__["data"][0]
+
+
+class Parameters(dict):
+    """The kernel's parameters as its code reads them, by position: ints, and arrays (1, 1, 1) of floats."""
+
+    def __init__(self, program, values):
+        super().__init__()
+        self.program, self.values = program, values
+
+    def __missing__(self, at):
+        name, offset, kind = self.program.translator.parameter_reads[at]
+        dtype = np.dtype(kind)
+        value = np.frombuffer(self.values[name], dtype, 1, offset)
+        self[at] = value.reshape(1, 1, 1) if dtype.kind == "f" else int(value.view(f"u{dtype.itemsize}")[0])
+        return self[at]
+
+
+# Checks.
+
+
+def dimensions(name, value, limits):
+    """An int or tuple -> three ints, within CUDA's limits."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not 1 <= len(given) <= 3:
+        raise LaunchError(f"{name}: expected 1 to 3 numbers; got {len(given)}")
+    out = []
+    for axis, n, limit in zip("xyz", given, limits):
+        n = whole(f"{name}.{axis}", n)
+        if not 1 <= n <= limit:
+            raise LaunchError(f"{name}.{axis}: expected 1 to {limit}; got {n}")
+        out.append(n)
+    return (*out, 1, 1)[:3]
+
+
+def whole(name, n):
+    try:
+        n = operator.index(n)
+    except TypeError:
+        raise LaunchError(f"{name}: expected a whole number; got {type(n).__name__} {short(n)}") from None
+    if n < 0:
+        raise LaunchError(f"{name}: expected 0 or more; got {n}")
+    return n
+
+
+def check_array(p, name, a):
+    if p.type not in ("u64", "b64", "s64") or p.size != 8:
+        raise LaunchError(f"{name}: expected {describe(p)}; got an array of {a.dtype}")
+    if not a.flags.c_contiguous:
+        raise LaunchError(f"{name}: expected a C-contiguous array; got strides {a.strides} for shape {a.shape}")
+    if a.dtype.hasobject:
+        raise LaunchError(f"{name}: expected an array of numbers; got dtype {a.dtype}")
+    if not a.dtype.isnative:
+        raise LaunchError(f"{name}: expected the machine's own byte order; got dtype {a.dtype}")
+
+
+def scalar_bytes(p, name, a):
+    """A NumPy scalar as the bytes of a parameter: the size must fit, and a float is no int."""
+    data = bytes(a) if isinstance(a, (bytes, np.void)) else a.tobytes()
+    if isinstance(a, (bytes, np.void)):
+        good = len(data) == p.size
+    else:
+        good = len(data) == p.size and ((a.dtype.kind == "f") == (p.type in ("f32", "f64", "f16")) or p.size == 2)
+        good = good and (a.dtype.kind != "b" or p.size == 1)
+    if not good:
+        kind = f"np.{a.dtype.name}" if isinstance(a, np.generic) else "bytes"
+        raise LaunchError(f"{name}: expected {describe(p)}; got {kind} ({len(data)} bytes)")
+    return data
+
+
+def describe(p):
+    """What to pass for a parameter."""
+    if p.type == "b8" and p.size > 1:
+        return f"a struct of {p.size} bytes"
+    if p.size == 8 and p.type != "f64":
+        return "an array, or a 64-bit integer such as np.int64"
+    kind = {"f": "float"}.get(p.type[0], "int")
+    return f"np.{kind}{8 * p.size}"
+
+
+def hint(a):
+    if isinstance(a, bool):
+        return ": write np.bool_(...)"
+    if isinstance(a, int):
+        return f": write np.int32({a}), or whatever type the kernel declares"
+    if isinstance(a, float):
+        return f": write np.float32({a})"
+    return ""
+
+
+def short(value):
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,340 @@
+"""The scheduler: which threads run next, who waits for whom, and when to give up.
+
+The grid runs in parts of some tens of thousands of threads (`Part`), whole blocks each, so that arrays stay in cache.
+Within a part, threads that stand at the same place of the program form a group, {block of code: mask}; the group that
+is furthest behind always runs next. So threads that parted at an `if` meet again behind it, in every warp as early as
+on the card, and counts per warp are right. When all threads of the part are in one group there is no mask (None).
+
+Some threads wait: at barriers for their block, at __syncwarp for their warp, at a shuffle for the lanes it names. A
+loop that waits for a store of another thread *yields* when it jumps back: everybody else runs first. If all that is
+left yields, the next part of the grid starts; if nothing has been stored since all looked last, it is a deadlock.
+"""
+
+import numpy as np
+
+from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupported
+from simt.integers import pack, unpack
+from simt.memory import Memory
+from simt.threads import Threads
+from simt.words import Words, spans
+
+PART = 32768  # threads that run together
+EXIT = -1
+
+
+class Launch:
+    """One launch: what all its parts share."""
+
+    def __init__(self, program, grid, block, parameters, buffers, shared_size, races, step_limit):
+        self.program, self.grid, self.block = program, grid, block
+        self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
+        self.races, self.step_limit = races, step_limit
+        self.steps = 0
+        self.work = 0
+        self.printed = []
+        self.threads = block[0] * block[1] * block[2]
+        self.warps = -(-self.threads // 32)
+        self.instructions, self.thread_instructions = {}, {}
+
+    def run(self):
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        together = max(1, PART // (self.warps * 32))
+        waiting, started, version = [], 0, -1
+        with np.errstate(all="ignore"):
+            while started < blocks or waiting:
+                if started < blocks:
+                    part = Part(self, started, min(together, blocks - started))
+                    started += part.shape[0]
+                    waiting.append(part)
+                before = sum(p.memory.version for p in waiting)
+                waiting = [p for p in waiting if not p.run()]
+                if waiting and started == blocks:
+                    after = sum(p.memory.version for p in waiting)
+                    if len(waiting) == version and before == after:
+                        waiting[0].report_deadlock()
+                    version = len(waiting) if before == after else -1
+
+    def step(self, part, lanes_count, length):
+        self.steps += 1
+        self.work += lanes_count * length
+        if self.steps > self.step_limit or self.work > self.step_limit * 20_000:
+            raise StepLimit(
+                f"kernel {self.program.name}: stopped after {self.steps} steps without an end, at line "
+                f"{part.line_now()}; an endless loop? A longer run needs step_limit=..., now {self.step_limit}"
+            )
+
+
+class Part(Threads, Words):
+    """Some blocks of the grid: `first` is the number of the first one."""
+
+    def __init__(self, launch, first, blocks):
+        self.launch, self.program, self.first = launch, launch.program, first
+        self.shape = (blocks, launch.warps, 32)
+        self.parameters = launch.parameters
+        program = self.program
+        self.memory = Memory(
+            launch.buffers, self.shape, program.shared_size + launch.shared_size, program.local_size,
+            program.counters, self, launch.races,
+        )  # fmt: skip
+        self.registers = list(program.initial_registers)
+        self.specials = {}
+        thread = np.arange(launch.warps * 32).reshape(1, launch.warps, 32)
+        self.exist = None if launch.threads % 32 == 0 else thread < launch.threads
+        self.alive = self.exist
+        self.groups = {0: self.exist}
+        self.yielded, self.held, self.waiting = {}, {}, []
+        self.seen_version = -1
+        self.here = 0
+
+    # The scheduler.
+
+    def run(self):
+        """Run until all threads have left (True) or all that are left wait for a store (False)."""
+        program, registers, groups = self.program, self.registers, self.groups
+        full, masked = program.full, program.masked
+        launch = self.launch
+        everyone = self.shape[0] * launch.threads
+        while True:
+            if not groups:
+                if self.yielded:
+                    if self.memory.version == self.seen_version:
+                        self.seen_version = -1
+                        return False
+                    self.seen_version = self.memory.version
+                    groups.update(self.yielded)
+                    self.yielded.clear()
+                    continue
+                if self.held or self.waiting:
+                    self.report_waiting()
+                return True
+            at = self.here = min(groups)
+            mask = groups.pop(at)
+            if at in self.held:
+                mask = self.join(mask, self.held.pop(at))
+            block = program.blocks[at] if at < len(program.blocks) else None
+            if block is None:
+                self.leave(mask)
+                continue
+            if mask is None:
+                function, length, last = full[at] or program.make_full(at)
+                program.full_visits[at] += self.shape[0] * self.shape[1]
+                program.full_threads[at] += everyone
+                launch.step(self, everyone, length)
+                after = function(self, registers)
+            else:
+                function, length, last = masked[at] or program.make_masked(at)
+                active = self.count(mask)
+                program.masked_visits[at] += self.count_warps(mask)
+                program.masked_threads[at] += active
+                launch.step(self, active, length)
+                alone = not groups and not self.yielded and not self.held and not self.waiting
+                after = function(self, registers, mask, alone)
+            if type(after) is int:
+                self.go(after, mask, last)
+            elif after[0] == "split":
+                self.go(after[1], after[2], last)
+                self.go(after[3], after[4], last)
+            elif after[0] == "lanes":
+                self.held[at] = mask if at not in self.held else self.join(mask, self.held[at])
+            elif after[0] == "many":
+                for target, some in after[1]:
+                    self.go(target, some, last)
+            else:
+                self.waiting.append(after)
+                self.release(after[0])
+
+    def go(self, target, mask, origin):
+        """Lanes `mask` go from block `origin` (None: from a wait) to block `target`."""
+        if target == EXIT:
+            self.leave(mask)
+            return
+        groups = self.groups
+        if origin is not None and target <= origin and self.program.blocks[origin].spins:
+            groups = self.yielded
+        if target in groups:
+            mask = self.join(mask, groups[target])
+        groups[target] = mask
+
+    def join(self, a, b):
+        """The union of two masks; None if these are all threads there are."""
+        if a is None or b is None:
+            return None
+        union = a | b
+        if self.exist is None and union.all():
+            return None
+        return union
+
+    def leave(self, mask):
+        """These threads are done."""
+        if mask is None:
+            self.alive = np.zeros((1, 1, 1), bool)
+            return
+        alive = True if self.alive is None else self.alive
+        self.alive = alive & ~mask
+        for kind in {w[0] for w in self.waiting}:
+            self.release(kind)
+
+    def whole(self, mask):
+        return np.broadcast_to(True if mask is None else mask, self.shape)
+
+    def count(self, mask):
+        return int(np.count_nonzero(mask)) * (self.shape[0] * self.shape[1] * 32 // mask.size)
+
+    def count_warps(self, mask):
+        warps = mask.any(axis=2)
+        return int(np.count_nonzero(warps)) * (self.shape[0] * self.shape[1] // warps.size)
+
+    # Waiting.
+
+    def release(self, kind):
+        """Let go whoever has no one left to wait for."""
+        entries = [w for w in self.waiting if w[0] == kind]
+        rest = [w for w in self.waiting if w[0] != kind]
+        alive = self.whole(self.alive)
+        if kind == "warp":
+            arrived = np.zeros(self.shape, bool)
+            for _, _, mask, _, _ in entries:
+                arrived |= mask
+            for entry in entries:
+                _, after, mask, members, line = entry
+                if type(members) is int:
+                    named = self.member_lanes(members)
+                else:
+                    own = np.where(mask, unpack(members, 32), np.uint32(0))
+                    named = self.member_lanes(pack(np.bitwise_or.reduce(own, axis=2, keepdims=True)))
+                absent = named & alive & ~arrived
+                ready = self.whole(mask) & ~absent.any(axis=2, keepdims=True)
+                if ready.any():
+                    self.warp_barrier(members, ready, line)
+                    self.go(after, self.narrowed(ready), None)
+                    left = self.whole(mask) & ~ready
+                    if left.any():
+                        rest.append((kind, after, left, members, line))
+                else:
+                    rest.append(entry)
+            self.waiting = rest
+            return
+        barriers = {}
+        for entry in entries:
+            number = entry[3]
+            if type(number) is not int:
+                raise Unsupported("bar.sync", "a barrier whose number differs between threads", entry[6])
+            barriers.setdefault(number, []).append(entry)
+        for entries in barriers.values():
+            arrived = np.zeros(self.shape, bool)
+            for entry in entries:
+                arrived |= entry[2]
+            counts = arrived.sum(axis=(1, 2))
+            needed = alive.sum(axis=(1, 2)) if entries[0][4] is None else entries[0][4]
+            done = ((counts >= needed) & (counts > 0)).reshape(-1, 1, 1)
+            if not done.any():
+                rest.extend(entries)
+                continue
+            self.check_same_barrier(entries, done)
+            for _, after, mask, number, count, red, line in entries:
+                ready = self.whole(mask) & done
+                if ready.any():
+                    if red is not None:
+                        self.barrier_vote(entries, red, ready)
+                    self.block_barrier(ready, line)
+                    self.go(after, self.narrowed(ready), None)
+                left = self.whole(mask) & ~done
+                if left.any():
+                    rest.append(("block", after, left, number, count, red, line))
+        self.waiting = rest
+
+    def narrowed(self, mask):
+        """None if the mask holds all threads there are."""
+        return None if self.exist is None and mask.all() else mask
+
+    def check_same_barrier(self, entries, done):
+        """All threads of a block must have come to the same __syncthreads()."""
+        lines = {}
+        for entry in entries:
+            here = (self.whole(entry[2]) & done).any(axis=(1, 2))
+            for block in np.flatnonzero(here):
+                lines.setdefault(int(block), []).append(entry)
+        for block, found in lines.items():
+            if len({e[1] for e in found}) > 1:
+                a, b = found[:2]
+                first = self.first_lane(a[2], block)
+                second = self.first_lane(b[2], block)
+                raise BarrierFault(
+                    f"kernel {self.program.name}: threads of block {self.block_text(block)} wait at two different "
+                    f"barriers: thread {self.thread_text(first)} at line {a[6]}{self.quote(a[6])}, thread "
+                    f"{self.thread_text(second)} at line {b[6]}{self.quote(b[6])}; all threads of a block must "
+                    f"come to the same __syncthreads()"
+                )
+
+    def first_lane(self, mask, block):
+        return int(np.flatnonzero(self.whole(mask)[block])[0])
+
+    def report_waiting(self):
+        """Nobody can run, and somebody waits."""
+        for at, mask in self.held.items():
+            block = self.program.blocks[at]
+            line = next((i.line for i in block.instructions if i.line), 0)
+            where = np.argwhere(self.whole(mask))[0]
+            active = self.whole(mask)[where[0], where[1]]
+            gone = [n for n in range(32) if not active[n] and self.whole(self.alive)[where[0], where[1], n]]
+            raise LaneFault(
+                f"kernel {self.program.name}, line {line}{self.quote(line)}: lanes work together here, and the mask "
+                f"names lanes {spans(gone)}, which are elsewhere; block {self.block_text(int(where[0]))}, warp "
+                f"{int(where[1])}"
+            )
+        entry = self.waiting[0]
+        mask, line = self.whole(entry[2]), entry[-1]
+        block = int(np.argwhere(mask)[0][0])
+        first = self.first_lane(mask, block)
+        what = "__syncwarp()" if entry[0] == "warp" else "a barrier of the block"
+        raise Deadlock(
+            f"kernel {self.program.name}, line {line}{self.quote(line)}: thread {self.thread_text(first)} of block "
+            f"{self.block_text(block)} waits at {what} for threads that never come"
+        )
+
+    def report_deadlock(self):
+        at, mask = min(self.yielded.items())
+        lane = int(np.flatnonzero(self.whole(mask))[0])
+        block = self.program.blocks[at]
+        line = next((i.line for i in block.instructions if i.line), 0)
+        raise Deadlock(
+            f"kernel {self.program.name}, line {line}{self.quote(line)}: every thread that is left waits in a loop "
+            f"like this one for a value that nobody will store; block {self.block_text(lane // (self.shape[1] * 32))}, "
+            f"thread {self.thread_text(lane % (self.shape[1] * 32))}"
+        )
+
+    # What generated code calls: control.
+
+    def branch(self, p, wanted, mask, target, after):
+        """Where the lanes go that have p (or not p): one number, or a split."""
+        take = p if wanted else ~p
+        if mask is None:
+            if take.all():
+                return target
+            if not take.any():
+                return after
+            return ("split", target, take, after, ~take)
+        some, rest = take & mask, ~take & mask
+        if not some.any():
+            return after
+        if not rest.any():
+            return target
+        return ("split", target, some, after, rest)
+
+    def switch(self, index, mask, targets):
+        if type(index) is int:
+            return targets[index]
+        found = index.array()
+        everyone = True if mask is None else mask
+        return ("many", [(t, m) for n, t in enumerate(targets) if (m := (found == n) & everyone).any()])
+
+    def within(self, p, wanted, mask):
+        """The lanes of `mask` with p (or not p): False if none, None if all of an unmasked group."""
+        if type(p) is bool:
+            return mask if p == wanted else False
+        take = p if wanted else ~p
+        if mask is not None:
+            take = take & mask
+        elif take.all():
+            return None
+        return take if take.any() else False

@@ -1,0 +1,578 @@
+"""Memory: where an address points, and reading and writing it for many threads at once.
+
+Global buffers are the arrays that a kernel was given, each at an address of its own, far apart, so that a stray access
+is noticed and can be named. Shared memory has one copy a block, local memory one a thread.
+
+An access comes as a register (an int, or array + offset: see integers.py), a constant, a type, and the mask of the
+threads that take part (None: all). What is worked out about the array is kept with it (`Pattern`), so that a pointer
+that moves through a loop costs one lookup: are its elements evenly spaced, which element is each, how many sectors.
+"""
+
+import numpy as np
+
+from simt import banks, coalesce
+from simt.errors import MemoryFault
+from simt.integers import Known, unpack
+
+REGION = 36  # each buffer owns 2**36 bytes of addresses
+SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61  # generic addresses of shared and local memory
+KEPT = 64
+
+
+class Pattern:
+    """How the elements of a Known lie: signed addresses, even spacing along (block, warp, lane) or None."""
+
+    __slots__ = ("known", "array", "strides", "residues", "indexes", "counts", "verified")
+
+    def __init__(self, known):
+        self.known = known
+        self.array = known.array.view(np.int64 if known.width == 64 else np.int32)
+        self.strides = spacing(self.array)
+        self.residues, self.indexes, self.counts, self.verified = {}, {}, {}, set()
+
+    def residue(self, size):
+        """What all elements leave when divided by `size`, or None if they differ."""
+        found = self.residues.get(size, -1)
+        if found == -1:
+            first = int(self.array[0, 0, 0]) % size
+            if self.strides is not None:
+                same = not any(s % size for s in self.strides)
+            else:
+                same = not ((self.array - first) & (size - 1)).any()
+            found = self.residues[size] = first if same else None
+        return found
+
+    def index(self, size, space):
+        """Element numbers, counted from the lowest address, in a memory that has a copy per block or thread."""
+        key = (size, space.steps)
+        found = self.indexes.get(key)
+        if found is None:
+            low = self.known.range(True)[0]
+            found = (self.array.astype(np.int64) - low) // size
+            for axis, (step, length) in enumerate(zip(space.steps, space.shape)):
+                if step:
+                    along = [1, 1, 1]
+                    along[axis] = length
+                    found = found + (np.arange(length) * (step // size)).reshape(along)
+            self.indexes[key] = found
+        return found
+
+
+def spacing(a):
+    """Strides (block, warp, lane) in bytes if a[i, j, k] = a[0, 0, 0] + i s0 + j s1 + k s2, else None."""
+    first = a[0, 0, 0]
+    steps = [a[1, 0, 0] - first, 0, 0] if a.shape[0] > 1 else [0, 0, 0]
+    if a.shape[1] > 1:
+        steps[1] = a[0, 1, 0] - first
+    if a.shape[2] > 1:
+        steps[2] = a[0, 0, 1] - first
+    corner = sum(int(s) * (n - 1) for s, n in zip(steps, a.shape))
+    if a[-1, -1, -1] - first != corner:
+        return None
+    i, j, k = (np.arange(n).reshape(shape) for n, shape in zip(a.shape, ((-1, 1, 1), (1, -1, 1), (1, 1, -1))))
+    if ((i * steps[0] + j * steps[1] + k * steps[2]) == a - first).all():
+        return tuple(int(s) for s in steps)
+    return None
+
+
+def pattern_of(known):
+    found = known.patterns.get(0)
+    if found is None:
+        found = known.patterns[0] = Pattern(known)
+    return found
+
+
+class Space:
+    """Some bytes of memory. `steps` are bytes from one block's, warp's, lane's copy to the next (0: the same copy)."""
+
+    def __init__(self, name, data, origin, size, steps=(0, 0, 0), shape=(1, 1, 1), writable=True, dtype=None):
+        self.name, self.bytes, self.origin, self.size = name, data, origin, size
+        self.steps, self.shape, self.writable, self.dtype = steps, shape, writable, dtype
+        self.views = {}
+        self.written = None  # per byte, whether something was stored there (shared and local memory)
+        self.pending = None  # per byte, whether an asynchronous copy to it has been started and not waited for
+        self.generation = 0
+
+    def view(self, dtype):
+        """The bytes as elements of `dtype`; a rest too short for one is left out."""
+        found = self.views.get(dtype)
+        if found is None:
+            item = np.dtype(dtype).itemsize
+            found = self.views[dtype] = self.bytes[: self.bytes.size // item * item].view(dtype)
+        return found
+
+    def watch(self):
+        """Start to remember which bytes have been written."""
+        self.written = Space(self.name, np.zeros(self.bytes.size, np.uint8), 0, self.size, self.steps, self.shape)
+        return self
+
+
+class Memory:
+    """All memory of one launch, and the counters of its accesses. `sites` counts by memory instruction."""
+
+    def __init__(self, buffers, shape, shared_size, local_size, sites, describe, races=None):
+        self.buffers = buffers  # Space by region number
+        self.shape = shape  # (blocks, warps, 32) of this part of the grid
+        blocks, warps, lanes = shape
+        self.describe, self.races = describe, races
+        self.sites = sites
+        step = -(-shared_size // 128) * 128
+        self.shared = Space(
+            "shared memory", np.zeros(blocks * step, np.uint8), 0, shared_size, (step, 0, 0), shape
+        ).watch()
+        thread = -(-local_size // 16) * 16
+        self.local = Space(
+            "local memory",
+            np.zeros(blocks * warps * lanes * thread, np.uint8),
+            0,
+            local_size,
+            (warps * lanes * thread, lanes * thread, thread),
+            shape,
+        ).watch()
+        self.version = 0  # grows with every store: how a waiting loop knows that looking again may help
+        self.copies, self.commits = [], 0  # asynchronous copies under way; how often they were committed
+
+    # Finding the place.
+
+    def place(self, space, address, offset, size, mask, site):
+        """(Space or None, Pattern, shift, lowest address, whole) of an access, or a MemoryFault.
+
+        The address of each lane is the pattern's plus `shift`. whole: it is valid for all lanes, taking part or not.
+        """
+        if type(address) is int:
+            low = high = address + offset
+            known, shift = ONE, low
+        else:
+            found = address.range(True)
+            if found is None:
+                address = address.settled()
+                found = address.range(True)
+            low, high, shift = found[0] + offset, found[1] + offset, found[2] + offset
+            known = address.known
+        if space == "generic":
+            space, low, high, shift = self.window(low, high, shift)
+        if space == "global":
+            memory = self.buffers.get(low >> REGION)
+        elif space == "shared":
+            memory = self.shared
+        else:
+            memory = self.local
+        pattern = pattern_of(known)
+        if memory is not None and low >= memory.origin and high + size <= memory.origin + memory.size:
+            residue = pattern.residue(size)
+            if residue is not None and (residue + shift) % size == 0:
+                return memory, pattern, shift, low, True
+        if mask is None:
+            self.active_addresses(space, memory, known, shift, size, None, site)
+        return memory, pattern, shift, low, False
+
+    def window(self, low, high, shift):
+        """A generic address: which space it means."""
+        for name, base in (("local", LOCAL_WINDOW), ("shared", SHARED_WINDOW)):
+            if low >= base:
+                return name, low - base, high - base, shift - base
+        return "global", low, high, shift
+
+    def active_addresses(self, space, memory, known, shift, size, active, site):
+        """(numbers, addresses) of the lanes that take part; a MemoryFault if one is out of bounds or misaligned."""
+        addresses = np.broadcast_to(known.array.view(np.int64 if known.width == 64 else np.int32), self.shape)
+        addresses = addresses.astype(np.int64) + shift
+        lanes = np.flatnonzero(np.broadcast_to(True if active is None else active, self.shape))
+        flat = addresses.reshape(-1)[lanes]
+        if space == "global":
+            regions = flat >> REGION
+            inside = np.zeros(flat.size, bool)
+            for region in np.unique(regions):
+                buffer = self.buffers.get(int(region))
+                if buffer is not None:
+                    inside |= (
+                        (regions == region) & (flat >= buffer.origin) & (flat + size <= buffer.origin + buffer.size)
+                    )
+        else:
+            inside = (flat >= 0) & (flat + size <= memory.size)
+        bad = ~inside | (flat % size != 0)
+        if bad.any():
+            at = int(np.argmax(bad))
+            kind = "misaligned" if inside[at] else "outside"
+            raise MemoryFault(self.describe.access(self, kind, space, int(flat[at]), size, int(lanes[at]), site))
+        return lanes, flat
+
+    # Loads.
+
+    def load(self, site, space, address, offset, dtype, count, mask):
+        """`count` neighbouring elements of `dtype` for every thread: one array, or a tuple of `count`."""
+        item = dtype.itemsize
+        size = item * count
+        memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
+        if not whole:
+            return self.load_some(site, memory, space, pattern, shift, dtype, count, mask)
+        if memory.written is not None:
+            self.check_written(memory, pattern, shift, low, size, mask, site)
+        out = [gather(memory, pattern, shift, low, dtype, k * item) for k in range(count)]
+        self.count(site, memory, pattern, shift, size, mask)
+        if self.races is not None:
+            self.note_race("load", memory, pattern, shift, size, mask, site)
+        return out[0] if count == 1 else out
+
+    def load_some(self, site, memory, space, pattern, shift, dtype, count, mask):
+        """A load in which some lanes that do not take part point nowhere."""
+        size = dtype.itemsize * count
+        out = [np.zeros(self.shape, dtype) for _ in range(count)]
+        space = self.space_name(memory, space)
+        lanes, flat = self.active_addresses(space, memory, pattern.known, shift, size, mask, site)
+        if lanes.size:
+            for buffer, chosen, where in self.parts(memory, lanes, flat):
+                if buffer.written is not None and not buffer.written.bytes[where[:, None] + np.arange(size)].all():
+                    self.unwritten(buffer, flat, lanes, where, size, site)
+                for k in range(count):
+                    part = buffer.view(dtype)[(where + k * dtype.itemsize) // dtype.itemsize]
+                    out[k].reshape(-1)[chosen] = part
+            self.count(site, memory or self.buffers[int(flat[0]) >> REGION], pattern, shift, size, mask)
+            if self.races is not None:
+                self.note_race("load", memory, pattern, shift, size, mask, site)
+        return out[0] if count == 1 else out
+
+    def parts(self, memory, lanes, flat):
+        """[(Space, lanes, byte positions in its bytes)] of accesses that are known to be inside."""
+        if memory is not None and memory.steps != (0, 0, 0):
+            blocks, rest = np.divmod(lanes, self.shape[1] * self.shape[2])
+            warps, lane = np.divmod(rest, self.shape[2])
+            own = blocks * memory.steps[0] + warps * memory.steps[1] + lane * memory.steps[2]
+            return [(memory, lanes, flat + own)]
+        regions = flat >> REGION
+        found = []
+        for region in np.unique(regions):
+            here = regions == region
+            buffer = self.buffers[int(region)]
+            found.append((buffer, lanes[here], flat[here] - buffer.origin))
+        return found
+
+    def check_written(self, memory, pattern, shift, low, size, mask, site):
+        """Shared and local memory hold nothing until something is stored: reading it before is a fault."""
+        key = (memory.generation, shift, size)
+        if key in pattern.verified:
+            return
+        marks = gather(memory.written, pattern, shift, low, MARKS[size], 0) if size <= 8 else None
+        if marks is None:
+            marks = gather(memory.written, pattern, shift, low, MARKS[8], 0)
+            marks = np.minimum(marks, gather(memory.written, pattern, shift, low, MARKS[8], 8))
+        good = marks == ONES[min(size, 8)]
+        if mask is None:
+            if good.all():
+                if len(pattern.verified) > 4096:
+                    pattern.verified.clear()
+                pattern.verified.add(key)
+                return
+        elif (good | ~mask).all():
+            return
+        bad = np.broadcast_to(~good if mask is None else ~good & mask, self.shape)
+        lane = int(np.flatnonzero(bad)[0])
+        address = int(np.broadcast_to(pattern.array, self.shape).reshape(-1)[lane]) + shift
+        self.raise_unwritten(memory, address, lane, size, site)
+
+    def unwritten(self, memory, flat, lanes, where, size, site):
+        at = int(np.argmin(memory.written.bytes[where[:, None] + np.arange(size)].all(axis=1)))
+        self.raise_unwritten(memory, int(flat[at]), int(lanes[at]), size, site)
+
+    def raise_unwritten(self, memory, address, lane, size, site):
+        kind = "unwritten"
+        if self.copies and memory is self.shared:
+            kind = "pending"
+        raise MemoryFault(self.describe.access(self, kind, memory.name.split()[0], address, size, lane, site))
+
+    # Stores.
+
+    def store(self, site, space, address, offset, values, dtype, mask):
+        """Store `values`, a list of arrays of `dtype`, at neighbouring elements."""
+        self.version += 1
+        item = dtype.itemsize
+        size = item * len(values)
+        memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
+        if not whole or (mask is not None and not self.fits(memory, pattern, values, mask)):
+            return self.store_some(site, memory, space, pattern, shift, values, dtype, mask)
+        if not memory.writable:
+            raise MemoryFault(self.describe.access(self, "read-only", "global", low, size, 0, site))
+        for k, value in enumerate(values):
+            scatter(memory, pattern, shift, low, dtype, k * item, value, mask)
+        if memory.written is not None:
+            for k in range(0, size, min(size, 8)):
+                width = min(size, 8)
+                scatter(memory.written, pattern, shift, low, MARKS[width], k, ONES_ARRAY[width], mask)
+        self.count(site, memory, pattern, shift, size, mask)
+        if self.races is not None:
+            self.note_race("store", memory, pattern, shift, size, mask, site, values)
+
+    def store_some(self, site, memory, space, pattern, shift, values, dtype, mask):
+        """A store by some threads, each looked at by itself."""
+        size = dtype.itemsize * len(values)
+        lanes, flat = self.active_addresses(
+            self.space_name(memory, space), memory, pattern.known, shift, size, mask, site
+        )
+        if not lanes.size:
+            return
+        for buffer, chosen, where in self.parts(memory, lanes, flat):
+            if not buffer.writable:
+                raise MemoryFault(
+                    self.describe.access(self, "read-only", "global", int(flat[0]), size, int(chosen[0]), site)
+                )
+            for k, value in enumerate(values):
+                picked = pick(value, chosen, self.shape)
+                buffer.view(dtype)[(where + k * dtype.itemsize) // dtype.itemsize] = picked
+            if buffer.written is not None:
+                buffer.written.bytes[where[:, None] + np.arange(size)] = 1
+            self.count(site, buffer, pattern, shift, size, mask)
+        if self.races is not None:
+            self.note_race("store", memory, pattern, shift, size, mask, site, values)
+
+    def fits(self, memory, pattern, values, mask):
+        """Can a masked store be made as one assignment: no two lanes on one address?"""
+        if pattern.strides is None:
+            return False
+        shape, _ = full_strides(memory, pattern)
+        return all(n <= m for a in (mask, *values) for n, m in zip(a.shape, shape))
+
+    def space_name(self, memory, space):
+        if memory is None or memory.steps == (0, 0, 0):
+            return "global"
+        return memory.name.split()[0]
+
+    # Atomics.
+
+    def atomic(self, site, space, address, offset, dtype, update, values, mask, wanted):
+        """update(old, *values) -> new at each address, one thread after the other; the old values if `wanted`."""
+        self.version += 1
+        size = dtype.itemsize
+        memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
+        lanes, flat = self.active_addresses(
+            self.space_name(memory, space), memory, pattern.known, shift, size, mask, site
+        )
+        out = np.zeros(self.shape, dtype)
+        for buffer, chosen, where in self.parts(memory, lanes, flat):
+            if not buffer.writable:
+                raise MemoryFault(
+                    self.describe.access(self, "read-only", "global", int(flat[0]), size, int(chosen[0]), site)
+                )
+            if buffer.written is not None and not buffer.written.bytes[where].all():
+                self.unwritten(buffer, flat, lanes, where, size, site)
+            index = where // size
+            view = buffer.view(dtype)
+            given = [pick(v, chosen, self.shape) for v in values]
+            old = one_by_one(view, index, update, given, wanted)
+            if old is not None:
+                out.reshape(-1)[chosen] = old
+            self.count(site, buffer, pattern, shift, size, mask)
+        if self.races is not None and lanes.size:
+            self.note_race("atomic", memory, pattern, shift, size, mask, site)
+        return out
+
+    # Asynchronous copies: the bytes arrive when they are waited for, so that a missing wait shows.
+
+    def copy(self, site, target, target_offset, source, source_offset, size, given, mask):
+        """cp.async: `given` bytes (None: all `size`) from global memory, the rest zeros, to shared memory."""
+        words = size // 4
+        reading = mask
+        if given is not None:
+            present = unpack(given, 32) > 0
+            reading = present if mask is None else mask & present
+            if present.all():
+                reading = mask
+        if reading is not None and not reading.any():
+            values = [np.zeros((1, 1, 1), np.uint32)] * words
+        else:
+            values = self.load(site, "global", source, source_offset, np.dtype(np.uint32), words, reading)
+            values = values if words > 1 else [values]
+        if given is not None:
+            left = unpack(given, 32)
+            values = [np.where(left > 4 * k, v, np.uint32(0)) for k, v in enumerate(values)]
+        memory, pattern, shift, low, whole = self.place("shared", target, target_offset, size, mask, site)
+        lanes, flat = self.active_addresses("shared", memory, pattern.known, shift, size, mask, site)
+        for buffer, _, where in self.parts(memory, lanes, flat):
+            buffer.written.bytes[where[:, None] + np.arange(size)] = 0
+        memory.generation += 1
+        self.copies.append((site, target, target_offset, values, mask, self.commits))
+
+    def commit(self, mask):
+        if mask is None and type(self.commits) is int:
+            self.commits += 1
+        else:
+            self.commits = self.commits + (np.ones(self.shape, int) if mask is None else mask.astype(int))
+
+    def wait(self, left, mask):
+        """cp.async.wait_group: complete all but the `left` groups that were committed last."""
+        remaining = []
+        for site, target, offset, values, lanes, group in self.copies:
+            done = np.asarray(group < self.commits - left)
+            done = np.broadcast_to(done, self.shape) if done.ndim else done
+            if mask is None and done.ndim == 0:
+                if done:
+                    self.arrive(site, target, offset, values, lanes)
+                    continue
+                remaining.append((site, target, offset, values, lanes, group))
+                continue
+            everyone = np.ones(self.shape, bool)
+            now = everyone & done & (everyone if mask is None else mask) & (everyone if lanes is None else lanes)
+            later = everyone & ~now & (everyone if lanes is None else lanes)
+            if now.any():
+                self.arrive(site, target, offset, values, now)
+            if later.any():
+                remaining.append((site, target, offset, values, later, group))
+        self.copies = remaining
+
+    def arrive(self, site, target, offset, values, mask):
+        self.store(
+            None if self.races is None else (site, "arrive"),
+            "shared",
+            target,
+            offset,
+            values,
+            np.dtype(np.uint32),
+            mask,
+        )
+
+    # Counting.
+
+    def count(self, site, memory, pattern, shift, size, mask):
+        """Add what an access costs to its instruction's counters: requests and sectors, or wavefronts."""
+        if site is None or type(site) is tuple:
+            return
+        counter = self.sites[site]
+        if counter.kind is None or memory is self.local:
+            return
+        shared = memory is self.shared
+        key = (shift % (128 if shared else 32), size, shared, counter.kind, id(mask))
+        found = pattern.counts.get(key)
+        if found is None:
+            if len(pattern.counts) >= KEPT:
+                pattern.counts.clear()
+            found = pattern.counts[key] = (*self.cost(counter, pattern, shift, size, mask, shared), mask)
+        counter.requests += found[0]
+        counter.sectors += found[1]
+        counter.ideal += found[2]
+
+    def cost(self, counter, pattern, shift, size, mask, shared):
+        """(requests, sectors or wavefronts, wavefronts without any conflict)."""
+        addresses = pattern.array.astype(np.int64) + shift
+        if addresses.shape[2] == 1 and (counter.kind in ("atom", "red") or mask is not None):
+            addresses = np.broadcast_to(addresses, addresses.shape[:2] + (32,))
+        if counter.uniform and counter.kind in ("atom", "red") and not shared:
+            each = (np.ones(addresses.shape[:2], int) if mask is None else mask.any(axis=2)).astype(int)
+        elif shared:
+            return self.shared_cost(counter, addresses, size, mask)
+        elif counter.kind in ("atom", "red"):
+            each = coalesce.atomic_sectors_per_warp(addresses, size, mask)
+        else:
+            each = coalesce.sectors_per_warp(addresses, size, mask)
+        return self.total(each > 0), self.total(each), 0
+
+    def shared_cost(self, counter, addresses, size, mask):
+        store = counter.kind != "ld"
+        size = max(size, counter.joined // 8)
+        each = banks.wavefronts_per_warp(addresses, size, mask, store=store)
+        ideal = banks.ideal_wavefronts(addresses, size, mask, store=store)
+        return self.total(each > 0), self.total(each), self.total(ideal)
+
+    def total(self, each):
+        """The sum over all warps of something known per (block, warp), axes of length 1 standing for all."""
+        each = np.asarray(each)
+        return int(each.sum()) * (self.shape[0] * self.shape[1]) // each.size
+
+    def note_race(self, kind, memory, pattern, shift, size, mask, site, values=None):
+        """Tell the race detector of an access by every lane in `mask`."""
+        lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
+        flat = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
+        self.describe.race(self, kind, memory, flat, size, lanes, site, values)
+
+
+ONE = Known(np.zeros((1, 1, 1), np.uint64))
+MARKS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
+ONES = {n: MARKS[n].type(int("01" * n, 16)) for n in MARKS}
+ONES_ARRAY = {n: np.full((1, 1, 1), ONES[n]) for n in MARKS}
+
+
+def full_strides(memory, pattern):
+    """Shape and strides of an evenly spaced access, with the copies per block or thread; axes all alike stay 1."""
+    shape, strides = [], []
+    for n, s, step, length in zip(pattern.array.shape, pattern.strides, memory.steps, memory.shape):
+        if step:
+            shape.append(length)
+            strides.append(s + step)
+        elif s == 0:
+            shape.append(1)
+            strides.append(0)
+        else:
+            shape.append(n)
+            strides.append(s)
+    return shape, strides
+
+
+def gather(memory, pattern, shift, low, dtype, extra):
+    """The elements that a pattern points to, `extra` bytes on."""
+    if pattern.strides is not None:
+        shape, strides = full_strides(memory, pattern)
+        first = int(pattern.array[0, 0, 0]) + shift + extra - memory.origin
+        return np.ndarray(shape, dtype, memory.bytes, first, strides).copy()
+    item = dtype.itemsize
+    start = (low + extra - memory.origin) // item
+    return memory.view(dtype)[start:].take(pattern.index(item, memory))
+
+
+def scatter(memory, pattern, shift, low, dtype, extra, value, mask):
+    """Write `value` to the elements; where threads share one, the last one's stays, as the hardware may choose."""
+    if pattern.strides is not None:
+        shape, strides = full_strides(memory, pattern)
+        first = int(pattern.array[0, 0, 0]) + shift + extra - memory.origin
+        target = np.ndarray(shape, dtype, memory.bytes, first, strides)
+        if mask is not None:
+            np.copyto(target, value, where=mask)
+        else:
+            target[...] = last(value, shape)
+        return
+    item = dtype.itemsize
+    index = pattern.index(item, memory)
+    view = memory.view(dtype)[(low + extra - memory.origin) // item :]
+    view[index] = last(value, index.shape)
+
+
+def last(value, shape):
+    """`value` cut to `shape`: along an axis of length 1 the last element."""
+    if any(n == 1 < m for n, m in zip(shape, value.shape)):
+        value = value[tuple(slice(-1, None) if n == 1 else slice(None) for n in shape)]
+    return value
+
+
+def pick(value, lanes, shape):
+    """The values of the given flat lanes of a register."""
+    if value.size == 1:
+        return np.broadcast_to(value.reshape(()), lanes.shape)
+    return np.broadcast_to(value, shape).reshape(-1)[lanes]
+
+
+def one_by_one(view, index, update, given, wanted):
+    """Atomics: the k-th thread on each address takes part in pass k. Returns the old values if wanted."""
+    if not wanted and getattr(update, "at", None) is not None and len(given) == 1:
+        update.at(view, index, given[0])
+        return None
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    first = np.r_[True, ordered[1:] != ordered[:-1]]
+    starts = np.flatnonzero(first)
+    rank = np.arange(index.size) - np.repeat(starts, np.diff(np.r_[starts, index.size]))
+    old = np.empty(index.size, view.dtype)
+    if update is np.add and view.dtype.kind in "iu" and rank.max(initial=0) > 0:
+        value = given[0][order]
+        sums = np.cumsum(value, dtype=view.dtype)
+        before = sums - value
+        before -= np.repeat(before[starts], np.diff(np.r_[starts, index.size]))
+        old[order] = view[ordered] + before
+        np.add.at(view, index, given[0])
+        return old
+    by_rank = np.argsort(rank, kind="stable")
+    ends = np.cumsum(np.bincount(rank))
+    begin = 0
+    for end in ends:
+        lanes = order[by_rank[begin:end]]
+        where = index[lanes]
+        old[lanes] = view[where]
+        view[where] = update(old[lanes], *(g[lanes] for g in given))
+        begin = end
+    return old

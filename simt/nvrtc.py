@@ -1,0 +1,299 @@
+"""CUDA C++ -> PTX or machine code, by NVIDIA's runtime compiler (NVRTC). It needs neither a GPU nor a driver.
+
+    ptx = compile_to_ptx('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }')
+
+NVRTC compiles device code only: it has no operating system's headers. The few that kernels include by habit
+(stdint.h, math.h, ...) are supplied here; CUDA's own come from NVIDIA's wheels, else from an installed toolkit.
+Both outputs carry line numbers. Every result is kept in memory, by the content of all that shaped it.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+
+from simt.errors import CompileError, CompilerMissing
+
+FLAGS = ("-lineinfo", "-default-device")  # -default-device: a function without __device__ is device code too
+SHOWN = 3  # errors in a message
+
+# What NVRTC leaves out of C's headers. int64_t is spelled as in cuda/std/cstdint, so that both may be included.
+STDINT = """\
+#pragma once
+typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
+typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t; typedef int64_t intptr_t; typedef uint64_t uintptr_t;
+#ifndef INT32_MAX
+#define INT8_MIN (-128)
+#define INT8_MAX 127
+#define UINT8_MAX 255
+#define INT16_MIN (-32768)
+#define INT16_MAX 32767
+#define UINT16_MAX 65535
+#define INT32_MIN (-2147483647 - 1)
+#define INT32_MAX 2147483647
+#define UINT32_MAX 4294967295U
+#define INT64_MIN (-9223372036854775807LL - 1)
+#define INT64_MAX 9223372036854775807LL
+#define UINT64_MAX 18446744073709551615ULL
+#endif
+"""
+MATH = """\
+#pragma once
+#ifndef INFINITY
+#define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
+#endif
+"""
+FLOAT = """\
+#pragma once
+#ifndef FLT_MAX
+#define FLT_MAX 3.402823466e+38F
+#define FLT_MIN 1.175494351e-38F
+#define FLT_EPSILON 1.192092896e-07F
+#define DBL_MAX 1.7976931348623157e+308
+#define DBL_MIN 2.2250738585072014e-308
+#define DBL_EPSILON 2.2204460492503131e-016
+#endif
+"""
+LIMITS = """\
+#pragma once
+#ifndef INT_MAX
+#define CHAR_BIT 8
+#define INT_MAX 2147483647
+#define INT_MIN (-2147483647 - 1)
+#define UINT_MAX 4294967295U
+#define LLONG_MAX 9223372036854775807LL
+#define LLONG_MIN (-9223372036854775807LL - 1)
+#define ULLONG_MAX 18446744073709551615ULL
+#endif
+"""
+BUILT_IN = "#pragma once\n"  # size_t, printf and assert are known to NVRTC without a header
+STDDEF = "#pragma once\ntypedef decltype((char*)0 - (char*)0) ptrdiff_t;\n"
+HEADERS = {
+    **dict.fromkeys(("stdint.h", "cstdint"), STDINT),
+    **dict.fromkeys(("math.h", "cmath"), MATH),
+    **dict.fromkeys(("float.h", "cfloat"), FLOAT),
+    **dict.fromkeys(("limits.h", "climits"), LIMITS),
+    **dict.fromkeys(("stddef.h", "cstddef"), STDDEF),
+    **dict.fromkeys(("stdio.h", "cstdio", "assert.h", "cassert"), BUILT_IN),
+}
+
+DIAGNOSTIC = re.compile(
+    r"(?:(?P<file>[^\n]+?)\((?P<line>\d+)\)|At end of source): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)"
+)
+NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
+HOST_CODE = re.compile(
+    r"<<<|\bkernel launch\b|\bmain\s*\(|\bstd::|\bcuda(?:Malloc|Free|Mem|Device|Stream|Event|Get|Set|Launch)\w*|"
+    r'\bcu[A-Z]\w+\s*\(|open(?: source)? file "(?:[a-z_]+|std\w+\.h|time\.h|unistd\.h|cuda_runtime_api\.h)"'
+)
+HOST_HINT = (
+    "hint: this is compiled as device code only. Host code (main, <<<...>>>, cudaMalloc, #include <iostream>) "
+    "belongs between #ifndef __CUDACC_RTC__ and #endif, or out of the file: the launch is done from Python."
+)
+
+
+def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu"):
+    """PTX text of a CUDA C++ source.
+
+    source   the text of the file, device code
+    options  strings for NVRTC, such as "-DPAD=1", "-I<folder>" or "--use_fast_math"; C++17 unless they say otherwise
+    arch     the card's architecture, such as "sm_90" or "sm_90a"
+    name     what errors and PTX line numbers call the file
+
+    CompileError with the first errors in the source's own lines; CompilerMissing where there is no NVRTC;
+    TypeError or ValueError for an argument of the wrong kind. Warnings are dropped (see `compiler_log`).
+    """
+    return _compile(source, options, arch, name)[0]
+
+
+def compile_to_cubin(source, options=(), arch="sm_90", name="kernel.cu"):
+    """Machine code for one architecture, as bytes (an ELF file). Arguments and errors as in compile_to_ptx."""
+    return _compile(source, options, arch, name)[1]
+
+
+def compiler_log(source, options=(), arch="sm_90", name="kernel.cu"):
+    """What the compiler said of a source that it took: warnings, and what --ptxas-options=-v asks for."""
+    return _compile(source, options, arch, name)[2]
+
+
+def version():
+    """NVRTC's version, such as (13, 0). CompilerMissing where there is none."""
+    return _load()[1]
+
+
+@functools.cache
+def architectures():
+    """The architectures that this NVRTC compiles for: ("sm_75", "sm_80", ...). CompilerMissing where there is none."""
+    nvrtc, _ = _load()
+    return tuple(f"sm_{arch}" for arch in _take(nvrtc.nvrtcGetSupportedArchs()))
+
+
+def _compile(source, options, arch, name):
+    """(PTX text, machine code, log) from the memory, or else from NVRTC, which makes both at once."""
+    options = _expect(source, options, arch, name)
+    given = [source, arch, name, *options, *map(str, version()), os.getcwd(), *_included(source, options, name)]
+    digest = hashlib.sha256("\0".join(given).encode()).digest()
+    if digest not in _compiled:
+        _compiled[digest] = _ask(source, options, arch, name)
+    return _compiled[digest]
+
+
+_compiled = {}  # {sha256: (PTX text, machine code, log)}
+
+
+def _expect(source, options, arch, name):
+    """Raise unless the arguments are of the right kind; return the options as a tuple."""
+    for what, value in (("source", source), ("arch", arch), ("name", name)):
+        if not isinstance(value, str):
+            raise TypeError(f"compile: {what} must be a str, got {type(value).__name__}")
+        if "\0" in value:
+            raise ValueError(f"compile: {what} holds a null character, at position {value.index(chr(0))}")
+    if isinstance(options, (str, bytes)) or not hasattr(options, "__iter__"):
+        raise TypeError(f'compile: options must be a tuple of strings, such as ("-DPAD=1",), got {options!r}')
+    options = tuple(options)
+    for option in options:
+        if not isinstance(option, str):
+            raise TypeError(f"compile: options must be strings, got {option!r}")
+        if "\0" in option:
+            raise ValueError(f"compile: option {option!r} holds a null character")
+    if not source.strip():
+        raise CompileError(f"{name} does not compile: the source is empty")
+    if re.sub(r"(?<=\d)[af]$", "", arch) not in architectures():
+        known = ", ".join(architectures())
+        raise ValueError(f"compile: arch must be an architecture that this NVRTC knows ({known}), got {arch!r}")
+    return options
+
+
+def _included(source, options, name):
+    """The texts of the files that the source includes as #include "...", for the memory's key."""
+    flags = zip(options, (*options[1:], ""))
+    folders = [option[2:] or after for option, after in flags if option.startswith("-I")]
+    folders += [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
+    folders = [Path(name).parent, Path(), *map(Path, folders)]
+    todo, seen = [source], {}
+    while todo:
+        for header in re.findall(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', todo.pop(), flags=re.M):
+            for path in (folder / header for folder in folders):
+                if path not in seen and path.is_file():
+                    seen[path] = path.read_text(errors="replace")
+                    todo.append(seen[path])
+    return [f"{path}\0{text}" for path, text in seen.items()]
+
+
+def _ask(source, options, arch, name):
+    """Compile with NVRTC: (PTX text, machine code, log), or CompileError."""
+    nvrtc, _ = _load()
+    standard = () if any(re.match(r"--?std\b", option) for option in options) else ("--std=c++17",)
+    folders = include_folders()
+    flags = (f"--gpu-architecture={arch}", *FLAGS, *standard, *options, *(f"-I{folder}" for folder in folders))
+    texts, names = [t.encode() for t in HEADERS.values()], [n.encode() for n in HEADERS]
+    program = _take(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(names), texts, names))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        log = _content(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0 \n")
+        log = log.decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompileError(_explain(log or str(status), name, options, folders), log)
+        ptx = _content(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0").decode()
+        here = os.getcwd().replace("\\", "/").rstrip("/")
+        ptx = ptx.replace(f'"{here}/{name}"', f'"{name}"')  # no folder of this machine before the learner's file
+        return ptx, _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _explain(log, name, options, folders):
+    """The compiler's log as a message: its first errors, those in the learner's own file before those in headers."""
+    for folder in folders:
+        log = log.replace(folder + "/", "")
+    refused = re.findall(r"^nvrtc: error: (.*)", log, flags=re.M)
+    if refused:
+        return f"{name} does not compile: NVRTC refused its options: {refused[0]} (they were {list(options)})"
+    errors, current = [], None  # current: the error whose lines are being read
+    for line in log.split("\n"):
+        found = DIAGNOSTIC.match(line)
+        if found:
+            where = f"{found['file']}:{found['line']}" if found["line"] else "at the end of the source"
+            current = [f"{where}: error: {found['text']}"]
+            errors.append((found["file"] not in (name, None), current))
+        elif not line.strip() or NOT_ERROR.search(line):
+            current = None
+        elif current is not None:
+            current.append(line)
+    if not errors:  # such as those of ptxas on inline assembly, which counts the lines of the PTX
+        said = re.sub(r"^ptxas application ptx input, line \d+; error\s*: ", "ptxas: ", log, flags=re.M)
+        errors = [(False, [line]) for line in said.split("\n") if line.strip() and "aborted due to" not in line]
+    errors.sort(key=lambda error: error[0])  # stable: the compiler's order within each part
+    blocks = ["\n".join(block) for _, block in errors]
+    message = [f"{name} does not compile:", *blocks[:SHOWN]]
+    if len(blocks) > SHOWN:
+        message.append(f"... and {len(blocks) - SHOWN} more")
+    if any(HOST_CODE.search(block) for block in blocks):
+        message.append(HOST_HINT)
+    return "\n".join(message)
+
+
+@functools.cache
+def _load():
+    """(the NVRTC binding, its version), or CompilerMissing."""
+    try:
+        from cuda.bindings import nvrtc
+
+        status, major, minor = nvrtc.nvrtcVersion()
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise RuntimeError(str(status))
+    except Exception as error:  # no binding, no library, a library that does not load: each has its own type
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        bring = (
+            "there is none for macOS"
+            if sys.platform == "darwin"
+            else "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl"
+        )
+        raise CompilerMissing(
+            f"CUDA C++ needs NVIDIA's runtime compiler, NVRTC, and it was not found ({first}): {bring}. "
+            "What works without it: simt.load(ptx) runs a kernel from its PTX text."
+        ) from None
+    return nvrtc, (major, minor)
+
+
+@functools.cache
+def include_folders():
+    """The folders with CUDA's headers, as strings: those of NVIDIA's wheels, then those of an installed toolkit for
+    what the wheels lack. Where a wheel is missing, only sources that include its headers fail."""
+    try:
+        import nvidia
+
+        wheels = [Path(folder) for folder in nvidia.__path__]
+    except ImportError:
+        wheels = []
+    parts = ("cu13", "cuda_runtime", "cuda_nvcc", "cuda_crt", "cuda_cccl", "cu12")
+    roots = [wheel / part for wheel in wheels for part in parts]
+    roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    roots += [Path(sys.prefix, "targets", "x86_64-linux"), Path("/usr/local/cuda")]
+    folders = []
+    for header in ("cuda_fp16.h", "crt/mma.h", "cuda/std/cstdint"):
+        places = (root / "include" / part for root in roots for part in ("", "cccl"))
+        found = next((str(place) for place in places if (place / header).is_file()), None)
+        if found and found not in folders:
+            folders.append(found)
+    return folders
+
+
+def _content(size, get, program):
+    """What a pair of NVRTC's functions, the size and the content, has to say of a program."""
+    content = bytes(_take(size(program)))  # written by NVRTC: nobody else has seen it yet
+    _take(get(program, content))
+    return content
+
+
+def _take(result):
+    """The value of one NVRTC call; what fails here is a fault of this file or of the installation."""
+    status, *values = result
+    if int(status):
+        raise RuntimeError(f"NVRTC: {status}")
+    return values[0] if values else None

@@ -1,0 +1,183 @@
+"""A kernel made ready to run: its blocks, the addresses of its variables, and its functions as they are needed."""
+
+import re
+
+import numpy as np
+
+from simt import flow, generated, joins, translate
+from simt.memory import REGION, Space
+from simt.types import DTYPES
+
+
+class Program:
+    """One kernel of a module. `source` is the learner's text, quoted in errors and reports (may be empty)."""
+
+    def __init__(self, function, module, source=""):
+        self.name, self.parameters, self.source = function.name, function.parameters, source.splitlines()
+        self.flow = flow.analyse(function, module)
+        self.blocks = self.flow.blocks
+        self.module = module
+        self.place_variables()
+        self.translator = translate.Translator(self.flow, self.symbols, joins.joined(self.flow.function))
+        self.counters = self.translator.counters
+        self.environment = generated.environment()
+        self.initial_registers = [
+            False if kind == "pred" else np.zeros((1, 1, 1), DTYPES[kind]) if kind in ("f32", "f64") else 0
+            for kind in self.flow.kinds.values()
+        ]
+        count = len(self.blocks)
+        self.full, self.masked = [None] * count, [None] * count
+        self.histograms = {True: [{}] * count, False: [{}] * count}
+        self.start()
+        self.argument_names = argument_names(source, function.name, len(self.parameters))
+
+    def start(self):
+        """Set what a launch counts to zero."""
+        count = len(self.blocks)
+        self.full_visits, self.full_threads = [0] * count, [0] * count
+        self.masked_visits, self.masked_threads = [0] * count, [0] * count
+        for c in self.counters.values():
+            c.requests = c.sectors = c.ideal = 0
+
+    def place_variables(self):
+        """Addresses: shared and local variables from 0 up; the module's own global and constant ones in regions."""
+        self.symbols, self.shared_names = {}, []
+        ends = {"shared": 0, "local": 0}
+        external = []
+        self.globals = {}
+        used = {o for i in self.flow.function.instructions for o in symbols_in(i.operands)}
+        for name, v in (self.module.variables | self.flow.function.variables).items():
+            if v.space in ends:
+                if name not in used:
+                    continue
+                if v.external:
+                    external.append(v)
+                    continue
+                at = -(-ends[v.space] // v.align) * v.align
+                self.symbols[name] = at
+                ends[v.space] = at + v.size
+                if v.space == "shared":
+                    self.shared_names.append((at, v.size, name))
+            elif v.space in ("global", "const"):
+                region = len(self.globals) + 1
+                self.symbols[name] = region << REGION
+                self.globals[region] = v
+        start = ends["shared"]
+        for v in external:
+            start = -(-start // max(v.align, 16)) * max(v.align, 16)
+        for v in external:
+            self.symbols[v.name] = start
+            self.shared_names.append((start, None, v.name))
+        self.shared_size, self.local_size = start, ends["local"]
+        self.dynamic_start = start
+
+    def global_spaces(self, kept):
+        """{region: Space} of the module's variables; `kept` holds their bytes from launch to launch."""
+        spaces = {}
+        for region, v in self.globals.items():
+            if v.name not in kept:
+                data = np.zeros(max(v.size, 1), np.uint8)
+                data[: len(v.data)] = np.frombuffer(v.data, np.uint8)
+                kept[v.name] = data
+            spaces[region] = Space(v.name, kept[v.name], region << REGION, v.size, writable=v.space == "global")
+        return spaces
+
+    def make_full(self, number):
+        """(function, instructions, last block) of the full form."""
+        last = number
+        while self.blocks[last].joint:
+            last += 1
+        made = self.build(self.translator.full(number), last, True, number)
+        self.full[number] = made
+        return made
+
+    def make_masked(self, number):
+        made = self.build(self.translator.masked(number), number, False, number)
+        self.masked[number] = made
+        return made
+
+    def build(self, translated, last, full, number):
+        name, text, histogram = translated
+        names = dict(self.environment)
+        names.update(self.translator.constants)
+        exec(compile(text, f"<{self.name} {name}>", "exec"), names)  # the text is translate.py's own
+        self.histograms[full][number] = histogram
+        return names[name], max(1, sum(histogram.values())), last
+
+    # For reports and errors.
+
+    def quote(self, line):
+        if 0 < line <= len(self.source):
+            return f" `{self.source[line - 1].strip()}`"
+        return ""
+
+    def variable_at(self, space, address):
+        if space != "shared":
+            return ""
+        for start, size, name in self.shared_names:
+            if start <= address and (size is None or address < start + size):
+                return f" ({plain_name(name)})"
+        return ""
+
+    def counts(self):
+        """{line: {metric: count}} of the launch."""
+        lines = {}
+
+        def add(line, key, value):
+            if value:
+                here = lines.setdefault(line, {})
+                here[key] = here.get(key, 0) + value
+
+        for full, visits, threads in (
+            (True, self.full_visits, self.full_threads),
+            (False, self.masked_visits, self.masked_threads),
+        ):
+            for histogram, warps, active in zip(self.histograms[full], visits, threads):
+                for line, count in histogram.items():
+                    add(line, "instructions", count * warps)
+                    add(line, "thread_instructions", count * active)
+        for c in self.counters.values():
+            op = "ld" if c.kind == "ldmatrix" else c.kind
+            if op is None or not c.requests:
+                continue
+            if not c.shared:
+                add(c.line, f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum", c.requests)
+                add(c.line, f"l1tex__t_sectors_pipe_lsu_mem_global_op_{op}.sum", c.sectors)
+                if c.copy:
+                    add(c.line, "smsp__inst_executed_op_ldgsts.sum", c.requests)
+            elif op in ("ld", "st"):
+                add(c.line, f"smsp__inst_executed_op_shared_{op}.sum", c.requests)
+                add(c.line, f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum", c.sectors)
+                add(c.line, f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum", c.sectors - c.ideal)
+        return lines
+
+
+def symbols_in(operands):
+    from simt.ptx import Mem, Sym, Vec
+
+    for o in operands:
+        if isinstance(o, Sym):
+            yield o.name
+        elif isinstance(o, Mem):
+            yield from symbols_in((o.base,))
+        elif isinstance(o, Vec):
+            yield from symbols_in(o.items)
+        elif isinstance(o, tuple):
+            yield from symbols_in(o)
+
+
+def plain_name(name):
+    """_ZZ6kernelE4tile, as the compiler spells a kernel's own shared array -> tile."""
+    found = re.match(r"_ZZ.*E(\d+)(\w+)", name)
+    return found[2][: int(found[1])] if found else name
+
+
+def argument_names(source, kernel, count):
+    """The names of the kernel's parameters in its source; param 0, param 1, ... where they cannot be read."""
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S)
+    for found in re.finditer(rf"\b{re.escape(kernel)}\s*\(([^()]*)\)\s*\{{", plain):
+        names = [re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", p.strip()) for p in found[1].split(",")]
+        names = [n[1] for n in names if n]
+        if len(names) == count:
+            return names
+    return [f"param {n}" for n in range(count)]

@@ -1,0 +1,207 @@
+"""What threads know of themselves, and what they do together: special registers, shuffles' company, votes, barriers."""
+
+import numpy as np
+
+from simt import banks, lanes, tensor_cores
+from simt.errors import LaneFault, Unsupported
+from simt.integers import pack, unpack
+
+
+class Threads:
+    """The part of a Part (machine.py) that generated code calls for special registers and for lanes together."""
+
+    # Special registers.
+
+    def special(self, name):
+        found = self.specials.get(name)
+        if found is None:
+            found = self.specials[name] = self.make_special(name)
+        return found
+
+    def make_special(self, name):
+        stem, _, axis = name[1:].partition(".")
+        launch = self.launch
+        at = "xyz".find(axis) if axis else 0
+        if stem in ("ntid", "nctaid"):
+            return (launch.block if stem == "ntid" else launch.grid)[at]
+        if stem == "tid":
+            linear = np.arange(launch.warps * 32, dtype=np.uint32)
+            x, y, _ = launch.block
+            value = (linear % x, linear // x % y, linear // (x * y))[at]
+            return squeeze(value.reshape(1, launch.warps, 32))
+        if stem == "ctaid":
+            linear = np.arange(self.first, self.first + self.shape[0], dtype=np.uint32)
+            x, y, _ = launch.grid
+            value = (linear % x, linear // x % y, linear // (x * y))[at]
+            return squeeze(value.astype(np.uint32).reshape(-1, 1, 1))
+        lane = np.arange(32, dtype=np.uint32).reshape(1, 1, 32)
+        if stem == "laneid":
+            return pack(lane)
+        if stem == "warpid":
+            return squeeze(np.arange(launch.warps, dtype=np.uint32).reshape(1, -1, 1))
+        if stem.startswith("lanemask_"):
+            one = np.uint32(1) << lane
+            below, relation = one - np.uint32(1), stem[9:]
+            masks = {"eq": one, "lt": below, "le": below | one, "gt": ~(below | one), "ge": ~below}
+            return pack(masks[relation])
+        if stem in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo"):
+            self.specials.pop(name, None)
+            return launch.steps  # grows; not a time
+        if stem == "nwarpid":
+            return launch.warps
+        if stem == "dynamic_smem_size":
+            return launch.shared_size
+        if stem == "total_smem_size":
+            return launch.shared_size + self.program.shared_size
+        if stem in ("smid", "gridid", "cluster_ctarank", "clusterid", "cluster_ctaid"):
+            return 0
+        if stem in ("nsmid", "cluster_nctarank", "cluster_nctaid", "nclusterid"):
+            return 1
+        raise Unsupported(name, "this special register")
+
+    # Lanes together.
+
+    def member_lanes(self, members):
+        """Is a lane named by its own mask? Truth values (.., .., 32)."""
+        bits = unpack(members, 32)
+        return (bits >> np.arange(32, dtype=np.uint32)) & np.uint32(1) != 0
+
+    def missing(self, members, mask):
+        """Living lanes that a lane of `mask` names and that are not in it, as a mask; None if there are none."""
+        if type(members) is not int:  # each lane has a mask of its own: all those of a warp together
+            named = np.where(mask, unpack(members, 32), np.uint32(0))
+            members = pack(np.bitwise_or.reduce(named, axis=2, keepdims=True))
+        alive = True if self.alive is None else self.alive
+        absent = self.member_lanes(members) & alive & ~mask & mask.any(axis=2, keepdims=True)
+        return absent if absent.any() else None
+
+    def together(self, members, mask, line):
+        """The lanes that execute must be named, and all that are named must be here."""
+        active = self.exist if mask is None else mask
+        extra = ~self.member_lanes(members) & (True if active is None else active)
+        if extra.any():
+            at = np.argwhere(self.whole(extra))[0]
+            raise LaneFault(self.lane_text(line, at, "executes this, but the mask does not name its lane"))
+        absent = None if mask is None else self.missing(members, mask)
+        if absent is not None:
+            at = np.argwhere(self.whole(absent))[0]
+            raise LaneFault(self.lane_text(line, at, "is named by the mask, but does not execute this"))
+
+    def lane_text(self, line, at, what):
+        block, warp, lane = (int(v) for v in at)
+        return (
+            f"kernel {self.program.name}, line {line}{self.quote(line)}: lane {lane} of warp {warp} (thread "
+            f"{self.thread_text(warp * 32 + lane)}, block {self.block_text(block)}) {what}"
+        )
+
+    def lanes32(self, array):
+        return array if array.shape[2] == 32 else np.broadcast_to(array, array.shape[:2] + (32,))
+
+    def by_members(self, members, mask, function):
+        """function(the lanes that work together), for each mask that lanes have."""
+        active = self.exist if mask is None else mask
+        active = True if active is None else active
+        if type(members) is int:
+            return function(self.member_lanes(members) & active)
+        bits = unpack(members, 32)
+        out = None
+        for one in np.unique(np.broadcast_to(bits, np.broadcast_shapes(bits.shape, np.shape(active)))[...]):
+            found = function(self.member_lanes(int(one)) & active)
+            out = found if out is None else np.where(bits == one, found, out)
+        return out
+
+    def vote(self, mode, p, members, mask):
+        p = np.full((1, 1, 1), p) if type(p) is bool else p
+        return self.by_members(members, mask, lambda active: lanes.vote(mode, *alike(p, active)))
+
+    def match(self, mode, value, members, mask):
+        if mode == "any":
+            return self.by_members(members, mask, lambda active: lanes.match_any(*alike(value, active))), None
+        both = [
+            self.by_members(members, mask, lambda active: lanes.match_all(*alike(value, active))[n])  # noqa: B023
+            for n in (0, 1)
+        ]
+        return both
+
+    def redux(self, operation, value, members, mask):
+        return self.by_members(members, mask, lambda active: lanes.redux(operation, *alike(value, active)))
+
+    def ldmatrix(self, site, space, address, offset, count, trans, mask):
+        """Lanes 0-7 give the rows of the first 8x8 matrix, 8-15 of the second, ..."""
+        rows_of = np.arange(32).reshape(1, 1, 32) < 8 * count
+        active = rows_of if mask is None else rows_of & mask
+        counter = self.program.counters[site]
+        kind, counter.kind = counter.kind, None  # counted below, not as a plain load
+        parts = self.memory.load(site, space, address, offset, np.dtype(np.uint32), 4, active)
+        counter.kind = kind
+        parts = [self.lanes32(p) for p in parts]
+        rows = np.stack(parts, axis=-1).view(np.uint16)
+        value = unpack(address, 32)
+        flat = np.broadcast_to(value, value.shape[:2] + (32,)).astype(np.int64) + offset
+        each = banks.ldmatrix_wavefronts(flat, count, None if mask is None else mask)
+        total = self.memory.total
+        counter.requests += total(np.ones_like(each) if mask is None else (each > 0))
+        counter.sectors += total(each)
+        counter.ideal += total(np.where(each > 0, count, 0))
+        return tensor_cores.ldmatrix(rows[..., :32, :], trans, count)
+
+    # Barriers that all threads reach together.
+
+    def block_barrier(self, mask, line):
+        if self.launch.races is not None:
+            blocks = self.whole(True if mask is None else mask).any(axis=(1, 2))
+            self.launch.races.barrier(np.flatnonzero(blocks) + self.first)
+
+    def warp_barrier(self, members, mask, line):
+        if self.launch.races is not None:
+            found = np.argwhere(self.whole(True if mask is None else mask).any(axis=2))
+            named = np.broadcast_to(unpack(members, 32), self.shape)[..., 0]
+            self.launch.races.warp_barrier(found[:, 0] + self.first, found[:, 1], named[found[:, 0], found[:, 1]])
+
+    def fence(self, mask):
+        if self.launch.races is not None:
+            found = np.argwhere(self.whole(self.exist if mask is None else mask))
+            self.launch.races.fence(found[:, 0] + self.first, found[:, 1] * 32 + found[:, 2])
+
+    def block_vote(self, operation, p):
+        """__syncthreads_count, _and, _or where all threads are together."""
+        p = self.whole(p) & self.whole(self.exist)
+        if operation == "popc":
+            return p.sum(axis=(1, 2), keepdims=True).astype(np.uint32)
+        if operation == "and":
+            return (p | ~self.whole(self.exist)).all(axis=(1, 2), keepdims=True)
+        return p.any(axis=(1, 2), keepdims=True)
+
+    def barrier_vote(self, entries, red, ready):
+        operation, _, _, slot = red
+        total = np.zeros(self.shape, bool)
+        for entry in entries:
+            _, p, wanted, _ = entry[5]
+            p = self.whole(p)
+            total |= self.whole(entry[2]) & (p if wanted else ~p)
+        if operation == "popc":
+            value = total.sum(axis=(1, 2), keepdims=True).astype(np.uint32)
+            old = unpack(self.registers[slot], 32)
+            self.registers[slot] = pack(np.where(ready, value, old))
+            return
+        arrived = np.zeros(self.shape, bool)
+        for entry in entries:
+            arrived |= entry[2]
+        value = total.any(axis=(1, 2), keepdims=True)
+        if operation == "and":
+            value = (total | ~arrived).all(axis=(1, 2), keepdims=True)
+        self.registers[slot] = np.where(ready, value, self.registers[slot])
+
+
+def squeeze(a):
+    """A special register without the axes along which it does not change."""
+    for axis in range(3):
+        if a.shape[axis] > 1 and (a == a.take([0], axis)).all():
+            a = a.take([0], axis)
+    return pack(np.ascontiguousarray(a))
+
+
+def alike(value, active):
+    """Both with all lanes spelled out."""
+    shape = np.broadcast_shapes(value.shape, active.shape)
+    return np.broadcast_to(value, shape), np.broadcast_to(active, shape)

@@ -1,0 +1,8 @@
+"""PTX's types as NumPy's. Halves are kept as their bits."""
+
+import numpy as np
+
+INTEGER_TYPES = {p + str(n) for p in "usb" for n in (8, 16, 32, 64)}
+DTYPES = {"f32": np.dtype("f4"), "f64": np.dtype("f8"), "f16": np.dtype("u2"), "bf16": np.dtype("u2")}
+DTYPES |= {"f16x2": np.dtype("u4"), "bf16x2": np.dtype("u4")}
+DTYPES |= {p + str(8 * n): np.dtype(f"{'i' if p == 's' else 'u'}{n}") for p in "usb" for n in (1, 2, 4, 8)}

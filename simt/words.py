@@ -1,0 +1,148 @@
+"""What a running kernel says: printf, failed assertions, and the sentences of errors, with line, block and thread."""
+
+import numpy as np
+
+from simt.errors import Trap
+from simt.integers import unpack
+from simt.memory import LOCAL_WINDOW
+from simt.printf import formatted
+
+
+class Words:
+    """The part of a Part (machine.py) that speaks."""
+
+    # printf, assert, trap.
+
+    def printf(self, text, values, mask, line):
+        """Each thread's line, in the order of the threads."""
+        for lane in np.flatnonzero(self.whole(self.exist if mask is None else mask)):
+            form = self.string(self.lane_value(text, 64, lane))
+            self.launch.printed.append(
+                formatted(form, lambda at, kind, lane=lane: self.local_value(values, lane, at, kind), self.string)
+            )
+
+    def lane_value(self, x, width, lane):
+        return int(np.broadcast_to(unpack(x, width), self.shape).reshape(-1)[lane])
+
+    def string(self, address):
+        """A string of the module, up to its zero byte."""
+        space = self.launch.buffers[address >> 36]
+        data = space.bytes[address - space.origin :].tobytes()
+        return data[: data.index(b"\0")].decode("utf-8", "replace")
+
+    def local_value(self, pointer, lane, at, dtype):
+        start = self.lane_value(pointer, 64, lane) - LOCAL_WINDOW + at
+        own = int(lane) * self.memory.local.steps[2] + start
+        return self.memory.local.bytes[own : own + np.dtype(dtype).itemsize].view(dtype)[0]
+
+    def assert_failed(self, text, mask, line):
+        lane = int(np.flatnonzero(self.whole(self.exist if mask is None else mask))[0])
+        said = self.string(self.lane_value(text, 64, lane))
+        raise Trap(self.trap_text(line, lane, f"assertion failed: {said}"))
+
+    def trap(self, mask, line):
+        lane = int(np.flatnonzero(self.whole(self.exist if mask is None else mask))[0])
+        raise Trap(self.trap_text(line, lane, "the kernel stopped itself (__trap)"))
+
+    def trap_text(self, line, lane, what):
+        per = self.shape[1] * 32
+        return (
+            f"kernel {self.program.name}, line {line}{self.quote(line)}: {what}; block "
+            f"{self.block_text(lane // per)}, thread {self.thread_text(lane % per)}"
+        )
+
+    # Words for errors.
+
+    def line_now(self):
+        block = self.program.blocks[self.here] if self.here < len(self.program.blocks) else None
+        line = next((i.line for i in block.instructions if i.line), 0) if block else 0
+        return f"{line}{self.quote(line)}"
+
+    def quote(self, line):
+        return self.program.quote(line)
+
+    def block_text(self, block):
+        """Block number within this part -> (x, y, z)."""
+        x, y, _ = self.launch.grid
+        n = block + self.first
+        return f"({n % x}, {n // x % y}, {n // (x * y)})"
+
+    def thread_text(self, thread):
+        x, y, _ = self.launch.block
+        return f"({thread % x}, {thread // x % y}, {thread // (x * y)})"
+
+    def access(self, memory, kind, space, address, size, lane, site):
+        """The sentence of a MemoryFault."""
+        program = self.program
+        number = site[0] if type(site) is tuple else site
+        counter = program.counters[number]
+        line, instruction = counter.line, program.flow.function.instructions[number]
+        verb = {"ld": "reads", "st": "writes"}.get(instruction.parts[0], "accesses")
+        if instruction.parts[0] == "cp":
+            verb = "copies"
+        per = self.shape[1] * 32
+        head = f"kernel {program.name}, line {line}{self.quote(line)}"
+        thread = f"block {self.block_text(lane // per)}, thread {self.thread_text(lane % per)}"
+        what, owner = self.place_text(space, address, size)
+        problem = {
+            "outside": f"{verb} {what}, {owner}",
+            "misaligned": f"{verb} {what}: {size} bytes at once must start at a multiple of {size} bytes",
+            "unwritten": f"{verb} {what}, to which nothing has been written",
+            "pending": f"{verb} {what}, where an asynchronous copy may not have arrived: nothing has waited for it",
+            "read-only": f"{verb} {what}, which is read-only",
+        }[kind]
+        return f"{head}: {problem}; {thread}"
+
+    def place_text(self, space, address, size):
+        """(what is touched, why it may not be) in words."""
+        if space != "global":
+            total = (self.memory.shared if space == "shared" else self.memory.local).size
+            what = f"{size} bytes at byte {address} of {space} memory{self.program.variable_at(space, address)}"
+            return what, f"but a {'block' if space == 'shared' else 'thread'} has {total} bytes of it"
+        region = (address + (1 << 35)) >> 36
+        buffer = self.launch.buffers.get(region)
+        if buffer is None:
+            null = " (a null pointer?)" if address < 1 << 36 else ""
+            return f"{size} bytes at address {address:#x}", f"which no argument owns{null}"
+        at, item = address - buffer.origin, 1 if buffer.dtype is None else buffer.dtype.itemsize
+        kind = "bytes" if buffer.dtype is None else f"elements of {buffer.dtype}"
+        what = f"{buffer.name}[{at // item}]" if at % item == 0 else f"byte {at} of {buffer.name}"
+        if size != item:
+            what = f"{size} bytes from {what} on"
+        return what, f"but {buffer.name} has {buffer.size // item} {kind}"
+
+    def race(self, memory, kind, space, flat, size, lanes_flat, site, values):
+        """Hand an access to the race detector."""
+        number = site[0] if type(site) is tuple else site
+        counter = self.program.counters[number]
+        per = self.shape[1] * 32
+        blocks, threads = np.divmod(lanes_flat, per)
+        blocks = blocks + self.first
+        instruction = self.program.flow.function.instructions[number]
+        strong = bool({"volatile", "acquire", "release", "relaxed"} & set(instruction.parts))
+        races = self.launch.races
+        held = None
+        if values is not None and len(values) == 1:
+            held = np.broadcast_to(values[0], self.shape).reshape(-1)[lanes_flat]
+        if space is not None and space is self.memory.shared:
+            races.shared(kind, flat, size, blocks, threads, counter.line, held)
+        elif space is None or space.steps == (0, 0, 0):
+            regions = flat >> 36
+            for region in np.unique(regions):
+                here = regions == region
+                buffer = self.launch.buffers[int(region)]
+                races.global_(
+                    kind, buffer.name, flat[here] - buffer.origin, size, blocks[here], threads[here], counter.line,
+                    None if held is None else held[here], strong,
+                )  # fmt: skip
+
+
+def spans(numbers):
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    out, start = [], None
+    for n, after in zip(numbers, [*numbers[1:], None]):
+        start = n if start is None else start
+        if after != n + 1:
+            out.append(str(n) if start == n else f"{start}-{n}")
+            start = None
+    return ", ".join(out)
