@@ -26,6 +26,7 @@ from simt.errors import (
     Unsupported,
 )
 from simt.kernel import Buffer, Kernel, Module, compile, load
+from simt.races import RaceError
 
 __all__ = [
     "BarrierFault",
@@ -38,6 +39,7 @@ __all__ = [
     "LaunchError",
     "MemoryFault",
     "Module",
+    "RaceError",
     "SimtError",
     "StepLimit",
     "Trap",

@@ -12,6 +12,7 @@ from simt.errors import LaunchError
 from simt.machine import Launch
 from simt.memory import REGION, Space
 from simt.program import Program
+from simt.races import Races
 from simt.report import Report
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -110,8 +111,6 @@ class Kernel:
         values, spaces = self.bind(args)
         races = None
         if check_races:
-            from simt.races import Races
-
             races = Races()
         with self.module.lock:
             program.start()

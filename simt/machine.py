@@ -13,7 +13,7 @@ left yields, the next part of the grid starts; if nothing has been stored since 
 import numpy as np
 
 from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupported
-from simt.integers import pack, unpack
+from simt.integers import Lazy, pack, unpack
 from simt.memory import Memory
 from simt.threads import Threads
 from simt.words import Words, spans
@@ -31,6 +31,7 @@ class Launch:
         self.races, self.step_limit = races, step_limit
         self.steps = 0
         self.work = 0
+        self.quiet = False  # all parts have started, and nobody has stored anything since all looked last
         self.printed = []
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // 32)
@@ -39,20 +40,19 @@ class Launch:
     def run(self):
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
         together = max(1, PART // (self.warps * 32))
-        waiting, started, version = [], 0, -1
+        waiting, started = [], 0
         with np.errstate(all="ignore"):
             while started < blocks or waiting:
                 if started < blocks:
                     part = Part(self, started, min(together, blocks - started))
                     started += part.shape[0]
                     waiting.append(part)
-                before = sum(p.memory.version for p in waiting)
+                before = {p: p.memory.version for p in waiting}
                 waiting = [p for p in waiting if not p.run()]
-                if waiting and started == blocks:
-                    after = sum(p.memory.version for p in waiting)
-                    if len(waiting) == version and before == after:
-                        waiting[0].report_deadlock()
-                    version = len(waiting) if before == after else -1
+                quiet = started == blocks and all(p.memory.version == version for p, version in before.items())
+                if waiting and quiet and all(p.stuck for p in waiting):
+                    waiting[0].report_deadlock()
+                self.quiet = quiet
 
     def step(self, part, lanes_count, length):
         self.steps += 1
@@ -83,7 +83,8 @@ class Part(Threads, Words):
         self.alive = self.exist
         self.groups = {0: self.exist}
         self.yielded, self.held, self.waiting = {}, {}, []
-        self.seen_version = -1
+        self.seen_version, self.seen_state = -1, None
+        self.stuck = self.clocked = False
         self.here = 0
 
     # The scheduler.
@@ -99,6 +100,9 @@ class Part(Threads, Words):
                 if self.yielded:
                     if self.memory.version == self.seen_version:
                         self.seen_version = -1
+                        state = self.state() if launch.quiet else None
+                        self.stuck = state is not None and state == self.seen_state
+                        self.seen_state = state
                         return False
                     self.seen_version = self.memory.version
                     groups.update(self.yielded)
@@ -123,19 +127,21 @@ class Part(Threads, Words):
                 after = function(self, registers)
             else:
                 function, length, last = masked[at] or program.make_masked(at)
-                active = self.count(mask)
-                program.masked_visits[at] += self.count_warps(mask)
-                program.masked_threads[at] += active
-                launch.step(self, active, length)
+                launch.step(self, self.count(mask), length)
                 alone = not groups and not self.yielded and not self.held and not self.waiting
                 after = function(self, registers, mask, alone)
+                if type(after) is tuple and after[0] == "lanes":
+                    mask = self.hold(at, mask, after[1])
+                    if mask is None:
+                        continue
+                    after = function(self, registers, mask, False)
+                program.masked_visits[at] += self.count_warps(mask)
+                program.masked_threads[at] += self.count(mask)
             if type(after) is int:
                 self.go(after, mask, last)
             elif after[0] == "split":
                 self.go(after[1], after[2], last)
                 self.go(after[3], after[4], last)
-            elif after[0] == "lanes":
-                self.held[at] = mask if at not in self.held else self.join(mask, self.held[at])
             elif after[0] == "many":
                 for target, some in after[1]:
                     self.go(target, some, last)
@@ -155,6 +161,27 @@ class Part(Threads, Words):
             mask = self.join(mask, groups[target])
         groups[target] = mask
 
+    def hold(self, at, mask, absent):
+        """The warps that lack lanes wait for them at block `at`. The mask of the others; None if there are none."""
+        incomplete = absent.any(axis=2, keepdims=True)
+        self.held[at] = mask & incomplete
+        rest = mask & ~incomplete
+        return rest if rest.any() else None
+
+    def state(self):
+        """All that the yielding threads know: if one more look does not change it, nothing ever will."""
+        if self.clocked:
+            return None
+        found = [len(self.waiting), len(self.held)]
+        for at, mask in sorted(self.yielded.items()):
+            block = self.program.blocks[at]
+            found += [at, None if mask is None else mask.tobytes()]
+            for name in sorted(block.reads | (block.live_out - block.writes)):
+                value = self.registers[self.program.translator.slots[name]]
+                value = value.array() if type(value) is Lazy else value
+                found.append(value.tobytes() if isinstance(value, np.ndarray) else value)
+        return found
+
     def join(self, a, b):
         """The union of two masks; None if these are all threads there are."""
         if a is None or b is None:
@@ -173,6 +200,8 @@ class Part(Threads, Words):
         self.alive = alive & ~mask
         for kind in {w[0] for w in self.waiting}:
             self.release(kind)
+        for at in list(self.held):  # they may have waited for these
+            self.go(at, self.held.pop(at), None)
 
     def whole(self, mask):
         return np.broadcast_to(True if mask is None else mask, self.shape)
@@ -217,8 +246,8 @@ class Part(Threads, Words):
         barriers = {}
         for entry in entries:
             number = entry[3]
-            if type(number) is not int:
-                raise Unsupported("bar.sync", "a barrier whose number differs between threads", entry[6])
+            if type(number) is not int or type(entry[4]) not in (int, type(None)):
+                raise Unsupported("bar.sync", "a barrier whose number or count differs between threads", entry[6])
             barriers.setdefault(number, []).append(entry)
         for entries in barriers.values():
             arrived = np.zeros(self.shape, bool)
@@ -230,7 +259,8 @@ class Part(Threads, Words):
             if not done.any():
                 rest.extend(entries)
                 continue
-            self.check_same_barrier(entries, done)
+            if entries[0][4] is None:  # with a count, several places may share a barrier
+                self.check_same_barrier(entries, done)
             for _, after, mask, number, count, red, line in entries:
                 ready = self.whole(mask) & done
                 if ready.any():

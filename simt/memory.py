@@ -466,9 +466,8 @@ class Memory:
 
     def shared_cost(self, counter, addresses, size, mask):
         store = counter.kind != "ld"
-        size = max(size, counter.joined // 8)
-        each = banks.wavefronts_per_warp(addresses, size, mask, store=store)
-        ideal = banks.ideal_wavefronts(addresses, size, mask, store=store)
+        size = counter.joined // 8 or size
+        each, ideal = banks.wavefronts_and_ideal(addresses, size, mask, store=store)
         return self.total(each > 0), self.total(each), self.total(ideal)
 
     def total(self, each):

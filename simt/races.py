@@ -286,8 +286,8 @@ class Races:
             if kind == "load":
                 continue
             new = self.to_publish(block, number, fence, release)
-            if kind == "atomic" and held is not None:  # an update adds to what is published there
-                new = held if new is None else new.join(held)
+            if kind == "atomic" and new is None:  # an update leaves what is published there, or adds to it
+                new = held
             if new is None:
                 self.published.pop(place, None)
             else:

@@ -84,8 +84,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
             if i.parts[0] in TOGETHER:
                 if i.operands and any(o for o in [member_mask(i)] if isinstance(o, Reg) and o.name in block.writes):
                     return  # the mask is computed in this block; it is checked at the instruction
-                self.out(f"if S.missing({self.integer(member_mask(i), 32)}, M) is not None:")
-                self.out(f"    return ('lanes', {block.number}, M)")
+                self.out(f"absent = S.missing({self.integer(member_mask(i), 32)}, M)")
+                self.out("if absent is not None: return ('lanes', absent)")
                 return
 
     def write_back(self, r):

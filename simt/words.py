@@ -6,6 +6,7 @@ from simt.errors import Trap
 from simt.integers import unpack
 from simt.memory import LOCAL_WINDOW
 from simt.printf import formatted
+from simt.races import RaceError
 
 
 class Words:
@@ -119,22 +120,51 @@ class Words:
         blocks, threads = np.divmod(lanes_flat, per)
         blocks = blocks + self.first
         instruction = self.program.flow.function.instructions[number]
-        strong = bool({"volatile", "acquire", "release", "relaxed"} & set(instruction.parts))
+        how = set(instruction.parts)
+        strong = "release" if {"release", "acq_rel"} & how else bool({"volatile", "acquire", "relaxed"} & how)
         races = self.launch.races
         held = None
         if values is not None and len(values) == 1:
             held = np.broadcast_to(values[0], self.shape).reshape(-1)[lanes_flat]
+        try:
+            self.hand_over(races, kind, space, flat, size, blocks, threads, counter.line, held, strong)
+        except RaceError as e:
+            raise RaceError(e.space, e.buffer, e.offset, e.first, e.second, self.race_text(e)) from None
+
+    def hand_over(self, races, kind, space, flat, size, blocks, threads, line, held, strong):
         if space is not None and space is self.memory.shared:
-            races.shared(kind, flat, size, blocks, threads, counter.line, held)
+            races.shared(kind, flat, size, blocks, threads, line, held)
         elif space is None or space.steps == (0, 0, 0):
             regions = flat >> 36
             for region in np.unique(regions):
                 here = regions == region
                 buffer = self.launch.buffers[int(region)]
                 races.global_(
-                    kind, buffer.name, flat[here] - buffer.origin, size, blocks[here], threads[here], counter.line,
+                    kind, buffer.name, flat[here] - buffer.origin, size, blocks[here], threads[here], line,
                     None if held is None else held[here], strong,
                 )  # fmt: skip
+
+    def race_text(self, race):
+        """The two accesses in words."""
+        if race.space == "shared":
+            where = f"byte {race.offset} of shared memory{self.program.variable_at('shared', race.offset)}"
+        else:
+            dtype = next(b.dtype for b in self.launch.buffers.values() if b.name == race.buffer)
+            item = 1 if dtype is None else dtype.itemsize
+            where = f"{race.buffer}[{race.offset // item}]"
+        verbs = {"load": "reads", "store": "writes", "atomic": "updates"}
+        who = [
+            f"thread {self.thread_text(thread)} of block {self.block_text(block - self.first)} {verbs[kind]} it at line "
+            f"{line}{self.quote(line)}"
+            for kind, line, block, thread in (race.first, race.second)
+        ]
+        if race.first[2] != race.second[2]:
+            need = "they are in different blocks: only atomics, or a fence and a flag, put them in order"
+        elif race.first[3] // 32 != race.second[3] // 32:
+            need = "there is no __syncthreads() between the two"
+        else:
+            need = "there is no __syncwarp() or __syncthreads() between the two, though both are in one warp"
+        return f"kernel {self.program.name}: race on {where}: {who[0]}; {who[1]}; {need}"
 
 
 def spans(numbers):
