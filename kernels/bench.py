@@ -1,8 +1,8 @@
 """Measure every ladder on this machine and store the figures: `make bench`, or `python -m kernels.bench [topic ...]`.
 
 Each topic's bench module measures its rungs and the peers that are installed, side by side, and the figures go to
-kernels/<topic>/measured/<card>.json. For authors: the topic `readme` measures nothing, and draws the README's table and
-picture anew from the stored files.
+kernels/<topic>/measured/<card>.json. The GPU's topics need an NVIDIA GPU. For authors: the topic `readme` measures
+nothing, and draws the README's table and picture anew from the stored files.
 """
 
 import importlib
@@ -16,14 +16,17 @@ from pathlib import Path
 from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
-PICTURE = HERE / "cpu_gemv" / "measured" / "ladder.png"
-TOPICS = ["roof", "cpu_matmul", "cpu_gemv"]
+PICTURE = HERE / "gemv" / "measured" / "ladder.png"
+GPU_TOPICS = ["gemv"]
+TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
+README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
+README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")
 
 
 def versions():
     """What the figures depend on besides the sources."""
     found = {"python": platform.python_version(), "compiler": compiler.compiler_version(), "cuda driver": _driver()}
-    for package in ("numpy", "torch", "triton"):
+    for package in ("numpy", "torch", "triton", "nvidia-cuda-nvrtc"):
         try:
             found[package] = importlib.metadata.version(package).split("+")[0]
         except importlib.metadata.PackageNotFoundError:
@@ -47,15 +50,15 @@ def measure(topic):
     ladders = importlib.import_module(f"kernels.{topic}.bench").ladders()
     for ladder in ladders:
         print(f"\n{ladder}")
-    return [results.save(HERE / topic, ladders, roof(), versions())]
+    return [results.save(HERE / topic, ladders, gpu_roof() if topic in GPU_TOPICS else roof(), versions())]
 
 
 def readme_ladder():
-    """The ladder that the README shows: GEMV, from the stored results of the machine with the most threads."""
-    found = [item for item in results.stored("cpu_gemv") if item.roof.by_threads]
-    if not found:
-        raise results.ResultsError("there are no stored results of cpu_gemv yet: run `make bench`")
-    return max(found, key=lambda item: max(item.roof.by_threads)).ladder("GEMV 14336 × 4096")
+    """The ladder that the README shows, from the stored results of README_CARD."""
+    for item in results.stored("gemv"):
+        if item.card == README_CARD:
+            return item.ladder(README_LADDER)
+    raise results.ResultsError(f"there are no stored results of gemv on an {README_CARD} yet: run `make bench` there")
 
 
 def readme():
@@ -63,12 +66,28 @@ def readme():
     ladder = readme_ladder()
     ladder.bars().savefig(PICTURE, dpi=110)
     path = results.ROOT / "README.md"
-    path.write_text(replace_block(path.read_text(), "ladder", ladder_block(ladder)))
+    text = replace_block(path.read_text(), "ladder", ladder_block(ladder))
+    path.write_text(replace_picture(text, picture_line(ladder)))
 
 
 def ladder_block(ladder):
     """The README's table of a ladder, in Markdown, with where its figures come from."""
-    return f"{ladder.markdown(('rung', 'time', 'p20 – p80', 'rate', 'of the roof', 'speed-up'))}\n\n*{ladder.source}*"
+    note = "time: in a CUDA graph, weights not in the cache; as called: from Python, one call after another"
+    return f"{ladder.markdown(README_COLUMNS)}\n\n*{ladder.source}; {note}*"
+
+
+def picture_line(ladder):
+    """The README's picture of a ladder, in Markdown."""
+    says = f"The ladder {ladder.title} on an {README_CARD}: each rung as percent of the measured read bandwidth"
+    return f"![{says}]({PICTURE.relative_to(results.ROOT).as_posix()})"
+
+
+def replace_picture(text, line):
+    """Replace the line that shows a ladder's picture."""
+    text, found = re.subn(r"^!\[[^\]]*\]\(\S+/ladder\.png\)$", lambda _: line, text, flags=re.M)
+    if found != 1:
+        raise ValueError(f"the README must show a ladder.png once, on a line of its own; found {found}")
+    return text
 
 
 def replace_block(text, name, content):
@@ -87,15 +106,21 @@ def main(arguments):
     if not os.access(results.ROOT, os.W_OK):
         print("bench: the course's folder is read-only, so the figures could not be stored: nothing was measured")
         return 1
-    if "roof" in topics and gpu_roof() is None:
-        print("No NVIDIA GPU on this machine: the GPU's figures are not measured, and those stored stay as they are.")
+    status = 0
+    if ({"roof"} | set(GPU_TOPICS)) & set(topics) and gpu_roof() is None:
+        print(
+            f"No NVIDIA GPU on this machine: the GPU's roof and ladders ({', '.join(GPU_TOPICS)}) are not measured, "
+            "and those stored stay as they are."
+        )
+        status = int(bool(set(GPU_TOPICS) & set(arguments)))  # asked for by name, and not done
+        topics = [topic for topic in topics if topic not in GPU_TOPICS]
     for topic in topics:
         if topic == "readme":
             readme()
             continue
         for path in measure(topic):
             print(f"wrote {path.relative_to(results.ROOT)}")
-    return 0
+    return status
 
 
 if __name__ == "__main__":

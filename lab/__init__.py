@@ -9,6 +9,7 @@ imports them. Each file is one tool and fits in a screen or two:
     ladder      rungs as a table, bars, a roofline     results    measured figures, stored with source hashes
     widgets     sliders that redraw a picture          exercise   "not done yet", "right on 12 shapes"
     cache       a model that counts fetched lines      plots      the pictures, in one style
+    cuda_timing  medians on a GPU, in a CUDA graph and as called from Python
 """
 
 from lab.arguments import expect_array, expect_count

@@ -7,13 +7,16 @@
 Each rung is timed in turns with a probe that does nothing but read (or multiply) as fast as the machine can. Its
 percentage of the roof rests on that comparison and not on seconds alone, so that a machine that slows down for a
 moment slows both sides.
+
+Ladder(..., device="cuda") times on the GPU, as lab/cuda_timing.py says: a call may then be a list of functions, one for
+each copy of its weights, and is timed in a CUDA graph and also as called from Python.
 """
 
 import html
 from dataclasses import dataclass, field
 
 from lab import plots
-from lab.roof import flops_probe, read_probe, roof
+from lab.roof import flops_probe, gpu_roof, read_probe, roof
 from lab.timing import Timing, against
 
 NOISE = 1.10  # shares up to here were seen as noise on shared machines; above it, something else was measured
@@ -42,6 +45,7 @@ class Figure:
     checked: str = "not checked"
     sources: tuple = ()
     stale: bool = False
+    called: Timing = None  # on a GPU: the time from Python, without a graph
 
     @property
     def rate(self):
@@ -52,6 +56,12 @@ class Figure:
     def roof(self):
         """The probe's rate, in the unit of `rate`."""
         return self.rate / self.share
+
+    @property
+    def rate_text(self):
+        """The rate with a fitting unit: "169 GB/s", "4.32 TB/s", "38.6 GFLOP/s"."""
+        prefix, size = ("T", 1e12) if self.rate >= 0.9995e12 else ("G", 1e9)
+        return f"{self.rate / size:.3g} {prefix}{'B' if self.bound == 'read' else 'FLOP'}/s"
 
     def speedup(self, over):
         """How many times more flops this rung does in a second than the figure `over`."""
@@ -65,7 +75,6 @@ class Figure:
 
     def cells(self, first):
         """The row of this figure in a table; `first` is the first rung, for the speed-up at equal work."""
-        unit = "GB/s" if self.bound == "read" else "GFLOP/s"
         share = f"{100 * self.share:.2g} %" if self.share < 0.1 else f"{100 * self.share:.0f} %"
         mark = ", impossible: above the roof" if self.impossible else ""
         times = self.speedup(first)
@@ -74,7 +83,7 @@ class Figure:
             self.checked,
             f"{_amount(self.bytes, 'B')}, {_amount(self.flops, 'FLOP')}",
             *self.timing.cells(),
-            f"{self.rate / 1e9:.3g} {unit}",
+            self.rate_text,
             share + mark,
             f"{times:.2g}×" if times < 10 else f"{times:,.0f}×",
         )
@@ -89,11 +98,13 @@ def _amount(number, unit):
 
 
 HEADINGS = ("rung", "checked", "work", "time", "p20 – p80", "rate", "of the roof", "speed-up")
+CALLED, AT = "as called", 5  # a further column and its place, in ladders that were timed on a GPU
 
 
 @dataclass
 class Ladder:
-    """Rungs and their figures. `bound` is "read" or "flops"; `source` says where stored figures come from."""
+    """Rungs and their figures. `bound` is "read" or "flops"; `source` says where stored figures come from; `device` is
+    "cpu" or "cuda"."""
 
     title: str
     bound: str
@@ -101,15 +112,19 @@ class Ladder:
     source: str = ""
     calls: dict = field(default_factory=dict, repr=False)
     first: Figure = None  # what the speed-up is over, if not the first of these figures
+    device: str = "cpu"
 
     def __post_init__(self):
         if self.bound not in ("read", "flops"):
             raise ValueError(f'Ladder: bound must be "read" or "flops", got {self.bound!r}')
+        if self.device not in ("cpu", "cuda"):
+            raise ValueError(f'Ladder: device must be "cpu" or "cuda", got {self.device!r}')
 
     def plan(self, name, call, *, bytes, flops, verdict=None, sources=()):
         """Note a rung, to be timed by `again`. A rung that is wrong raises: a wrong kernel has no speed.
 
-        call     the function to time, without arguments
+        call     the function to time, without arguments; on "cuda" also a list of functions, one for each copy of the
+                 weights
         bytes    what one call must move, at the least
         verdict  what `check` returned
         sources  paths from the course's folder of the files that decide its speed
@@ -128,7 +143,7 @@ class Ladder:
         (figure,) = self._time([name], seconds, turns=3)
         # a rung that is timed once more keeps its place
         self.figures = list(({f.name: f for f in self.figures} | {name: figure}).values())
-        return Ladder(name, self.bound, [figure], first=self.figures[0])
+        return Ladder(name, self.bound, [figure], first=self.figures[0], device=self.device)
 
     def again(self, seconds=0.5):
         """Time all rungs in turns, in one run. Returns the ladder."""
@@ -138,12 +153,20 @@ class Ladder:
         return self
 
     def _time(self, names, seconds, turns):
-        probe, amount = read_probe() if self.bound == "read" else flops_probe()
-        timed = against(probe, {name: self.calls[name]["call"] for name in names}, seconds=seconds, least_turns=turns)
+        calls = {name: self.calls[name]["call"] for name in names}
+        if self.device == "cuda":
+            from lab import cuda_timing  # brings PyTorch, so it is imported only for those who ask for the GPU
+
+            probe, amount = cuda_timing.read_probe() if self.bound == "read" else cuda_timing.flops_probe()
+            timed = cuda_timing.against(probe, calls, seconds=seconds, least_turns=turns)
+            called = {name: cuda_timing.as_called(call) for name, call in calls.items()}
+        else:
+            probe, amount = read_probe() if self.bound == "read" else flops_probe()
+            timed, called = against(probe, calls, seconds=seconds, least_turns=turns), {}
         figures = []
         for name in names:
             timing, ratio = timed[name]
-            fixed = self.calls[name]["fixed"]
+            fixed = self.calls[name]["fixed"] | {"called": called.get(name)}
             mine = fixed["bytes"] if self.bound == "read" else fixed["flops"]
             # the probe does `amount` in one unit of time, the rung does `mine` in `ratio` of them
             figures.append(Figure(name=name, timing=timing, share=mine / amount / ratio, bound=self.bound, **fixed))
@@ -160,13 +183,22 @@ class Ladder:
         """How many times faster rung `name` does the same work than rung `over`."""
         return self[name].speedup(self[over])
 
+    @property
+    def headings(self):
+        """HEADINGS, and "as called" where that was timed."""
+        return (*HEADINGS[:AT], CALLED, *HEADINGS[AT:]) if any(f.called for f in self.figures) else HEADINGS
+
     def rows(self):
         """The table's rows, as tuples of strings, without the headings."""
-        return [figure.cells(self.first or self.figures[0]) for figure in self.figures]
+        rows = [figure.cells(self.first or self.figures[0]) for figure in self.figures]
+        if self.headings == HEADINGS:
+            return rows
+        called = [f.called.cells()[0] if f.called else "" for f in self.figures]
+        return [(*row[:AT], cell, *row[AT:]) for row, cell in zip(rows, called)]
 
     def __str__(self):
-        rows = [HEADINGS, *self.rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
+        rows = [self.headings, *self.rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(self.headings))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
         return "\n".join([self._caption(), *lines])
 
@@ -181,12 +213,12 @@ class Ladder:
             return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
 
         caption = f'<caption style="text-align:left"><b>{html.escape(self._caption())}</b></caption>'
-        return f"<table>{caption}{row(HEADINGS, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
+        return f"<table>{caption}{row(self.headings, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
 
-    def markdown(self, columns=HEADINGS):
-        """The table in Markdown, for the README."""
-        keep = [HEADINGS.index(c) for c in columns]
-        rows = [HEADINGS, *self.rows()]
+    def markdown(self, columns=None):
+        """The table in Markdown, for the README; all columns, or those named."""
+        keep = [self.headings.index(c) for c in columns or self.headings]
+        rows = [self.headings, *self.rows()]
         lines = ["| " + " | ".join(row[i].replace("|", r"\|") for i in keep) + " |" for row in rows]
         return "\n".join([lines[0], "|" + "---|" * len(keep), *lines[1:]])
 
@@ -195,9 +227,11 @@ class Ladder:
         return plots.bars(self)
 
     def roofline(self, machine_roof=None):
-        """The rungs as points under a machine's roofline (default: this one's), as far below it as they were measured
-        to be below the probe beside them."""
-        machine_roof = machine_roof or roof()
+        """The rungs as points under a machine's roofline (default: this one's, or its GPU's), as far below it as they
+        were measured to be below the probe beside them."""
+        machine_roof = machine_roof or (gpu_roof() if self.device == "cuda" else roof())
+        if machine_roof is None:
+            raise ValueError(f"{self.title}: this machine has no GPU; give the roof of the one that was measured")
         points = []
         for f in self.figures:
             limit = machine_roof.read * f.flops / f.bytes if f.bound == "read" else machine_roof.flops

@@ -151,6 +151,45 @@ def walk(paths, rows=8, columns=32, line=16):
     return finish(picture)
 
 
+def warp_addresses(requests, size=4):
+    """Where the 32 lanes of a warp read or write: a panel a request, a row for each 128 bytes of memory it touches.
+
+    Boxes are sectors of 32 bytes, filled if touched; blue are the lanes' own bytes, numbered by lane.
+    requests  {title: 32 byte addresses, or None for a lane that takes no part};  size: bytes a lane
+    """
+    from simt.coalesce import sectors_per_warp
+
+    lines = [sorted({int(a) // 128 for a in addresses if a is not None}) for addresses in requests.values()]
+    heights = [len(rows) * 0.18 + 0.25 for rows in lines]
+    picture, axes = figure(8, sum(heights) + 0.75 * len(lines), rows=len(lines))
+    axes = np.atleast_1d(axes)
+    axes[0].get_gridspec().set_height_ratios(heights)
+    for axis, (title, addresses), rows in zip(axes, requests.items(), lines):
+        active = np.array([a is not None for a in addresses])
+        counted = sectors_per_warp(np.array([0 if a is None else int(a) for a in addresses]), size, active)
+        lanes = {}  # the lanes at an address
+        for lane in np.flatnonzero(active):
+            lanes.setdefault(int(addresses[lane]), []).append(lane)
+        touched = {a // 32 for a in lanes}
+        for at, line in enumerate(rows):
+            for box in range(4):
+                axis.add_patch(_box(32 * box, at, 32, 1, "#FFE7B3" if 4 * line + box in touched else "#F2F2F2"))
+        for a, who in lanes.items():
+            x, at = a % 128, rows.index(a // 128)
+            axis.add_patch(_box(x, at + 0.12, size, 0.76, SKY))
+            if len(who) > 1:
+                axis.text(x + size + 0.7, at + 0.53, f"{len(who)} lanes", va="center", fontsize=7)
+            elif size > 1:
+                axis.text(x + size / 2, at + 0.53, who[0], ha="center", va="center", fontsize=7 if size > 2 else 5)
+        axis.set(xlim=(-0.5, 128.5), ylim=(len(rows), 0), xticks=[0, 32, 64, 96, 128])
+        axis.set_yticks([at + 0.5 for at in range(len(rows))], [f"{128 * line:,}" for line in rows], fontsize=7)
+        fetched, used = 32 * int(counted), len({a + b for a in lanes for b in range(size)})
+        share = f", of which {used:,} are used ({100 * used / fetched:.3g} %)" if fetched else ""
+        axis.set_title(f"{title}: {fetched // 32} sectors, {fetched:,} bytes{share}", loc="left", fontsize=10.5)
+    axes[-1].set_xlabel("byte, counted from the address on the left (numbers in blue: the lane)")
+    return finish(picture)
+
+
 def register_block(rows, columns, lanes):
     """One step of a matmul with a block of C in registers: a column of A, a row of B, and the block they meet in."""
     picture, axis = figure(8, 3.6)
@@ -172,10 +211,10 @@ def register_block(rows, columns, lanes):
     return finish(picture)
 
 
-def _box(x, y, width, height, colour):
+def _box(x, y, width, height, colour, edge=0.8):
     from matplotlib.patches import Rectangle
 
-    return Rectangle((x, y), width, height, facecolor=colour, edgecolor="#999999", linewidth=0.8)
+    return Rectangle((x, y), width, height, facecolor=colour, edgecolor="#999999", linewidth=edge)
 
 
 def finish(picture):
@@ -184,3 +223,99 @@ def finish(picture):
 
     plt.close(picture)
     return picture
+
+
+def shuffle_reduction(values, mode="bfly", steps=5):
+    """A sum over the 32 lanes by shuffles, step by step: a row for the warp before and after each step.
+
+    Dark lanes hold the sum of more lanes; green ones that of all 32; grey ones have counted some lane twice.
+    values  32 numbers;  mode  "bfly" (__shfl_xor_sync) or "down" (__shfl_down_sync);  steps  how many to draw, 0 to 5
+    """
+    from simt.lanes import LANES, shuffle
+
+    picture, axis = figure(8, 0.75 + 0.62 * (steps + 1))
+    held, counts = np.array(values), np.eye(32, dtype=int)  # counts[lane, k]: how often lane k is in its sum
+    shades = ["#F2F2F2", "#DCEBF6", "#B7D6ED", "#8FC0E3", "#63A8D8"]
+    for step in range(steps + 1):
+        if step:
+            far = 32 >> step
+            operand, clamp = np.array([far], np.uint32), np.array([31], np.uint32)
+            source, _ = shuffle(mode, LANES, operand, clamp)  # the lane that each lane hears from
+            for lane, other in enumerate(source.tolist()):
+                axis.plot((other, lane), (step - 1 + 0.32, step - 0.32), color="#999999", linewidth=0.7, zorder=0)
+            held, counts = held + held[source], counts + counts[source]
+        for lane in range(32):
+            whole, twice = counts[lane].min() > 0, counts[lane].max() > 1
+            colour = "#D9D9D9" if twice else "#8FD3BF" if whole else shades[step]
+            axis.add_patch(_box(lane - 0.46, step - 0.3, 0.92, 0.6, colour))
+            axis.text(lane, step, f"{held[lane]:g}", ha="center", va="center", fontsize=7)
+    call = {"bfly": "xor", "down": "down"}[mode]
+    axis.set_yticks(range(steps + 1), ["before", *(f"{call} {32 >> s}" for s in range(1, steps + 1))])
+    axis.set_xticks(range(0, 32, 4), [f"lane {n}" if n == 0 else n for n in range(0, 32, 4)])
+    axis.tick_params(length=0)
+    axis.set(xlim=(-0.6, 31.6), ylim=(steps + 0.4, -0.4))
+    done = ((counts > 0).all(1) & (counts == 1).all(1)).sum()
+    said = f"{done} of 32 lanes hold the sum of all" if done else f"each sum is of {1 << steps} lanes"
+    axis.set_title(f"sum += __shfl_{call}_sync(0xffffffff, sum, far), after {steps} of 5 steps: {said}", loc="left")
+    axis.title.set_fontsize(10.5)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    return finish(picture)
+
+
+def block_transpose(warps=32):
+    """Results that lie one in each warp cross shared memory and come out one in each lane of the first warp."""
+    picture, axis = figure(8, 4.6)
+    side, top = 32 / warps, 0
+    for warp in range(warps):
+        for lane in range(32):
+            axis.add_patch(_box(lane * 0.9, top + warp * side, 0.9, side, BLUE if lane == 0 else "#F2F2F2", 0.3))
+        axis.add_patch(_box(36, top + warp * side, 3, side, ORANGE))
+    axis.annotate("", (35.6, 16), (29.4, 16), arrowprops={"arrowstyle": "->", "color": BLUE, "linewidth": 1.5})
+    axis.text(32.5, 14.8, "lane 0\nof each", ha="center", va="bottom", fontsize=9)
+    axis.text(0, -1.6, f"{warps} warps, 32 lanes each", fontsize=10)
+    axis.text(37.5, -1.6, "sums[ ], shared", fontsize=10, ha="center")
+    axis.annotate("", (46, 16), (39.4, 16), arrowprops={"arrowstyle": "->", "color": ORANGE, "linewidth": 1.5})
+    axis.text(42.7, 14.8, "barrier,\nthen read", ha="center", va="bottom", fontsize=9)
+    for lane in range(warps):
+        axis.add_patch(_box(46.5 + 1.15 * lane, 14.5, 1.15, 3, SKY))
+    wide = 1.15 * warps
+    axis.text(46.5, 12.9, f"warp 0: lanes 0 to {warps - 1}", fontsize=10)
+    sectors = max(1, warps // 8)
+    for n in range(sectors):
+        axis.add_patch(_box(46.5 + n * wide / sectors, 21.5, wide / sectors, 3, "#FFE7B3"))
+    for lane in range(warps):
+        at = 46.5 + 1.15 * (lane + 0.5)
+        axis.plot((at, at), (17.7, 21.3), color="#999999", linewidth=0.8)
+    axis.text(46.5, 27.3, f"y: {sectors} sectors, one request", fontsize=10)
+    axis.set(xlim=(-1, 85), ylim=(33, -3.5))
+    axis.axis("off")
+    return finish(picture)
+
+
+def loads_in_flight(batches=(1, 4, 8), words=8, latency=20):
+    """When each of a lane's loads is asked for and when it arrives, if it asks for so many before it waits.
+
+    latency  how many times as long as asking for one a load takes to arrive
+    """
+    picture, axes = figure(8, 0.7 + len(batches) * (0.45 + 0.13 * words), rows=len(batches))
+    axes, longest = np.atleast_1d(axes), 0
+    for axis, batch in zip(axes, batches):
+        now = 0
+        for first in range(0, words, batch):
+            here = range(first, min(first + batch, words))
+            for turn, word in enumerate(here):
+                axis.barh(word, latency, left=now + turn, height=0.7, color=SKY)
+                axis.barh(word, 1, left=now + turn, height=0.7, color=BLUE)
+            now += latency + len(here) - 1  # the last of the batch is there
+            axis.barh([*here], 1, left=now, height=0.7, color=ORANGE)
+            now += 1
+        longest = max(longest, now)
+        axis.set_title(f"{batch} in flight: {words} words take {now / latency:.1f} latencies", loc="left", fontsize=11)
+        axis.set(ylim=(words - 0.4, -0.6), yticks=[])
+        axis.set_ylabel("word", fontsize=9)
+    for axis in axes:
+        axis.set_xlim(0, longest)
+        axis.set_xticks([k * latency for k in range(longest // latency + 1)], range(longest // latency + 1))
+    axes[-1].set_xlabel("time, in latencies of a load (dark blue: asked for; light: on its way; orange: used)")
+    return finish(picture)

@@ -27,7 +27,9 @@ from lab.timing import Timing
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
-C_FLAGS = "C compiler flags"  # stands among the sources: a flag decides speed as a source does
+# These stand among the sources: a flag decides speed as a source does.
+C_FLAGS = "C compiler flags"
+CUDA_FLAGS = "CUDA compiler flags"
 
 
 class ResultsError(RuntimeError):
@@ -80,9 +82,8 @@ def save(folder, ladders, roof, versions, sources=()):
     sources   further sources that they rest on, as the roof does
     Returns the path.
     """
-    sources = {*sources, *(s for ladder in ladders for f in ladder.figures for s in f.sources)}
-    if any(s.endswith((".c", ".h")) for s in sources):
-        sources.add(C_FLAGS)
+    groups = [sources, *(f.sources for ladder in ladders for f in ladder.figures)]
+    sources = {source for group in groups for source in (*group, *_flags(group))}
     if gone := [s for s in sources if _hash_now(s) is None]:
         raise FileNotFoundError(f"there is no source {gone[0]} in the course's folder")
     record = {
@@ -94,8 +95,8 @@ def save(folder, ladders, roof, versions, sources=()):
         "sources": {s: _hash_now(s) for s in sorted(sources)},
         "stale": [],
         "ladders": [
-            {"title": ladder.title, "bound": ladder.bound, "figures": [asdict(f) for f in ladder.figures]}
-            for ladder in ladders
+            {"title": x.title, "bound": x.bound, "device": x.device, "figures": [asdict(f) for f in x.figures]}
+            for x in ladders
         ],
     }
     path = folder / "measured" / f"{re.sub(r'[^a-z0-9]+', '_', roof.card.lower()).strip('_')}.json"
@@ -147,14 +148,17 @@ class Stored:
         figures = []
         _expect_text(item["title"])
         for raw in item["figures"]:
-            figure = Figure(**(raw | {"timing": Timing(**raw["timing"]), "sources": tuple(raw["sources"])}))
+            called = Timing(**raw["called"]) if raw.get("called") else None
+            timings = {"timing": Timing(**raw["timing"]), "called": called}
+            figure = Figure(**(raw | timings | {"sources": tuple(raw["sources"])}))
             _expect_text(figure.name, figure.checked, *figure.sources)
-            _expect_positive(figure.bytes, figure.flops, figure.share, *asdict(figure.timing).values())
-            flags = C_FLAGS in self.stale and any(s.endswith((".c", ".h")) for s in figure.sources)
-            figures.append(replace(figure, stale=flags or bool(set(figure.sources) & set(self.stale))))
+            times = [t for timing in timings.values() if timing for t in asdict(timing).values()]
+            _expect_positive(figure.bytes, figure.flops, figure.share, *times)
+            rests_on = {*figure.sources, *_flags(figure.sources)}
+            figures.append(replace(figure, stale=bool(rests_on & set(self.stale))))
         if not figures:
             raise ValueError("a ladder without figures")
-        return Ladder(item["title"], item["bound"], figures, self.source)
+        return Ladder(item["title"], item["bound"], figures, self.source, device=item.get("device", "cpu"))
 
     def ladder(self, title):
         """The ladder whose title starts with `title`."""
@@ -187,8 +191,20 @@ def _expect_positive(*values):
             raise ValueError(f"{value!r} where a positive number belongs")
 
 
+def _flags(sources):
+    """Which compilers' flags decide the speed of code with these sources: C headers are CUDA's where a .cu includes
+    them."""
+    if any(s.endswith((".cu", ".cuh")) for s in sources):
+        return {CUDA_FLAGS}
+    return {C_FLAGS} if any(s.endswith((".c", ".h")) for s in sources) else set()
+
+
 def _hash_now(source):
     """The hash of a source as it is now, or None if it is gone."""
+    if source == CUDA_FLAGS:
+        from simt import nvrtc
+
+        return hashlib.sha256(repr(nvrtc.FLAGS).encode()).hexdigest()
     if source == C_FLAGS:
         return hashlib.sha256(repr((BASE_FLAGS, machine.ISA_FLAGS)).encode()).hexdigest()
     path = ROOT / source

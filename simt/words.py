@@ -154,8 +154,8 @@ class Words:
             where = f"{race.buffer}[{race.offset // item}]"
         verbs = {"load": "reads", "store": "writes", "atomic": "updates"}
         who = [
-            f"thread {self.thread_text(thread)} of block {self.block_text(block - self.first)} {verbs[kind]} it at line "
-            f"{line}{self.quote(line)}"
+            f"thread {self.thread_text(thread)} of block {self.block_text(block - self.first)} {verbs[kind]} it at "
+            f"line {line}{self.quote(line)}"
             for kind, line, block, thread in (race.first, race.second)
         ]
         if race.first[2] != race.second[2]:

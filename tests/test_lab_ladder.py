@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from pytest import approx
 
 from lab import Ladder, Roof, Timing, check, ladder, plots
-from lab.ladder import HEADINGS, NOISE, Figure
+from lab.ladder import CALLED, HEADINGS, NOISE, Figure
 
 ROOF = Roof("a card", read=20e9, copy=15e9, flops=100e9)
 
@@ -60,6 +60,22 @@ def test_speedup_is_at_equal_work():
     assert single.speedup(half) == approx(0.4)
     small, large = (figure(flops=n, median=s, bound="flops") for n, s in ((10, 0.5), (3000, 1.5)))
     assert large.speedup(small) == approx(100)  # 300 times the work in 3 times the time
+
+
+@pytest.mark.parametrize(
+    ("amount", "bound", "text"),
+    [
+        (5e9, "read", "5 GB/s"),
+        (999.2e9, "read", "999 GB/s"),
+        (999.9e9, "read", "1 TB/s"),
+        (4321e9, "read", "4.32 TB/s"),
+        (700e12, "flops", "700 TFLOP/s"),
+        (38.6e9, "flops", "38.6 GFLOP/s"),
+    ],
+)
+def test_rates_have_a_fitting_unit(amount, bound, text):
+    f = figure(bytes=int(amount), flops=int(amount), median=1, bound=bound)
+    assert f.rate_text == text and text in f.cells(f)
 
 
 # Timing rungs
@@ -128,6 +144,8 @@ def test_a_ladder_with_nothing_to_time_says_so(probe):
 def test_unknown_names_and_bounds_are_refused():
     with pytest.raises(ValueError, match='bound must be "read" or "flops", got \'copy\''):
         Ladder("GEMV", "copy")
+    with pytest.raises(ValueError, match='device must be "cpu" or "cuda", got \'gpu\''):
+        Ladder("GEMV", "read", device="gpu")
     with pytest.raises(KeyError, match="no rung 'c'; there are a, b"):
         Ladder("GEMV", "read", [figure("a"), figure("b")])["c"]
 
@@ -188,6 +206,18 @@ def test_the_markdown_table_is_escaped(nasty):
     assert r"y \| z" in lines[3]
     few = nasty.markdown(("rung", "rate")).splitlines()
     assert few[:3] == ["| rung | rate |", "|---|---|", "| plain | 10 GB/s |"]
+
+
+def test_as_called_is_a_column_where_it_was_timed(nasty):
+    assert nasty.headings == HEADINGS and CALLED not in str(nasty)
+    called = figure("called", called=Timing(0.25, 0.2, 0.3, 5))
+    both = Ladder("GEMV", "read", [figure("not called"), called], device="cuda")
+    assert [h for h in both.headings if h != CALLED] == list(HEADINGS)
+    cells = [dict(zip(both.headings, row)) for row in both.rows()]
+    assert [c[CALLED] for c in cells] == ["", "250 ms"] and [c["rate"] for c in cells] == ["10 GB/s"] * 2
+    assert [len(row) for row in both.rows()] == [len(HEADINGS) + 1] * 2 and cells[0]["time"] == "100 ms"
+    assert "250 ms" in str(both) and both._repr_html_().count("<th") == len(HEADINGS) + 1
+    assert both.markdown(("rung", CALLED)).splitlines()[-1] == "| called | 250 ms |"
 
 
 # Pictures
@@ -256,6 +286,17 @@ def test_a_ladder_on_the_roofline(probe):
     assert points_of(steps.roofline().axes[0]) == found  # this machine's roof
     product = Ladder("matmul", "flops", [figure("c", bytes=10**7, share=0.5, bound="flops")])
     assert points_of(product.roofline(ROOF).axes[0]) == {"c": approx((200, 50))}
+
+
+def test_a_gpus_ladder_stands_under_the_gpus_roof(monkeypatch):
+    steps = Ladder("GEMV", "read", [figure("a", share=0.5)], device="cuda")
+    monkeypatch.setattr(ladder, "roof", lambda: pytest.fail("the processor's roof was asked for"))
+    monkeypatch.setattr(ladder, "gpu_roof", lambda: ROOF)
+    assert points_of(steps.roofline().axes[0]) == {"a": approx((2, 20))}
+    monkeypatch.setattr(ladder, "gpu_roof", lambda: None)
+    with pytest.raises(ValueError, match="GEMV: this machine has no GPU; give the roof"):
+        steps.roofline()
+    assert points_of(steps.roofline(ROOF).axes[0]) == {"a": approx((2, 20))}
 
 
 def test_pictures_are_not_kept_open(nasty):

@@ -76,6 +76,54 @@ def test_a_gpu_roof_has_no_threads(course):
     assert path.name == "nvidia_h200.json" and Stored(path).roof == roof and Stored(path).ladders == []
 
 
+def on_gpu(course, *sources):
+    """Save one GPU figure that rests on these files of the toy topic, beside a peer."""
+    for name in ("warp.cu", "load.h"):
+        (course / "kernels/toy" / name).write_text("int n;\n")
+    times = {"timing": Timing(0.25, 0.125, 0.5, 9), "called": Timing(0.75, 0.5, 1.0, 5)}
+    warp = Figure(
+        "warp", 100, 200, share=0.5, bound="read", sources=tuple("kernels/toy/" + s for s in sources), **times
+    )
+    peer = Figure("cuBLAS", 100, 200, share=0.9, bound="read", **times)
+    gpu = Ladder("GEMV", "read", [warp, peer], device="cuda")
+    return results.save(course / "kernels/toy", [gpu], Roof("NVIDIA H200", 4e12, 4e12, 7e14), VERSIONS), gpu
+
+
+def test_a_gpus_ladder_round_trip(course):
+    path, gpu = on_gpu(course, "warp.cu", "load.h")
+    item = Stored(path)
+    (back,) = item.ladders
+    assert back.figures == gpu.figures and back.device == "cuda" and back["warp"].called.median == 0.75
+    assert back.source == f"stored run: NVIDIA H200, {item.date}"
+    assert set(item.sources) == {results.CUDA_FLAGS, "kernels/toy/warp.cu", "kernels/toy/load.h"}  # its .h is CUDA's
+    assert item.changed() == []
+
+
+def test_files_from_before_there_was_a_gpu_are_read(course):
+    path = save(course)
+    record = json.loads(path.read_text())
+    for item in record["ladders"]:
+        del item["device"]
+        for raw in item["figures"]:
+            del raw["called"]
+    path.write_text(json.dumps(record))
+    assert [x.device for x in Stored(path).ladders] == ["cpu", "cpu"]
+    assert [x.figures for x in Stored(path).ladders] == [x.figures for x in ladders()]
+
+
+def test_the_compilers_flags_are_a_source(course, monkeypatch):
+    from simt import nvrtc
+
+    path, _ = on_gpu(course, "warp.cu")
+    cpu = save(course)
+    monkeypatch.setattr(nvrtc, "FLAGS", (*nvrtc.FLAGS, "--use_fast_math"))
+    assert Stored(path).changed() == [results.CUDA_FLAGS] and Stored(cpu).changed() == []
+    assert Stored(path).mark_stale() == [results.CUDA_FLAGS]
+    assert [f.stale for f in Stored(path).ladders[0].figures] == [True, False]  # a peer has no source of ours
+    monkeypatch.setattr(results, "BASE_FLAGS", ("-O0",))
+    assert Stored(path).changed() == [] and Stored(cpu).changed() == [results.C_FLAGS]
+
+
 def test_ladders_are_found_by_the_start_of_their_title(course):
     item = Stored(save(course))
     assert item.ladder("GEMV 5").title == "GEMV 5 × 6"
@@ -170,6 +218,11 @@ DAMAGE = {
     "threads by name": (lambda r: put({"two": [1, 2, 3]}, r, "roof", "by_threads"), "is damaged .*two"),
     "no timing": (lambda r: without(r, *FIGURE, "timing"), "is damaged .*timing"),
     "no median": (lambda r: without(r, *FIGURE, "timing", "median"), "is damaged .*median"),
+    "half a time as called": (lambda r: put({"median": 1.0}, r, *FIGURE, "called"), "is damaged .*p20"),
+    "a negative time as called": (
+        lambda r: put({"median": -1.0, "p20": 1, "p80": 1, "runs": 1}, r, *FIGURE, "called"),
+        "is damaged .*-1.0 where a positive",
+    ),
     "no bytes": (lambda r: without(r, *FIGURE, "bytes"), "is damaged .*bytes"),
     "no sources of a figure": (lambda r: without(r, *FIGURE, "sources"), "is damaged .*sources"),
     "no bound": (lambda r: without(r, "ladders", 0, "bound"), "is damaged .*bound"),

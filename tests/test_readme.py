@@ -1,19 +1,95 @@
 """The README's figures are those of the stored results, never typed."""
 
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
 from kernels import bench
-from lab import results
+from lab import Ladder, Roof, Timing, results
+from lab.ladder import Figure
 
 README = (results.ROOT / "README.md").read_text()
+MEASURED = any(item.card == bench.README_CARD for item in results.stored("gemv"))
+measured = pytest.mark.skipif(not MEASURED, reason=f"no figures of an {bench.README_CARD} are stored yet")
 
 
+@measured
 def test_the_readmes_table_is_the_stored_one():
     block = bench.ladder_block(bench.readme_ladder())
     assert f"<!-- ladder:begin -->\n{block}\n<!-- ladder:end -->" in README, "run `python -m kernels.bench readme`"
 
 
+@measured
 def test_the_readmes_picture_is_there():
-    assert bench.PICTURE.relative_to(results.ROOT).as_posix() in README
+    assert bench.picture_line(bench.readme_ladder()) in README.splitlines(), "run `python -m kernels.bench readme`"
     assert bench.PICTURE.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course with the README as it is, and a stored GPU ladder of two figures."""
+    shutil.copy(results.ROOT / "README.md", tmp_path)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "PICTURE", tmp_path / "kernels/gemv/measured/ladder.png")
+    return tmp_path
+
+
+def store(course, card):
+    times = {"timing": Timing(27.5e-6, 27e-6, 28e-6, 9), "called": Timing(31e-6, 30e-6, 32e-6, 9)}
+    figures = [Figure(name, 10**8, 10**8, share=s, bound="read", **times) for name, s in {"a": 0.5, "b": 0.9}.items()]
+    steps = [Ladder("GEMV fp16, 14336 × 4096", "read", figures[:1]), Ladder(bench.README_LADDER, "read", figures)]
+    return results.save(course / "kernels" / "gemv", steps, Roof(card, 4e12, 4e12, 7e14), {})
+
+
+def test_the_readme_is_drawn_in_one_command(course):
+    store(course, "another card")
+    with pytest.raises(results.ResultsError, match="no stored results of gemv on an NVIDIA H200 yet: run `make bench`"):
+        bench.readme()
+    assert (course / "README.md").read_text() == README and not bench.PICTURE.exists()
+    store(course, bench.README_CARD)
+    assert bench.main(["readme"]) == 0
+    text = (course / "README.md").read_text()
+    assert bench.PICTURE.read_bytes().startswith(b"\x89PNG")
+    assert text.count("kernels/gemv/measured/ladder.png") == 1 and "cpu_gemv/measured" not in text
+    table = text.split("<!-- ladder:begin -->")[1].split("<!-- ladder:end -->")[0]
+    assert "| b | 27.5 µs | 27 – 28 | 31 µs | 3.64 TB/s | 90 % |" in table
+    assert "stored run: NVIDIA H200, 2" in table and "as called: from Python" in table
+    outside = [re.sub(r"(?s)!\[.*?\)|<!-- ladder:begin.*?ladder:end -->", "", t) for t in (text, README)]
+    assert outside[0] == outside[1]  # nothing else was touched
+    bench.readme()
+    assert (course / "README.md").read_text() == text
+
+
+def test_a_readme_without_a_picture_is_refused():
+    with pytest.raises(ValueError, match="must show a ladder.png once.*found 0"):
+        bench.replace_picture("text\n", "![a](b/ladder.png)")
+
+
+def test_a_gpus_topics_need_a_gpu(course, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "gpu_roof", lambda: None)
+    monkeypatch.setattr(bench, "measure", lambda topic: asked.append(topic) or [])
+    asked, path = [], store(course, bench.README_CARD)
+    before = path.read_bytes()
+    assert bench.main([]) == 0 and asked == [t for t in bench.TOPICS if t not in bench.GPU_TOPICS]
+    said = capsys.readouterr().out
+    assert "No NVIDIA GPU" in said and "ladders (gemv) are not measured" in said and "stay as they are" in said
+    assert bench.main(["gemv"]) == 1 and "No NVIDIA GPU" in capsys.readouterr().out
+    assert bench.main(["cpu_gemv"]) == 0 and capsys.readouterr().out == ""
+    assert asked[-1] == "cpu_gemv" and "gemv" not in asked and path.read_bytes() == before
+
+
+def test_a_gpus_topics_are_stored_under_the_gpus_name(course, monkeypatch):
+    steps = [Ladder(bench.README_LADDER, "read", [], device="cuda")]
+    module = SimpleNamespace(ladders=lambda: steps)
+    monkeypatch.setattr(bench.importlib, "import_module", lambda name: {"kernels.gemv.bench": module}[name])
+    monkeypatch.setattr(bench, "HERE", course / "kernels")
+    monkeypatch.setattr(bench, "gpu_roof", lambda: Roof("NVIDIA H200", 4e12, 4e12, 7e14))
+    monkeypatch.setattr(bench, "roof", lambda: pytest.fail("the processor's roof was asked for"))
+    monkeypatch.setattr(bench, "versions", dict)
+    steps[0].figures.append(Figure("a", 1, 1, Timing(1, 1, 1, 1), 0.5, "read"))
+    assert bench.measure("gemv") == [course / "kernels/gemv/measured/nvidia_h200.json"]
 
 
 def test_a_block_is_replaced_and_nothing_else():
