@@ -9,7 +9,9 @@ imports them. Each file is one tool and fits in a screen or two:
     ladder      rungs as a table, bars, a roofline     results    measured figures, stored with source hashes
     widgets     sliders that redraw a picture          exercise   "not done yet", "right on 12 shapes"
     cache       a model that counts fetched lines      plots      the pictures, in one style
-    cuda_timing  medians on a GPU, in a CUDA graph and as called from Python
+    cuda        one launch call: on a GPU if     cuda_timing  medians on a GPU, in a CUDA graph and
+                the tensors are there, else on                as called from Python
+                the SIMT machine
 """
 
 from lab.arguments import expect_array, expect_count

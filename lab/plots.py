@@ -33,10 +33,9 @@ def bars(ladder):
         axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     else:
         axis.set_xlim(0, max(135, 1.3 * shares.max()))
-    unit = "GB/s" if ladder.bound == "read" else "GFLOP/s"
     for at, (share, f) in enumerate(zip(shares, figures)):
         axis.annotate(
-            f"{f.rate / 1e9:.3g} {unit}",
+            f.rate_text,
             (share, at),
             xytext=(5, 0),
             textcoords="offset points",
@@ -181,11 +180,12 @@ def warp_addresses(requests, size=4):
                 axis.text(x + size + 0.7, at + 0.53, f"{len(who)} lanes", va="center", fontsize=7)
             elif size > 1:
                 axis.text(x + size / 2, at + 0.53, who[0], ha="center", va="center", fontsize=7 if size > 2 else 5)
-        axis.set(xlim=(-0.5, 128.5), ylim=(len(rows), 0), xticks=[0, 32, 64, 96, 128])
+        axis.set(xlim=(-0.5, 128.5), ylim=(max(len(rows), 1), 0), xticks=[0, 32, 64, 96, 128])
         axis.set_yticks([at + 0.5 for at in range(len(rows))], [f"{128 * line:,}" for line in rows], fontsize=7)
         fetched, used = 32 * int(counted), len({a + b for a in lanes for b in range(size)})
         share = f", of which {used:,} are used ({100 * used / fetched:.3g} %)" if fetched else ""
-        axis.set_title(f"{title}: {fetched // 32} sectors, {fetched:,} bytes{share}", loc="left", fontsize=10.5)
+        count = f"{fetched // 32} sector{'s' * (fetched != 32)}"
+        axis.set_title(f"{title}: {count}, {fetched:,} bytes{share}", loc="left", fontsize=10.5)
     axes[-1].set_xlabel("byte, counted from the address on the left (numbers in blue: the lane)")
     return finish(picture)
 
@@ -254,10 +254,9 @@ def shuffle_reduction(values, mode="bfly", steps=5):
     axis.set_xticks(range(0, 32, 4), [f"lane {n}" if n == 0 else n for n in range(0, 32, 4)])
     axis.tick_params(length=0)
     axis.set(xlim=(-0.6, 31.6), ylim=(steps + 0.4, -0.4))
-    done = ((counts > 0).all(1) & (counts == 1).all(1)).sum()
-    said = f"{done} of 32 lanes hold the sum of all" if done else f"each sum is of {1 << steps} lanes"
-    axis.set_title(f"sum += __shfl_{call}_sync(0xffffffff, sum, far), after {steps} of 5 steps: {said}", loc="left")
-    axis.title.set_fontsize(10.5)
+    done = int((counts == 1).all(1).sum())
+    said = f"{done} of 32 lanes hold the sum of all" if done else f"sums of {1 << steps} lanes"
+    axis.set_title(f"__shfl_{call}_sync, {steps} of 5 steps: {said}", loc="left", fontsize=11)
     for side in axis.spines.values():
         side.set_visible(False)
     return finish(picture)
@@ -318,4 +317,27 @@ def loads_in_flight(batches=(1, 4, 8), words=8, latency=20):
         axis.set_xlim(0, longest)
         axis.set_xticks([k * latency for k in range(longest // latency + 1)], range(longest // latency + 1))
     axes[-1].set_xlabel("time, in latencies of a load (dark blue: asked for; light: on its way; orange: used)")
+    return finish(picture)
+
+
+def bytes_in_flight(points, latency, roof):
+    """Bandwidth over the bytes that are on their way at any moment, and Little's law, up to the roof.
+
+    points  {name: (bytes in flight, bytes/s)}, arrays;  latency  seconds, of a load while memory has little to do
+    """
+    picture, axis = figure(8, 4.4)
+    most = max(x.max() for x, _ in points.values())
+    law = np.linspace(0, most, 400)
+    axis.plot(law / 1e6, np.minimum(law / latency, roof.read) / 1e9, color=BLACK, linewidth=1.5, label="Little's law")
+    for (name, (x, rate)), colour, marker in zip(points.items(), COLOURS, "os^Dv<>"):
+        axis.plot(np.asarray(x) / 1e6, np.asarray(rate) / 1e9, marker, color=colour, markersize=7, label=name)
+    said = f"the roof: {roof.read / 1e9:,.0f} GB/s"
+    at = (most / 1e6, roof.read / 1e9)
+    axis.annotate(said, at, xytext=(0, 5), textcoords="offset points", ha="right")
+    axis.set(xlim=(0, None), ylim=(0, 1.12 * roof.read / 1e9))
+    axis.set_xlabel("MB in flight, on the whole card")
+    axis.set_ylabel("GB/s")
+    axis.set_title(f"What {roof.card} reads, by what is on its way", loc="left")
+    axis.legend(frameon=False, loc="lower right")
+    axis.grid(True, alpha=0.25)
     return finish(picture)

@@ -21,11 +21,12 @@ class SimtError(Exception):
 
 
 class Unsupported(SimtError):
-    """An instruction that the machine does not know."""
+    """An instruction that the machine does not know. `where` names kernel and line, once they are known."""
 
-    def __init__(self, instruction, why="", line=0):
-        super().__init__(f"{instruction}: not supported by the SIMT machine{': ' if why else ''}{why}")
-        self.instruction, self.line = instruction, line
+    def __init__(self, instruction, why="", line=0, where=""):
+        before, after = f"{where}: " if where else "", f": {why}" if why else ""
+        super().__init__(f"{before}{instruction}: not supported by the SIMT machine{after}")
+        self.instruction, self.why, self.line = instruction, why, line
 
 
 class MemoryFault(SimtError):

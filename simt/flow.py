@@ -7,6 +7,7 @@ threads may have to wait for each other: after a barrier, and before an instruct
 from dataclasses import dataclass, field, replace
 
 from simt import ptx
+from simt.contract import contract
 from simt.errors import Unsupported
 from simt.ptx import SIZES, Imm, Mem, Not, Pair, Reg, Sym, Vec
 
@@ -48,6 +49,7 @@ class Flow:
 def analyse(function, module):
     """ptx.Function -> Flow."""
     function = inline_calls(function, module)
+    function = contract(function, sources, destinations, ENDS | BARRIERS)
     code = function.instructions
     blocks = split_blocks(function)
     kinds = dict(function.registers)
@@ -120,6 +122,8 @@ def split_blocks(function):
 
 def number_of(label, labels, number):
     """The block that a label stands before; one past the last for a label at the very end."""
+    if label not in labels:
+        raise ValueError(f"a branch to {label}, which the function does not have")
     return number.get(labels[label], len(number))
 
 
@@ -207,14 +211,16 @@ def sources(i):
 
 def waits(body):
     """Does a branch in this loop depend on a load that another thread's store may change?"""
-    tainted = set()
+    tainted, told = set(), False  # told: one thread passes what it has seen on, through shared memory
     for _ in range(4):
-        before = len(tainted)
+        before = len(tainted), told
         for i in body:
             volatile = i.parts[0] == "ld" and {"volatile", "acquire", "relaxed"} & set(i.parts)
-            if i.parts[0] == "atom" or volatile or sources(i) & tainted:
+            heard = told and i.parts[:2] == ("ld", "shared")
+            if i.parts[0] == "atom" or volatile or heard or sources(i) & tainted:
                 tainted |= destinations(i)
-        if len(tainted) == before:
+                told = told or i.parts[:2] == ("st", "shared")
+        if (len(tainted), told) == before:
             break
     return any(i.parts[0] == "bra" and i.guard and i.guard[0] in tainted for i in body)
 

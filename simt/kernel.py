@@ -144,7 +144,9 @@ class Kernel:
         for n, (p, name, a) in enumerate(zip(parameters, names, args)):
             misalignment = 0
             if isinstance(a, Buffer):
-                misalignment, a = a.misalignment, a.array
+                misalignment, a = whole(f"{name}: misalignment", a.misalignment), a.array
+                if not isinstance(a, np.ndarray):
+                    raise LaunchError(f"{name}: expected a Buffer of an array; got one of {type(a).__name__}")
             if isinstance(a, np.ndarray):
                 check_array(p, name, a)
                 arrays.append((n, name, a, misalignment))
@@ -235,7 +237,7 @@ def check_array(p, name, a):
         raise LaunchError(f"{name}: expected {describe(p)}; got an array of {a.dtype}")
     if not a.flags.c_contiguous:
         raise LaunchError(f"{name}: expected a C-contiguous array; got strides {a.strides} for shape {a.shape}")
-    if a.dtype.hasobject:
+    if a.dtype.kind not in "biufcV" or a.dtype.hasobject:
         raise LaunchError(f"{name}: expected an array of numbers; got dtype {a.dtype}")
     if not a.dtype.isnative:
         raise LaunchError(f"{name}: expected the machine's own byte order; got dtype {a.dtype}")
@@ -245,11 +247,12 @@ def scalar_bytes(p, name, a):
     """A NumPy scalar as the bytes of a parameter: the size must fit, and a float is no int."""
     data = bytes(a) if isinstance(a, (bytes, np.void)) else a.tobytes()
     if isinstance(a, (bytes, np.void)):
-        good = len(data) == p.size
+        kinds = a.dtype.kind if isinstance(a, np.void) else ""
+    elif p.type == "b8" and p.size > 1:  # a struct; those of 2 bytes are halves, float2 is like a complex number
+        kinds = {2: "fu", 8: "c", 16: "c"}.get(p.size, "")
     else:
-        good = len(data) == p.size and ((a.dtype.kind == "f") == (p.type in ("f32", "f64", "f16")) or p.size == 2)
-        good = good and (a.dtype.kind != "b" or p.size == 1)
-    if not good:
+        kinds = "f" if p.type in ("f32", "f64", "f16") else "iub" if p.size == 1 else "iu"
+    if len(data) != p.size or (isinstance(a, np.generic) and a.dtype.kind not in kinds):
         kind = f"np.{a.dtype.name}" if isinstance(a, np.generic) else "bytes"
         raise LaunchError(f"{name}: expected {describe(p)}; got {kind} ({len(data)} bytes)")
     return data
@@ -257,6 +260,8 @@ def scalar_bytes(p, name, a):
 
 def describe(p):
     """What to pass for a parameter."""
+    if p.type == "b8" and p.size == 2:
+        return "2 bytes, such as np.float16"
     if p.type == "b8" and p.size > 1:
         return f"a struct of {p.size} bytes"
     if p.size == 8 and p.type != "f64":

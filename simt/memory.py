@@ -129,6 +129,7 @@ class Memory:
             (warps * lanes * thread, lanes * thread, thread),
             shape,
         ).watch()
+        self.one = Known(np.zeros((1, 1, 1), np.uint64))  # for addresses that all threads share
         self.version = 0  # grows with every store: how a waiting loop knows that looking again may help
         self.copies, self.commits = [], 0  # asynchronous copies under way; how often they were committed
 
@@ -141,7 +142,7 @@ class Memory:
         """
         if type(address) is int:
             low = high = address + offset
-            known, shift = ONE, low
+            known, shift = self.one, low
         else:
             found = address.range(True)
             if found is None:
@@ -165,6 +166,33 @@ class Memory:
         if mask is None:
             self.active_addresses(space, memory, known, shift, size, None, site)
         return memory, pattern, shift, low, False
+
+    def windows(self, address, offset, mask):
+        """[(space, address, offset, lanes)] where the lanes' generic addresses lie in different memories, else None."""
+        if type(address) is int:
+            return None
+        found = address.range(True)
+        if found is not None and self.window(found[0] + offset, 0, 0)[0] == self.window(found[1] + offset, 0, 0)[0]:
+            return None
+        places = address.array().view(np.int64) + offset
+        apart = []
+        for name, low, high in (
+            ("global", -(1 << 63), SHARED_WINDOW),
+            ("shared", SHARED_WINDOW, LOCAL_WINDOW),
+            ("local", LOCAL_WINDOW, 1 << 62),
+        ):
+            lanes = (places >= low) & (places < high) & (True if mask is None else mask)
+            if lanes.any():
+                apart.append((name, address, offset - max(low, 0), lanes))
+        return apart
+
+    def rejoin(self, found, apart, count):
+        """One result of loads made apart: each lane's own."""
+        out = [np.zeros(self.shape, (found[0] if count == 1 else found[0][0]).dtype) for _ in range(count)]
+        for values, part in zip(found, apart):
+            for whole, value in zip(out, [values] if count == 1 else values):
+                np.copyto(whole, value, where=part[3])
+        return out[0] if count == 1 else out
 
     def window(self, low, high, shift):
         """A generic address: which space it means."""
@@ -201,6 +229,9 @@ class Memory:
 
     def load(self, site, space, address, offset, dtype, count, mask):
         """`count` neighbouring elements of `dtype` for every thread: one array, or a tuple of `count`."""
+        if space == "generic" and (apart := self.windows(address, offset, mask)):
+            found = [self.load(site, *part[:3], dtype, count, part[3]) for part in apart]
+            return self.rejoin(found, apart, count)
         item = dtype.itemsize
         size = item * count
         memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
@@ -284,6 +315,10 @@ class Memory:
 
     def store(self, site, space, address, offset, values, dtype, mask):
         """Store `values`, a list of arrays of `dtype`, at neighbouring elements."""
+        if space == "generic" and (apart := self.windows(address, offset, mask)):
+            for part in apart:
+                self.store(site, *part[:3], values, dtype, part[3])
+            return
         self.version += 1
         item = dtype.itemsize
         size = item * len(values)
@@ -291,7 +326,8 @@ class Memory:
         if not whole or (mask is not None and not self.fits(memory, pattern, values, mask)):
             return self.store_some(site, memory, space, pattern, shift, values, dtype, mask)
         if not memory.writable:
-            raise MemoryFault(self.describe.access(self, "read-only", "global", low, size, 0, site))
+            lanes, flat = self.active_addresses("global", memory, pattern.known, shift, size, mask, site)
+            self.raise_read_only(flat, lanes, size, site)
         for k, value in enumerate(values):
             scatter(memory, pattern, shift, low, dtype, k * item, value, mask)
         if memory.written is not None:
@@ -312,17 +348,20 @@ class Memory:
             return
         for buffer, chosen, where in self.parts(memory, lanes, flat):
             if not buffer.writable:
-                raise MemoryFault(
-                    self.describe.access(self, "read-only", "global", int(flat[0]), size, int(chosen[0]), site)
-                )
+                self.raise_read_only(where + buffer.origin, chosen, size, site)
             for k, value in enumerate(values):
                 picked = pick(value, chosen, self.shape)
                 buffer.view(dtype)[(where + k * dtype.itemsize) // dtype.itemsize] = picked
             if buffer.written is not None:
                 buffer.written.bytes[where[:, None] + np.arange(size)] = 1
-            self.count(site, buffer, pattern, shift, size, mask)
+        self.count(site, buffer, pattern, shift, size, mask)
         if self.races is not None:
             self.note_race("store", memory, pattern, shift, size, mask, site, values)
+
+    def raise_read_only(self, addresses, lanes, size, site):
+        raise MemoryFault(
+            self.describe.access(self, "read-only", "global", int(addresses[0]), size, int(lanes[0]), site)
+        )
 
     def fits(self, memory, pattern, values, mask):
         """Can a masked store be made as one assignment: no two lanes on one address?"""
@@ -340,26 +379,31 @@ class Memory:
 
     def atomic(self, site, space, address, offset, dtype, update, values, mask, wanted):
         """update(old, *values) -> new at each address, one thread after the other; the old values if `wanted`."""
-        self.version += 1
+        if space == "generic" and (apart := self.windows(address, offset, mask)):
+            found = [self.atomic(site, *part[:3], dtype, update, values, part[3], wanted) for part in apart]
+            return self.rejoin(found, apart, 1)
         size = dtype.itemsize
         memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
         lanes, flat = self.active_addresses(
             self.space_name(memory, space), memory, pattern.known, shift, size, mask, site
         )
         out = np.zeros(self.shape, dtype)
+        changed = not wanted  # a lock that is still taken is no news to those who wait
         for buffer, chosen, where in self.parts(memory, lanes, flat):
             if not buffer.writable:
-                raise MemoryFault(
-                    self.describe.access(self, "read-only", "global", int(flat[0]), size, int(chosen[0]), site)
-                )
+                self.raise_read_only(where + buffer.origin, chosen, size, site)
             if buffer.written is not None and not buffer.written.bytes[where].all():
                 self.unwritten(buffer, flat, lanes, where, size, site)
             index = where // size
             view = buffer.view(dtype)
             given = [pick(v, chosen, self.shape) for v in values]
+            before = view[index] if wanted else None
             old = one_by_one(view, index, update, given, wanted)
             if old is not None:
                 out.reshape(-1)[chosen] = old
+            changed = changed or bool((view[index] != before).any())
+        self.version += changed
+        if lanes.size:
             self.count(site, buffer, pattern, shift, size, mask)
         if self.races is not None and lanes.size:
             self.note_race("atomic", memory, pattern, shift, size, mask, site)
@@ -439,7 +483,7 @@ class Memory:
         if counter.kind is None or memory is self.local:
             return
         shared = memory is self.shared
-        key = (shift % (128 if shared else 32), size, shared, counter.kind, id(mask))
+        key = (shift % (128 if shared else 32), size, shared, counter.kind, self.shape, id(mask))
         found = pattern.counts.get(key)
         if found is None:
             if len(pattern.counts) >= KEPT:
@@ -482,7 +526,6 @@ class Memory:
         self.describe.race(self, kind, memory, flat, size, lanes, site, values)
 
 
-ONE = Known(np.zeros((1, 1, 1), np.uint64))
 MARKS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
 ONES = {n: MARKS[n].type(int("01" * n, 16)) for n in MARKS}
 ONES_ARRAY = {n: np.full((1, 1, 1), ONES[n]) for n in MARKS}

@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from simt import flow, generated, joins, translate
+from simt.errors import Unsupported
 from simt.memory import REGION, Space
 from simt.types import DTYPES
 
@@ -78,23 +79,38 @@ class Program:
             if v.name not in kept:
                 data = np.zeros(max(v.size, 1), np.uint8)
                 data[: len(v.data)] = np.frombuffer(v.data, np.uint8)
+                for at, name, offset in v.pointers:
+                    data[at : at + 8] = np.frombuffer((self.address_of(name) + offset).to_bytes(8, "little"), np.uint8)
                 kept[v.name] = data
             spaces[region] = Space(v.name, kept[v.name], region << REGION, v.size, writable=v.space == "global")
         return spaces
+
+    def address_of(self, name):
+        if name not in self.symbols:
+            raise Unsupported(name, "its address in a variable")
+        return self.symbols[name]
 
     def make_full(self, number):
         """(function, instructions, last block) of the full form."""
         last = number
         while self.blocks[last].joint:
             last += 1
-        made = self.build(self.translator.full(number), last, True, number)
+        made = self.build(self.translated(self.translator.full, number), last, True, number)
         self.full[number] = made
         return made
 
     def make_masked(self, number):
-        made = self.build(self.translator.masked(number), number, False, number)
+        made = self.build(self.translated(self.translator.masked, number), number, False, number)
         self.masked[number] = made
         return made
+
+    def translated(self, form, number):
+        try:
+            return form(number)
+        except Unsupported as e:
+            line = e.line or self.translator.line
+            where = f"kernel {self.name}" + (f", line {line}{self.quote(line)}" if line else "")
+            raise Unsupported(e.instruction, e.why, line, where) from None
 
     def build(self, translated, last, full, number):
         name, text, histogram = translated

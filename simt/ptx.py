@@ -115,6 +115,7 @@ class Variable:
     size: int
     align: int
     data: bytes = b""
+    pointers: tuple = ()  # (byte, name, offset): the address of another variable that stands there
     external: bool = False  # extern __shared__: its size is the launch's
 
 
@@ -164,6 +165,7 @@ SIZES |= {k + str(8 * n): n for k in "us" for n in (1, 2, 4, 8)} | {"f16": 2, "f
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 LABEL = re.compile(r"([\w$%.]+)\s*:(?!:)")
+LABELS = re.compile(r"(?:^|[;{}:])\s*([\w$]+)\s*:(?!:)", re.M)
 VARIABLE = re.compile(
     r"(?P<linkage>(?:\.(?:extern|visible|weak|common)\s+)*)\.(?P<space>global|const|shared|local|param)\s+"
     r"(?:\.align\s+(?P<align>\d+)\s+)?(?:\.ptr\S*\s+)?\.(?P<type>\w+)\s+(?P<name>[\w$]+)"
@@ -185,7 +187,10 @@ def parse(text):
     module = Module(text, target[1], {}, {}, files)
     clean = COMMENT.sub("", text)
     clean = re.sub(r"^\s*\.(version|target|address_size|file|section)\b[^\n]*$", "", clean, flags=re.M)
-    Reader(clean, module).read_module()
+    try:
+        Reader(clean, module).read_module()
+    except (IndexError, KeyError, TypeError, AttributeError, ValueError) as e:
+        raise ValueError(f"text: expected complete PTX; reading it failed ({type(e).__name__}: {e})") from e
     return module
 
 
@@ -228,9 +233,9 @@ class Reader:
         size = item
         for n in shape:
             size *= n
-        data = b""
+        data, pointers = b"", ()
         if found["init"]:
-            data = initial_bytes(found["init"], item, found["type"])
+            data, pointers = initial_bytes(found["init"], item, found["type"])
             size = max(size, len(data))
         variable = Variable(
             found["name"],
@@ -238,6 +243,7 @@ class Reader:
             size,
             int(found["align"] or item),
             data,
+            pointers,
             external="extern" in found["linkage"],
         )
         variables[variable.name] = variable
@@ -270,8 +276,10 @@ class Reader:
             self.skip_space()
             char = self.text[self.at]
             if char == "{":
-                scopes.open()
                 self.at += 1
+                scopes.open()
+                for name in LABELS.findall(self.text[self.at : self.closing()]):
+                    scopes.add(name, f"{name}.{len(function.instructions)}")
             elif char == "}":
                 self.at += 1
                 if scopes.close():
@@ -286,7 +294,7 @@ class Reader:
                 self.skip_space()
                 if self.text.startswith((".branchtargets", ".calltargets", ".callprototype"), self.at):
                     names = self.take_statement().split(None, 1)[1]
-                    function.targets[label[1]] = [n.strip() for n in names.split(",")]
+                    function.targets[scopes.rename(label[1])] = [scopes.rename(n.strip()) for n in names.split(",")]
                 else:
                     function.labels[scopes.rename(label[1])] = len(function.instructions)
             elif self.text.startswith(".", self.at):
@@ -295,6 +303,15 @@ class Reader:
                 statement = self.take_statement()
                 if statement:
                     function.instructions.append(instruction(statement, scopes, line))
+
+    def closing(self):
+        """Where the { } block ends whose inside begins here."""
+        depth = 1
+        for brace in re.compile(r"[{}]").finditer(self.text, self.at):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                return brace.start()
+        raise ValueError("expected PTX whose braces close; found one that does not")
 
     def declare(self, statement, function, scopes):
         """.reg .f32 %f<4>;   .shared .align 4 .b8 tile[1024];   .param .b32 param0;"""
@@ -429,13 +446,16 @@ def memory(text, scopes):
 
 
 def initial_bytes(text, item, kind):
-    """{1, 2, 0f3F800000} -> bytes, item by item."""
-    out = b""
+    """{1, 0f3F800000, generic(name)} -> bytes, item by item, and the addresses still to be put in."""
+    out, pointers = b"", []
     for word in re.findall(r"[^\s{},]+", text):
         if word[:2] in ("0f", "0F", "0d", "0D") and kind.startswith("f"):
             out += int(word[2:], 16).to_bytes(item, "little")
         elif NUMBER.match(word):
             out += (int(word.rstrip("U"), 0) % (1 << 8 * item)).to_bytes(item, "little")
+        elif name := re.match(r"(?:generic\(([\w$]+)\)|([A-Za-z_$][\w$]*))(?:\+(\d+))?$", word):
+            pointers.append((len(out), name[1] or name[2], int(name[3] or 0)))
+            out += bytes(item)
         else:
-            raise ValueError(f"a variable's initial value: expected numbers; found {word!r}")
-    return out
+            raise ValueError(f"a variable's initial value: expected numbers or names; found {word!r}")
+    return out, tuple(pointers)

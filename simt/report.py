@@ -79,18 +79,19 @@ class Report:
     def __str__(self):
         rows = self.rows()
         texts = [text for _, text, _ in rows]
-        widths = [max(map(len, (*head, *(cells[i] for *_, cells in rows)))) for i, head in enumerate(COLUMNS)]
+        columns = self.columns()
+        widths = [max(map(len, (*head, *(cells[i] for *_, cells in rows)))) for i, head in enumerate(columns)]
         wide = max(map(len, texts))
         out = [self.title()]
         for i in range(2):
-            out.append(" " * (6 + wide) + "".join(f"  {head[i]:>{w}}" for head, w in zip(COLUMNS, widths)))
+            out.append(" " * (6 + wide) + "".join(f"  {head[i]:>{w}}" for head, w in zip(columns, widths)))
         for number, text, cells in rows:
             numbers = "".join(f"  {cell:>{w}}" for cell, w in zip(cells, widths))
             out.append(f"{number:>5} {text:<{wide}}{numbers}".rstrip())
         return "\n".join([*out, NOTE])
 
     def _repr_html_(self):
-        head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in COLUMNS)
+        head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in self.columns())
         body = []
         rows = self.rows()
         for i, (number, text, cells) in enumerate(rows):
@@ -107,15 +108,21 @@ class Report:
     def title(self):
         return f"{self.kernel}: grid {shape(self.grid)}, block {shape(self.block)}"
 
+    def columns(self):
+        """The headings: without those on shared memory where none was used."""
+        used = any(self.counters[name.format(op)] for name in (SHARED, WAVEFRONTS) for op in SHARED_OPS)
+        return COLUMNS if used else COLUMNS[:4]
+
     def rows(self):
-        """[(line number, its text, the six cells)], the totals last."""
+        """[(line number, its text, the cells)], the totals last."""
         source = (self.source or "").split("\n")
         found = []
         for line, counters in self.lines.items():
             text = source[line - 1].strip() if 0 < line <= len(source) else "(no source line)"
             text = text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"
             found.append(("" if line == 0 else str(line), text, cells_of(counters)))
-        return [*found, ("", "all", cells_of(self.counters))]
+        shown = len(self.columns())
+        return [(*row, cells[:shown]) for *row, cells in [*found, ("", "all", cells_of(self.counters))]]
 
 
 def whole(counts):

@@ -33,6 +33,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
         self.flow, self.symbols, self.joins = flow, symbols, joins
         self.kinds = flow.kinds
         self.slots = {name: n for n, name in enumerate(self.kinds)}
+        self.line = 0  # of the instruction being translated
         self.constants = {}  # objects that the generated code names
         self.parameters = {}  # (parameter, byte, type) -> position in S.parameters
         self.parameter_reads = []  # ... and back
@@ -111,9 +112,13 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
         elif op == "brx":
             self.out(f"return S.switch({self.integer(i.operands[0], 32)}, {mask}, {block.targets!r})")
         elif op in ("ret", "exit", "trap"):
-            if op == "trap":
+            if op == "trap" and i.guard is not None:
+                self.out(f"G = S.within({self.local(i.guard[0])}, {i.guard[1]}, {mask})")
+                self.out(f"if G is not False: S.trap(G, {i.line})")
+                self.out(f"return {after}")
+            elif op == "trap":
                 self.out(f"S.trap({mask}, {i.line})")
-            if i.guard is None:
+            elif i.guard is None:
                 self.out("return -1")
             else:
                 p, wanted = self.local(i.guard[0]), i.guard[1]
@@ -254,6 +259,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
 
     def instruction(self, number, i):
         op = i.parts[0]
+        self.line = i.line
         self.out(f"# {i.line}: {i}")
         guard = None
         if i.guard is not None:

@@ -95,6 +95,8 @@ class Lanes:
     # Barriers in the full form: everybody is here.
 
     def do_bar(self, number, i):
+        if i.guard is not None:
+            raise Unsupported(str(i), "a barrier with a condition", i.line)
         if "warp" in i.parts:
             self.out(f"S.warp_barrier({self.integer(i.operands[0], 32)}, None, {i.line})")
             return

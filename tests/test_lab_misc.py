@@ -10,7 +10,19 @@ import ipywidgets
 import numpy as np
 import pytest
 
-from lab import CompileError, Exercise, compile_c, describe, expect_array, expect_count, explore, machine, show, source
+from lab import (
+    CompileError,
+    Exercise,
+    compile_c,
+    describe,
+    expect_array,
+    expect_count,
+    explore,
+    machine,
+    plots,
+    show,
+    source,
+)
 from lab.arguments import expect_apart
 from ref import roofline
 
@@ -439,3 +451,46 @@ def test_what_follows_a_failure_does_not_run():
         exercise.require(ran == [1], "first")
         ran.append(2)
     assert ran == [] and exercise.message == "not yet: first"
+
+
+# A warp's addresses as a picture
+
+LANE = np.arange(32)
+
+
+def panels(requests, size=4):
+    """What the picture says: the titles, and for each panel how many sectors are filled, and the texts in it."""
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    picture = plots.warp_addresses(requests, size)
+    for axis in picture.axes:
+        boxes = [to_hex(p.get_facecolor()).upper() for p in axis.patches if isinstance(p, Rectangle)]
+        yield axis.get_title("left"), boxes.count("#FFE7B3"), boxes.count(plots.SKY), [t.get_text() for t in axis.texts]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "size", "sectors", "lines", "title"),
+    [
+        (4 * LANE, 4, 4, 1, "4 sectors, 128 bytes, of which 128 are used (100 %)"),
+        (4 * LANE + 12, 4, 5, 2, "5 sectors, 160 bytes, of which 128 are used (80 %)"),
+        (16384 * LANE, 4, 32, 32, "32 sectors, 1,024 bytes, of which 128 are used (12.5 %)"),
+        (2 * LANE, 2, 2, 1, "2 sectors, 64 bytes, of which 64 are used (100 %)"),
+        (16 * LANE, 16, 16, 4, "16 sectors, 512 bytes, of which 512 are used (100 %)"),
+        (128 - 4 * LANE, 4, 5, 2, "5 sectors, 160 bytes, of which 128 are used (80 %)"),
+    ],
+)
+def test_the_picture_of_a_warp_fills_the_sectors_it_counts(addresses, size, sectors, lines, title):
+    ((said, filled, lanes, texts),) = panels({"load": addresses}, size)
+    assert said == f"load: {title}" and filled == sectors and lanes == 32
+    assert sorted(texts, key=int) == [str(lane) for lane in LANE]
+    (axis,) = plots.warp_addresses({"load": addresses}, size).axes
+    assert len(axis.get_yticks()) == lines
+
+
+def test_lanes_that_share_an_address_or_take_no_part():
+    addresses = [None if lane >= 8 else 4 * lane for lane in range(32)]
+    same, few, none = panels({"one address": 0 * LANE + 40, "8 lanes": addresses, "nobody": [None] * 32})
+    assert same == ("one address: 1 sector, 32 bytes, of which 4 are used (12.5 %)", 1, 1, ["32 lanes"])
+    assert few[0] == "8 lanes: 1 sector, 32 bytes, of which 32 are used (100 %)" and few[1:3] == (1, 8)
+    assert none == ("nobody: 0 sectors, 0 bytes", 0, 0, [])

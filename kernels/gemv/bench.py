@@ -1,0 +1,121 @@
+"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them.
+
+Peers: cuBLAS through torch.mv (F.linear calls the same kernel, in the same time), and two ways to write the product,
+as torch.compile makes them in its fastest mode. The last row only reads the weights: what a launch costs without PDL.
+"""
+
+import functools
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import ref.gemv
+from kernels.gemv import RUNGS, work
+from lab import Ladder, check, cuda_timing, hostile_shapes
+from lab.check import Verdict
+
+SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+BEST = RUNGS[-1]  # it is also measured with programmatic dependent launch
+GUARD = 256  # elements of NaN on each side of an input and an output
+
+
+def ladders(seconds=0.15):
+    """Check, then time, every rung and peer. Returns one Ladder for each dtype and shape."""
+    cuda_timing.expect_gpu("the GEMV ladder")
+    cases = [(name, dtype, shape) for name, dtype in DTYPES.items() for shape in SHAPES]
+    return [_ladder(*case, seconds) for case in (*cases, ("fp32", torch.float32, SHAPES[1]))]
+
+
+def tolerance(dtype):
+    """How far a result may be off, by ‖out − ref‖ / ‖ref‖: two roundings of the dtype, or what fp32 sums lose."""
+    return max(torch.finfo(dtype).eps, 1e-5)
+
+
+def _ladder(name, dtype, shape, seconds):
+    rows, cols = shape
+    weights = cuda_timing.cold_copies(torch.randn(shape, device="cuda").to(dtype))
+    x = torch.randn(cols, device="cuda").to(dtype)
+    wanted = torch.mv(weights[0].double(), x.double())
+    moved, flops = work(weights[0])
+    ladder = Ladder(f"GEMV {name}, {rows} × {cols}", bound="read", device="cuda")
+    written = {}  # {title: outputs that a call writes in place}
+    for title, call, verdict, sources in (*_rungs(dtype), *_peers()):
+        outs = [torch.full((rows,), torch.nan, device="cuda", dtype=dtype) for _ in weights]
+        calls = [functools.partial(call, W, x, y) for W, y in zip(weights, outs)]
+        results = [c() for c in calls]  # one after another, as they are timed
+        verdict.error = max(verdict.error, _error(title, results, wanted, dtype))
+        verdict.shapes += 1
+        if results[0].data_ptr() == outs[0].data_ptr():
+            written[title] = outs
+        ladder.plan(title, calls, bytes=moved, flops=flops, verdict=verdict, sources=sources)
+    for y in (y for outs in written.values() for y in outs):
+        y.fill_(torch.nan)
+    # its flops are those of the product, so that its speed-up compares
+    alone = {"bytes": weights[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
+    ladder.plan("reading the weights only", cuda_timing.read_calls(weights), **alone)
+    ladder.again(seconds)
+    for title, outs in written.items():
+        _error(title, outs, wanted, dtype)
+    ladder.calls.clear()  # they hold 1 GB of copies
+    return ladder
+
+
+def _rungs(dtype):
+    """Yield (title, call(W, x, out), verdict on hostile shapes, sources) for each rung."""
+    for rung in RUNGS:
+        verdict = _check(rung.function, dtype)
+        yield rung.title, lambda W, x, y, run=rung.function: run(W, x, out=y), verdict, rung.sources
+        if rung is BEST:
+            run = functools.partial(rung.function, pdl=True)
+            verdict = _check(run, dtype)
+            yield f"{rung.title}, PDL", lambda W, x, y, run=run: run(W, x, out=y), verdict, rung.sources
+
+
+def _peers():
+    """The same for the peers; what is compiled has no `out`. Reset, as torch.compile gives up after a few shapes."""
+    torch.compiler.reset()
+    fast = functools.partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
+    linear, product = fast(lambda W, x: F.linear(x, W)), fast(lambda W, x: W @ x)
+    yield "cuBLAS: torch.mv", lambda W, x, y: torch.mv(W, x, out=y), Verdict(), ()
+    yield "torch.compile: W @ x", lambda W, x, y: product(W, x), Verdict(), ()
+    yield "torch.compile: F.linear", lambda W, x, y: linear(W, x), Verdict(), ()
+
+
+def _error(title, results, wanted, dtype):
+    """The largest error of these results by the norm; ValueError if one is wrong."""
+    off = torch.stack(results).double() - wanted
+    error = float(torch.linalg.vector_norm(off, dim=1).max() / torch.linalg.vector_norm(wanted))
+    if not error <= tolerance(dtype):  # NaN too
+        raise ValueError(
+            f"{title} is not right, so it is not timed: relative error {error:.2g} on {tuple(wanted.shape)}"
+        )
+    return error
+
+
+def _check(function, dtype):
+    """Hold a rung against the reference on hostile shapes, on the card."""
+
+    def inputs(rng, rows, cols):
+        return rng.standard_normal((rows, cols)).astype(np.float32), rng.standard_normal(cols).astype(np.float32)
+
+    def rounded(array):
+        return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
+
+    def reference(W, x):
+        return ref.gemv.gemv(rounded(W).double().numpy(), rounded(x).double().numpy())
+
+    def on_card(W, x):
+        out = _between_nans(torch.full((W.shape[0],), torch.nan, dtype=dtype))
+        function(_between_nans(rounded(W)), _between_nans(rounded(x)), out=out)
+        return out.double().cpu().numpy()
+
+    return check(on_card, reference, inputs, hostile_shapes(2), tolerance=tolerance(dtype))
+
+
+def _between_nans(tensor):
+    """A copy on the card that lies between NaNs: what is read too far turns the result into NaN."""
+    home = torch.full((tensor.numel() + 2 * GUARD,), torch.nan, device="cuda", dtype=tensor.dtype)
+    inside = home[GUARD : GUARD + tensor.numel()].view(tensor.shape)
+    return inside.copy_(tensor)

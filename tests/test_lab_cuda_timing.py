@@ -1,0 +1,216 @@
+"""Timing on a GPU: turns and ratios on a made-up card with a clock of its own, and a real card where there is one."""
+
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lab import Ladder, Timing, cuda_timing, ladder, results
+
+HERE = torch.cuda.is_available() and torch.version.cuda is not None
+needs_gpu = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
+US = 1e-6
+
+
+# A made-up card: a call is a number, the microseconds it takes
+
+
+class Card:
+    """Stands for lab.cuda_timing.Graph; everything takes slowness(now) times as long."""
+
+    def __init__(self, slowness=lambda now: 1.0):
+        self.now, self.slowness, self.log = 0.0, slowness, []
+
+    def graph(self, call):
+        def turn():
+            begin, taken = self.now, US * call * self.slowness(self.now)
+            self.now += 0.05
+            self.log.append((call, begin))
+            return [taken, taken, 9 * taken]  # a median shrugs off the last
+
+        return SimpleNamespace(turn=turn)
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def card(monkeypatch):
+    def make(*args):
+        made = Card(*args)
+        monkeypatch.setattr(cuda_timing, "Graph", made.graph)
+        monkeypatch.setattr(cuda_timing, "time", SimpleNamespace(perf_counter=made.perf_counter))
+        return made
+
+    return make
+
+
+def test_each_turn_stands_beside_one_of_the_probe(card):
+    made = card()
+    found = cuda_timing.against(8, {"a": 4, "b": 20}, seconds=0.1, least_turns=3)
+    assert [call for call, _ in made.log] == [8, 4, 8, 20] * 3
+    assert found["a"] == (Timing.of([4 * US, 4 * US, 36 * US] * 3), 0.5)
+    assert found["b"][0].median == pytest.approx(20 * US) and found["b"][1] == 2.5 and found["b"][0].runs == 9
+
+
+def test_it_goes_on_for_the_seconds_asked_for(card):
+    made = card()
+    cuda_timing.against(8, {"a": 4, "b": 20}, seconds=1, least_turns=3)
+    assert 2 <= made.now < 2.3 and len(made.log) == 40
+
+
+def test_a_card_that_slows_down_does_not_move_the_ratio(card):
+    card(lambda now: 1 + now)
+    found = cuda_timing.against(8, {"a": 8, "b": 8}, seconds=3)
+    for timing, ratio in found.values():
+        assert ratio == pytest.approx(1, rel=0.05) and timing.median > 1.5 * 8 * US
+
+
+def test_copies_are_cold(monkeypatch):
+    tensor = torch.arange(250, dtype=torch.float32)
+    copies = cuda_timing.cold_copies(tensor, total=2500)
+    assert copies[0] is tensor and len(copies) == 3  # 3 of 1000 bytes are the first to reach 2500
+    assert len({c.data_ptr() for c in copies}) == 3 and all(torch.equal(c, tensor) for c in copies)
+    assert len(cuda_timing.cold_copies(tensor, total=1000)) == len(cuda_timing.cold_copies(tensor, total=1)) == 1
+    assert cuda_timing.COLD > 8 * (60 << 20)  # the L2 cache of an H200, many times
+
+
+@pytest.mark.skipif(HERE, reason="this machine has a GPU")
+def test_without_a_gpu_it_refuses_in_a_sentence():
+    calls = [lambda: pytest.fail("called")]
+    for refuse in (
+        lambda: cuda_timing.Graph(calls),
+        lambda: cuda_timing.against(calls, {"a": calls}),
+        lambda: cuda_timing.as_called(calls),
+        lambda: cuda_timing.read_calls([torch.zeros(4096)]),
+        cuda_timing.read_probe,
+        cuda_timing.flops_probe,
+        lambda: Ladder("GEMV", "read", device="cuda").add("a", calls, bytes=1, flops=1),
+    ):
+        with pytest.raises(RuntimeError, match="needs an NVIDIA GPU that PyTorch can use, and this machine has none$"):
+            refuse()
+
+
+# Ladders
+
+
+@pytest.fixture
+def on_card(monkeypatch):
+    """A probe that reads 1 GB (or does 10 GFLOP) in 1 s; a rung takes what its call says, and twice that as called."""
+    log = []
+
+    def against(probe, calls, **options):
+        log.append((probe, calls, options))
+        return {name: (Timing.of([call]), call) for name, call in calls.items()}
+
+    monkeypatch.setattr(cuda_timing, "against", against)
+    monkeypatch.setattr(cuda_timing, "as_called", lambda call: Timing.of([2 * call]))
+    monkeypatch.setattr(cuda_timing, "read_probe", lambda: ("reads", 10**9))
+    monkeypatch.setattr(cuda_timing, "flops_probe", lambda: ("multiplies", 10**10))
+    monkeypatch.setattr(ladder, "read_probe", lambda: pytest.fail("the CPU's probe was asked for"))
+    return log
+
+
+def test_a_ladder_on_a_gpu(on_card):
+    steps = Ladder("GEMV", "read", device="cuda")
+    steps.plan("a", 4.0, bytes=2 * 10**9, flops=10**9)
+    steps.plan("b", 2.0, bytes=2 * 10**9, flops=10**9)
+    steps.again(seconds=0.25)
+    ((probe, calls, options),) = on_card
+    assert probe == "reads" and calls == {"a": 4.0, "b": 2.0} and options["seconds"] == 0.25
+    assert steps["a"].share == 0.5 and steps["b"].share == 1 and steps["b"].called.median == 4
+    card = steps.add("c", 1.0, bytes=10**9, flops=10**9)
+    assert card.device == "cuda" and card.headings == steps.headings and card.rows() == steps.rows()[2:]
+    product = Ladder("matmul", "flops", device="cuda")
+    product.add("a", 4.0, bytes=1, flops=2 * 10**10)
+    assert on_card[-1][0] == "multiplies" and product["a"].share == 0.5
+
+
+def test_a_ladder_on_a_gpu_is_stored_and_read_back(on_card, tmp_path):
+    from lab import Roof
+
+    steps = Ladder("GEMV", "read", device="cuda")
+    steps.add("a", 4.0, bytes=2 * 10**9, flops=10**9)
+    path = results.save(tmp_path, [steps], Roof("NVIDIA H200", 4e12, 4e12, 7e14), {})
+    (back,) = results.Stored(path).ladders
+    assert path.name == "nvidia_h200.json" and back.device == "cuda" and back.figures == steps.figures
+    assert back.rows() == steps.rows() and "stored run: NVIDIA H200, " in str(back)
+
+
+def test_the_gemv_bench_times_nothing_wrong():
+    from kernels.gemv import bench
+
+    wanted = torch.tensor([3.0, -4.0, 1e-3], dtype=torch.float64)
+    for dtype in (*bench.DTYPES.values(), torch.float32):
+        right = wanted.to(dtype)
+        assert bench._error("a", [right] * 3, wanted, dtype) <= bench.tolerance(dtype)
+        unwritten, off = right.clone(), right.clone()
+        unwritten[2] = torch.nan
+        off[0] *= 1 + 8 * bench.tolerance(dtype)
+        for wrong in (unwritten, off, -right):
+            with pytest.raises(ValueError, match="^a is not right, so it is not timed: relative error"):
+                bench._error("a", [right, right, wrong], wanted, dtype)
+
+
+# A real card
+
+
+def seconds_of(call, **options):
+    return cuda_timing.against(call, {"": call}, seconds=0, least_turns=1, **options)[""][0].median
+
+
+@needs_gpu
+def test_time_is_per_call_whatever_the_length_of_the_list():
+    def spin(cycles):
+        return lambda: torch.cuda._sleep(cycles)
+
+    found = cuda_timing.against(spin(100_000), {"1": spin(100_000), "3": [spin(100_000)] * 3, "x2": [spin(200_000)]})
+    assert found["1"][1] == pytest.approx(1, rel=0.05) and found["3"][1] == pytest.approx(1, rel=0.05)
+    assert found["x2"][1] == pytest.approx(2, rel=0.1)
+
+
+@needs_gpu
+def test_a_replay_lasts_and_goes_through_every_copy():
+    seen = torch.zeros(5, device="cuda")
+    graph = cuda_timing.Graph([functools.partial(one.add_, 1) for one in seen])
+    assert graph.seconds > 0.5 * cuda_timing.REPLAY and graph.calls % 5 == 0
+    seen.zero_()
+    graph._replay()
+    assert seen.tolist() == [graph.calls / 5] * 5
+
+
+@needs_gpu
+def test_cold_weights_are_slower_than_cached_ones():
+    W = torch.randn(2048, 4096, device="cuda").half()  # 16 MB
+    x = torch.randn(4096, device="cuda").half()
+    cold = [functools.partial(torch.mv, copy, x) for copy in cuda_timing.cold_copies(W)]
+    assert seconds_of(cold) > 1.15 * seconds_of(cold[:1])
+
+
+@needs_gpu
+def test_as_called_waits_for_the_card_and_counts_python():
+    spin = cuda_timing.as_called(lambda: torch.cuda._sleep(1_000_000), seconds=0.02)
+    assert spin.median == pytest.approx(seconds_of(lambda: torch.cuda._sleep(1_000_000)), rel=0.2)
+    small = torch.zeros(1, device="cuda")
+    assert cuda_timing.as_called(lambda: small.add_(1), seconds=0.02).median > seconds_of(lambda: small.add_(1))
+
+
+@needs_gpu
+def test_the_read_probe_is_the_roof():
+    call, amount = cuda_timing.read_probe()
+    timing, ratio = cuda_timing.against(call, {"": call})[""]
+    assert ratio == pytest.approx(1, abs=0.03) and amount >= 1 << 30
+    if torch.cuda.get_device_name() == "NVIDIA H200":
+        assert 0.9 * 4800e9 < amount / timing.median < 4800e9
+
+
+@needs_gpu
+def test_reading_small_tensors_is_slower_per_byte_and_some_sizes_do_not_fit():
+    copies = cuda_timing.cold_copies(torch.randint(0, 9, (1 << 20,), device="cuda", dtype=torch.int32))
+    calls = cuda_timing.read_calls(copies)
+    call, amount = cuda_timing.read_probe()
+    _, ratio = cuda_timing.against(call, {"": calls}, seconds=0, least_turns=1)[""]
+    assert len(calls) == len(copies) and ratio > copies[0].nbytes / amount
+    with pytest.raises(ValueError, match="multiple of 16 KB, got 4004 bytes"):
+        cuda_timing.read_calls([torch.zeros(1001, device="cuda", dtype=torch.int32)])
