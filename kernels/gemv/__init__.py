@@ -24,12 +24,11 @@ from pathlib import Path
 
 import torch
 
+from kernels.gemv.plan import plan
 from lab import Rung, cuda
 
 HERE = Path(__file__).resolve().parent
 DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-THREADS, TILES = 256, 8  # of gemv.cu, at most: threads of a block, and words of a row that a thread has
-IN_FLIGHT = 128  # bytes of W that a thread of gemv.cu asks for at once
 
 
 def naive(W, x, *, out=None, pdl=False):
@@ -57,12 +56,13 @@ def gemv(W, x, *, out=None, pdl=False):
     return _run("gemv", W, x, out, pdl)
 
 
+PLAN = "kernels/gemv/plan.py"
 RUNGS = [
     Rung("naive", "one thread a row", naive, ("kernels/gemv/naive.cu",)),
     Rung("warp", "one warp a row", warp, ("kernels/gemv/warp.cu",)),
     Rung("wide", "coalesced stores", wide, ("kernels/gemv/wide.cu",)),
-    Rung("vector", "16-byte loads in flight", vector, ("kernels/gemv/vector.cu",)),
-    Rung("gemv", "rows share x", gemv, ("kernels/gemv/gemv.cu",)),
+    Rung("vector", "16-byte loads in flight", vector, ("kernels/gemv/vector.cu", PLAN)),
+    Rung("gemv", "rows share x", gemv, ("kernels/gemv/gemv.cu", PLAN)),
 ]
 
 
@@ -70,32 +70,6 @@ def work(W):
     """(bytes, flops) that one call with this matrix must move and do."""
     rows, cols = W.shape
     return W.element_size() * (W.numel() + rows + cols), 2 * W.numel()
-
-
-@functools.lru_cache(maxsize=1024)
-def plan(rung, rows, cols, itemsize, alignment=16, pdl=False):
-    """How a rung is launched: (grid, block, VEC, TILES, ROWS, X_FIRST). 0: the rung has no such constant.
-
-    alignment   bytes that the addresses of W and x are multiples of, 16 at most
-    """
-    if rung == "naive":
-        return -(-rows // 256), 256, 0, 0, 0, 0
-    if rung == "warp":
-        return -(-rows // 8), 256, 0, 0, 0, 0
-    if rung == "wide":
-        return -(-rows // 32), 1024, 0, 0, 0, 0
-    word = min(alignment, (cols * itemsize) & -(cols * itemsize), 16)  # bytes: each row starts at a multiple of it
-    words = cols * itemsize // word
-    if rung == "vector":
-        return -(-rows // 8), 256, word // itemsize, 0, 0, 0
-    panels = -(-words // (THREADS * TILES))  # a row is read in so many goes, alike but for the last
-    tiles = -(-words // (panels * THREADS))
-    threads = -(-words // (panels * tiles * 32)) * 32
-    x_first = word == 16 and tiles == 2 and panels == 1 and not pdl  # measured on an H200: elsewhere it costs time
-    each = 1
-    while each < 8 and 2 * each * tiles * word <= IN_FLIGHT // (1 + x_first) and 2 * each * tiles <= 32:
-        each *= 2  # rows of a block; a thread holds each * tiles words, at most 32
-    return -(-rows // each), threads, word // itemsize, tiles, each, int(x_first)
 
 
 @functools.cache
