@@ -2,7 +2,7 @@
 
 NVRTC fuses most products with the sum that follows (fma.rn.f32) unless it is told -fmad=false, and then marks every
 product with .rn. What it leaves as a plain mul.f32 and sub.f32, the step from PTX to machine code fuses: one rounding
-instead of two. So does this pass, for a product that is used once, in its own basic block.
+instead of two. So does this pass, for a product that nothing but sums in its own basic block use.
 """
 
 from collections import Counter
@@ -21,33 +21,32 @@ def contract(function, sources, destinations, ends):
         return function
     uses = Counter(name for i in code for name in sources(i))
     defined = Counter(name for i in code for name in destinations(i))
-    starts = set(function.labels.values())
-    products, out, registers = {}, [], dict(function.registers)
-    replaced = {}
+    starts, products, pairs = set(function.labels.values()), {}, []  # pairs: (sum, which operand, product)
     for n, i in enumerate(code):
         if n in starts:
             products.clear()
-        if i.parts[0] in SUMS and i.guard is None and "mul." + i.opcode.split(".", 1)[1] in PRODUCTS:
+        if i.parts[0] in SUMS and i.guard is None:
             for place in (1, 2):
-                found = products.get(getattr(i.operands[place], "name", None))
-                if found is not None and found[1].opcode == "mul." + i.opcode.split(".", 1)[1]:
-                    replaced[n] = (found[0], place)
-                    break
-        for name in destinations(i):
-            products.pop(name, None)
-            for known, (_, product) in list(products.items()):
-                if any(getattr(o, "name", None) == name for o in product.operands[1:]):
-                    del products[known]  # a factor has changed since
-        if i.opcode in PRODUCTS and i.guard is None:
-            d = i.operands[0].name
-            if uses[d] == 1 and defined[d] == 1:
-                products[d] = (n, i)
+                at = products.get(getattr(i.operands[place], "name", None))
+                if at is not None and code[at].opcode.split(".", 1)[1] == i.opcode.split(".", 1)[1]:
+                    pairs.append((n, place, at))
+        changed = destinations(i)
+        products = {d: at for d, at in products.items() if not changed & ({d} | sources(code[at]))}
+        if i.opcode in PRODUCTS and i.guard is None and defined[i.operands[0].name] == 1:
+            products[i.operands[0].name] = n
         if i.parts[0] in ends:
             products.clear()
+    met = Counter(at for _, _, at in pairs)
+    replaced = {}
+    for n, place, at in pairs:
+        if met[at] == uses[code[at].operands[0].name]:
+            replaced.setdefault(n, (at, place))
+    kept = {at for n, _, at in pairs if n in replaced and replaced[n][0] != at}  # the other product of a sum of two
+    replaced = {n: (at, place) for n, (at, place) in replaced.items() if at not in kept}
     if not replaced:
         return function
-    gone = {n for n, _ in replaced.values()}
-    moved = {}
+    gone = {at for at, _ in replaced.values()}
+    moved, out, registers = {}, [], dict(function.registers)
     for n, i in enumerate(code):
         moved[n] = len(out)
         if n in gone:

@@ -275,7 +275,7 @@ def quotient(operation, a, b, width, signed, general):
             if found is not None and found[0] >= 0 and found[2] % b == 0 and a.known.range(signed)[0] >= 0:
                 k, size = a.known, UNSIGNED[width](b)
                 if operation == "/":
-                    return Lazy(k.once(("/", b), lambda: k.array // size), found[2] // b)
+                    return Lazy(k.once(("/", b), lambda: k.array // size), found[2] // b & ((1 << width) - 1))
                 return Lazy(k.once(("%", b), lambda: k.array % size))
     return pack(general(unpack(a, width), unpack(b, width)))
 

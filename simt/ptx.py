@@ -173,7 +173,7 @@ VARIABLE = re.compile(
     re.S,
 )
 PARAMETER = re.compile(
-    r"\.(?:param|reg)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)*(?:\.align\s+\d+\s+)?)?"
+    r"\.(?:param|reg)\s+(?:\.align\s+(?P<align>\d+)\s+)?\.(?P<type>\w+)\s+(?:\.ptr\s+(?:\.(?!align)\w+\s+)*(?:\.align\s+\d+\s+)?)?"
     r"(?P<name>[\w$]+)(?:\[(?P<count>\d+)\])?"
 )
 

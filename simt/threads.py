@@ -6,6 +6,12 @@ from simt import banks, lanes, tensor_cores
 from simt.errors import LaneFault, Unsupported
 from simt.integers import pack, unpack
 
+SPECIALS = {"ntid", "nctaid", "tid", "ctaid", "laneid", "warpid", "nwarpid", "dynamic_smem_size", "total_smem_size",
+            "lanemask_eq", "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge",
+            "clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo",
+            "smid", "nsmid", "gridid", "cluster_ctarank", "clusterid", "cluster_ctaid",
+            "cluster_nctarank", "cluster_nctaid", "nclusterid"}  # fmt: skip
+
 
 class Threads:
     """The part of a Part (machine.py) that generated code calls for special registers and for lanes together."""

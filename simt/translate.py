@@ -17,6 +17,7 @@ from simt import arithmetic
 from simt.errors import Unsupported
 from simt.flow import BARRIERS, ENDS, TOGETHER, destinations, member_mask
 from simt.ptx import SIZES, Imm, Not, Pair, Reg, Sym
+from simt.threads import SPECIALS
 from simt.translate_arithmetic import Arithmetic
 from simt.translate_lanes import Lanes
 from simt.translate_memory import MemoryAccess, uniform_registers
@@ -178,6 +179,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
             return "32" if o.name == "WARP_SZ" else str(self.address_of(o.name))
         if isinstance(o, Reg):
             if o.name not in self.kinds:
+                if o.name[1:].partition(".")[0] not in SPECIALS:
+                    raise Unsupported(o.name, "this special register")
                 self.specials.add(o.name)
                 special = f"S.special({o.name!r})"
                 return special if width == 32 else f"convert({special}, 32, {width}, False)"
