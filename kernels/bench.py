@@ -17,7 +17,7 @@ from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE / "gemv" / "measured" / "ladder.png"
-GPU_TOPICS = ["gemv"]
+GPU_TOPICS = ["gemv", "fusion"]
 TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
 README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")

@@ -182,7 +182,9 @@ class Kernel:
                      a null pointer); ints, floats or NumPy scalars for the rest, checked against the parameter's type
         shared       bytes of dynamic shared memory
         stream       a torch.cuda.Stream; None: the current one. As ever with side streams, keep the tensors alive.
-        pdl          True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch)
+        pdl          True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch);
+                     griddepcontrol.wait in the kernel waits for that. Of no effect on the SIMT machine, which runs one
+                     launch after another, and on cards before compute capability 9.0
         cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later
         check_races  on the CPU: also look for races
 
@@ -356,15 +358,17 @@ class Kernel:
 
 
 def _array(tensor):
-    """A tensor's memory as a NumPy array, or as a simt.Buffer where it starts off a card's 256-byte alignment."""
+    """A tensor's memory as a NumPy array, or as a simt.Buffer where it starts off a card's 256-byte alignment.
+
+    It counts from the start of its storage, as it would on a card, whose storages are so aligned. Wide words need the
+    address itself to fit, so the storage's own last bits count too: not 0 where it lies inside a NumPy array."""
     tensor = tensor.detach()
     array = tensor.view(BITS.get(tensor.dtype, tensor.dtype)).numpy()
-    offset = tensor.storage_offset() * tensor.element_size() % 256
-    if offset and tensor.numel():
+    start = tensor.untyped_storage().data_ptr() % 16 + tensor.storage_offset() * tensor.element_size()
+    if start % 256 and tensor.numel():
         import simt
 
-        if hasattr(simt, "Buffer"):
-            return simt.Buffer(array, misalignment=offset)
+        return simt.Buffer(array, misalignment=start % 256)
     return array
 
 

@@ -133,6 +133,7 @@ class Function:
                 cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         self.max_shared = value.value - self.static_shared  # bytes that a launch may ask for
         self._allowed = 48 * 1024 - self.static_shared  # ... without saying so first
+        self._pdl = capability(device) >= (9, 0)
         self._slot = _Slot(parameters)
         self._call = cuda.cuLaunchKernelEx
 
@@ -162,7 +163,7 @@ class Function:
         slot = self._slot
         if values:
             slot.pack(slot.values, 0, *values)
-        config = (shape, stream, pdl, cluster)
+        config = (shape, stream, pdl and self._pdl, cluster)
         if config != slot.filled:
             slot.fill(*config)
             slot.filled = config

@@ -64,7 +64,7 @@ class Lazy:
         """The values themselves."""
         if self.value is None:
             a = self.known.array
-            self.value = a + a.dtype.type(self.offset)
+            self.value = a + a.dtype.type(self.offset & ((1 << self.known.width) - 1))
         return self.value
 
     def settled(self):

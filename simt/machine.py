@@ -7,7 +7,8 @@ on the card, and counts per warp are right. When all threads of the part are in 
 
 Some threads wait: at barriers for their block, at __syncwarp for their warp, at a shuffle for the lanes it names. A
 loop that waits for a store of another thread *yields* when it jumps back: everybody else runs first. If all that is
-left yields, the next part of the grid starts; if nothing has been stored since all looked last, it is a deadlock.
+left yields, the next part of the grid starts; if another look at memory changes neither it nor what any thread knows,
+it is a deadlock.
 """
 
 import numpy as np
@@ -54,13 +55,14 @@ class Launch:
                     waiting[0].report_deadlock()
                 self.quiet = quiet
 
-    def step(self, part, lanes_count, length):
+    def step(self, part, mask, lanes_count, length):
         self.steps += 1
         self.work += lanes_count * length
         if self.steps > self.step_limit or self.work > self.step_limit * 20_000:
             raise StepLimit(
                 f"kernel {self.program.name}: stopped after {self.steps} steps without an end, at line "
-                f"{part.line_now()}; an endless loop? A longer run needs step_limit=..., now {self.step_limit}"
+                f"{part.line_now()}; {part.first_text(mask)}; an endless loop? A longer run needs step_limit=..., "
+                f"now {self.step_limit}"
             )
 
 
@@ -123,11 +125,11 @@ class Part(Threads, Words):
                 function, length, last = full[at] or program.make_full(at)
                 program.full_visits[at] += self.shape[0] * self.shape[1]
                 program.full_threads[at] += everyone
-                launch.step(self, everyone, length)
+                launch.step(self, mask, everyone, length)
                 after = function(self, registers)
             else:
                 function, length, last = masked[at] or program.make_masked(at)
-                launch.step(self, self.count(mask), length)
+                launch.step(self, mask, self.count(mask), length)
                 alone = not groups and not self.yielded and not self.held and not self.waiting
                 after = function(self, registers, mask, alone)
                 if type(after) is tuple and after[0] == "lanes":
@@ -324,13 +326,11 @@ class Part(Threads, Words):
 
     def report_deadlock(self):
         at, mask = min(self.yielded.items())
-        lane = int(np.flatnonzero(self.whole(mask))[0])
         block = self.program.blocks[at]
         line = next((i.line for i in block.instructions if i.line), 0)
         raise Deadlock(
             f"kernel {self.program.name}, line {line}{self.quote(line)}: every thread that is left waits in a loop "
-            f"like this one for a value that nobody will store; block {self.block_text(lane // (self.shape[1] * 32))}, "
-            f"thread {self.thread_text(lane % (self.shape[1] * 32))}"
+            f"like this one for a value that nobody will store; {self.first_text(mask)}"
         )
 
     # What generated code calls: control.

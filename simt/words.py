@@ -68,6 +68,11 @@ class Words:
         n = block + self.first
         return f"({n % x}, {n // x % y}, {n // (x * y)})"
 
+    def first_text(self, mask):
+        """The first thread of a mask, in words."""
+        block, thread = divmod(int(np.flatnonzero(self.whole(mask))[0]), self.shape[1] * 32)
+        return f"block {self.block_text(block)}, thread {self.thread_text(thread)}"
+
     def thread_text(self, thread):
         x, y, _ = self.launch.block
         return f"({thread % x}, {thread // x % y}, {thread // (x * y)})"

@@ -11,12 +11,15 @@ All rungs take and return torch tensors and have one signature:
 
     W, x   contiguous, on one device: CUDA tensors run on their card, CPU tensors on the SIMT machine
     out    a tensor like y to write into; must not overlap W or x
-    pdl    True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch). W is read
-           at once, so the kernel ahead must not write it; x is read, and y written, after that kernel. `gemv` only.
+    pdl    True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch), and, where
+           that was launched so too, before the one ahead of that, and so on. None of them may write W, which is read at
+           once; x is read, and y written, only after all of them have ended. `gemv` only.
 
 Any size is legal, 0 included, and any alignment that the dtype allows; addresses and cols that are multiples of 16
 bytes are fastest. TypeError or ValueError names the argument, what was expected and what came, before anything is
-written. NaN and infinity pass through.
+written. NaN and infinity pass through. Gradients are not tracked.
+
+`counters` runs a rung on the SIMT machine and returns its report; `plan` says how a rung is launched.
 """
 
 import functools
@@ -72,6 +75,24 @@ def work(W):
     return W.element_size() * (W.numel() + rows + cols), 2 * W.numel()
 
 
+def counters(rung, W, x, *, pdl=False, check_races=False):
+    """Run a rung, by its name, on the SIMT machine, whatever the device. Returns the machine's report (simt.report).
+
+    CUDA tensors are copied to the CPU first. With check_races, two threads that touch the same memory with no order
+    between them raise simt.RaceError. Arguments and errors as for the rungs; ValueError for an empty matrix, which
+    launches nothing.
+    """
+    names = [known.name for known in RUNGS]
+    if rung not in names:
+        raise ValueError(f"counters: rung must be one of {', '.join(names)}, got {rung!r}")
+    _expect_all(rung, W, x, None, pdl)
+    if W.numel() == 0:
+        raise ValueError(f"counters: W must have at least one row and one column, got {tuple(W.shape)}")
+    W, x = W.detach().cpu(), x.detach().cpu()
+    out = torch.full((len(W),), torch.nan, dtype=W.dtype)
+    return _launch(rung, W, x, out, bool(pdl), check_races=check_races)
+
+
 @functools.cache
 def _kernel(rung, dtype, vec, tiles, rows, x_first):
     chosen = {"VEC": vec, "TILES": tiles, "ROWS": rows, "X_FIRST": x_first}
@@ -80,43 +101,71 @@ def _kernel(rung, dtype, vec, tiles, rows, x_first):
 
 
 def _run(rung, W, x, out, pdl):
-    _expect(rung, "W", W, None, 2)
-    rows, cols = W.shape
-    _expect(rung, "x", x, W, 1, cols)
+    _expect_all(rung, W, x, out, pdl)
     if out is None:
-        out = torch.empty(rows, dtype=W.dtype, device=W.device)
-    else:
-        _expect(rung, "out", out, W, 1, rows)
-        _expect_apart(rung, out, W=W, x=x)
-    if pdl and rung != "gemv":
-        raise ValueError(f"{rung}: pdl must be False, got {pdl!r}: only gemv waits for the kernel before it")
-    if rows == 0 or cols == 0:
-        return out.zero_()
-    address, pdl = W.data_ptr() | x.data_ptr(), bool(pdl)
-    grid, block, *constants = plan(rung, rows, cols, W.element_size(), min(address & -address, 16), pdl)
-    _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl)
+        out = torch.empty(W.shape[0], dtype=W.dtype, device=W.device)
+    if W.numel() == 0:
+        return out.zero_()  # the sum of nothing
+    _launch(rung, W, x, out, bool(pdl))
     return out
 
 
-def _expect(rung, name, tensor, like, rank, length=None):
-    """Raise unless `tensor` is a contiguous torch tensor of this rank and length, and like W in dtype and device."""
-    dtypes = " or ".join(str(dtype).removeprefix("torch.") for dtype in ([like.dtype] if like is not None else DTYPES))
-    shape = "(rows, cols)" if rank == 2 else f"({length},)"
+def _launch(rung, W, x, out, pdl, **options):
+    rows, cols = W.shape
+    address = W.data_ptr() | x.data_ptr()
+    grid, block, *constants = plan(rung, rows, cols, W.element_size(), min(address & -address, 16), pdl)
+    return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)
+
+
+def _expect_all(rung, W, x, out, pdl):
+    """Raise unless a rung can be called so."""
+    _expect(rung, "W", W, None, 2)
+    rows, cols = W.shape
+    _expect(rung, "x", x, W, 1, cols)
+    if out is not None:
+        _expect(rung, "out", out, W, 1, rows)
+        if out.requires_grad:
+            raise ValueError(f"{rung}: out must not require gradients, got a tensor that does")
+        _expect_apart(rung, out, W=W, x=x)
+    if pdl and rung != "gemv":
+        raise ValueError(f"{rung}: pdl must be False, got {pdl!r}: only gemv waits for the kernel before it")
+
+
+def _expect(rung, name, tensor, W, rank, length=None):
+    """Raise unless `tensor` is a dense, contiguous tensor of this rank and length, and like W in dtype and device.
+
+    W is None for W itself. Called at every launch: words are put together only when they are needed."""
+    dtypes = DTYPES if W is None else (W.dtype,)
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{rung}: {name} must be a torch {dtypes} tensor {shape}, got {type(tensor).__name__}")
-    if tensor.dtype != like.dtype if like is not None else tensor.dtype not in DTYPES:
-        raise TypeError(f"{rung}: {name} must be {dtypes}, got {tensor.dtype}")
+        shape, wanted = _shape(rank, length), _listed(dtypes)
+        raise TypeError(f"{rung}: {name} must be a torch tensor {shape} of {wanted}, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        like = "" if W is None else ", like W"
+        raise TypeError(f"{rung}: {name} must be {_listed(dtypes)}{like}, got {_listed([tensor.dtype])}")
     if tensor.dim() != rank or (length is not None and tensor.shape[0] != length):
+        shape = _shape(rank, length)
         raise ValueError(f"{rung}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
-    if like is not None and tensor.device != like.device:
-        raise ValueError(f"{rung}: {name} must be on {like.device}, like W, got {tensor.device}")
-    if tensor.data_ptr() % tensor.element_size():
-        raise ValueError(f"{rung}: {name} must be aligned to its element size, got an unaligned view")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{rung}: {name} must be a dense tensor, got layout {tensor.layout}")
+    if W is None and tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{rung}: {name} must be on the CPU or on a CUDA device, got {tensor.device}")
+    if W is not None and tensor.device != W.device:
+        raise ValueError(f"{rung}: {name} must be on {W.device}, like W, got {tensor.device}")
     if not tensor.is_contiguous():
         raise ValueError(
             f"{rung}: {name} must be contiguous, got shape {tuple(tensor.shape)} with strides {tensor.stride()}; "
             f"{name}.contiguous() makes a contiguous copy"
         )
+    if tensor.data_ptr() % tensor.element_size():
+        raise ValueError(f"{rung}: {name} must be aligned to its element size, got an unaligned view")
+
+
+def _shape(rank, length):
+    return "(rows, cols)" if rank == 2 else f"({length},)"
+
+
+def _listed(dtypes):
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _expect_apart(rung, out, **inputs):
@@ -124,4 +173,4 @@ def _expect_apart(rung, out, **inputs):
     begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
     for name, tensor in inputs.items():
         if tensor.data_ptr() < end and begin < tensor.data_ptr() + tensor.nbytes:
-            raise ValueError(f"{rung}: out must not share memory with {name}")
+            raise ValueError(f"{rung}: out must not share memory with {name}, got a tensor that does")

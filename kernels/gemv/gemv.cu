@@ -70,6 +70,8 @@ __device__ float element(const Word &word, int i) {
     return to_float(word.v[i / 2] >> 16 * (i % 2) & 0xffff, T());
 }
 
+/* The next kernel may start once every block here has said so. It may do that early: what we write it only sees after its
+   own wait. And as every thread here waits, the end of this kernel means that all those before it have ended too. */
 #if __CUDA_ARCH__ >= 900
 #define LET_THE_NEXT_KERNEL_START() asm volatile("griddepcontrol.launch_dependents;")
 #define WAIT_FOR_THE_LAST_KERNEL() asm volatile("griddepcontrol.wait;" ::: "memory")

@@ -1,0 +1,421 @@
+"""The GEMV ladder on the SIMT machine: right on hostile shapes, the counters that the chapter states, no race, and
+an error before anything is written for whatever the contract does not allow."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import ref.gemv
+import simt
+from kernels import gemv
+from lab import cuda, disassembly
+
+pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
+
+NAMES = [rung.name for rung in gemv.RUNGS]
+DTYPES = list(gemv.DTYPES)
+GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
+# rows, cols: words of 2, 4, 8 and 16 bytes, one and several words of a row for a thread, and rows read in several goes
+SHAPES = [(7, 97), (1, 1), (31, 1), (1, 33), (97, 7), (257, 31), (33, 258), (1, 257), (9, 516), (5, 1032)]
+LONG = [(3, 4099), (2, 4104)]  # for the last two rungs only: the others have one loop, whatever the length
+REQUESTS, SECTORS = ("l1tex__t_" + what + "_pipe_lsu_mem_global_op_{}.sum" for what in ("requests", "sectors"))
+SHARED = "smsp__inst_executed_op_shared_{}.sum"
+
+
+def run(name, *args, **options):
+    return getattr(gemv, name)(*args, **options)
+
+
+def between(tensor, fence=torch.nan, skip=0):
+    """A copy that lies between guards, `skip` elements further on than an aligned address."""
+    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype)
+    inside = home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape)
+    return inside.copy_(tensor)
+
+
+def problem(rows, cols, dtype, skip=0, seed=0):
+    """W and x between NaNs, out full of NaN between fences."""
+    rng = torch.Generator().manual_seed(seed + 1000 * rows + cols)
+    W, x = torch.randn(rows, cols, generator=rng).to(dtype), torch.randn(cols, generator=rng).to(dtype)
+    return (
+        between(W, skip=skip),
+        between(x, skip=skip),
+        between(torch.full((rows,), torch.nan, dtype=dtype), FENCE, skip),
+    )
+
+
+def fences_stand(out):
+    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
+    first, last = out.storage_offset(), out.storage_offset() + out.numel()
+    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
+
+
+def close(out, W, x):
+    """Near the reference: by the norm, two roundings of the dtype or what sums in fp32 lose."""
+    wanted = ref.gemv.gemv(W.double().numpy(), x.double().numpy())
+    allowed = max(torch.finfo(out.dtype).eps, 1e-5)
+    error = np.linalg.norm(out.double().numpy() - wanted)
+    assert error <= allowed * max(np.linalg.norm(wanted), np.sqrt(wanted.size * max(1, len(x)))), error
+
+
+# Right
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_right_on_hostile_shapes(name, dtype):
+    for rows, cols in SHAPES + LONG * (name in ("vector", "gemv")):
+        W, x, out = problem(rows, cols, dtype)
+        before = W.clone(), x.clone()
+        assert run(name, W, x, out=out) is out
+        close(out, W, x)
+        assert fences_stand(out)
+        assert torch.equal(W, before[0]) and torch.equal(x, before[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_out_a_new_tensor_comes_back(name):
+    W, x, _ = problem(33, 97, torch.float16)
+    y = run(name, W, x)
+    assert y.shape == (33,) and y.dtype == W.dtype and y.device == W.device and y.is_contiguous()
+    close(y, W, x)
+
+
+@pytest.mark.parametrize("name", ["vector", "gemv"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_right_at_any_alignment(name, dtype):
+    for skip in (1, 2, 4):
+        W, x, out = problem(9, 264, dtype, skip)
+        run(name, W, x, out=out)
+        close(out, W, x)
+        assert fences_stand(out)
+        run(name, W.clone(), x, out=out.fill_(torch.nan))  # only one of the two is off
+        close(out, W, x)
+
+
+@pytest.mark.parametrize("name", ["vector", "gemv"])
+def test_memory_that_numpy_laid_out(name):
+    """What counts is the address: here an aligned view in a storage that is not."""
+    home = torch.from_numpy(np.ones(1000, np.float32)[2:])
+    for first in (1, 2, 3, 6):
+        W = home[first : first + 40].view(5, 8)
+        assert run(name, W, torch.ones(8)).tolist() == [8] * 5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_pdl_gives_the_same(dtype):
+    for rows, cols in ((7, 97), (9, 516), (3, 4104)):
+        W, x, out = problem(rows, cols, dtype)
+        gemv.gemv(W, x, out=out, pdl=True)
+        close(out, W, x)
+        assert fences_stand(out)
+
+
+def test_right_when_the_word_of_x_comes_first():
+    """Two words of a row for each thread: the only case in which gemv asks for x before it asks for W."""
+    W, x, out = problem(3, 2 * 256 * 8, torch.float16)
+    assert gemv.plan("gemv", *W.shape, 2)[-1] == 1 and gemv.plan("gemv", *W.shape, 2, pdl=True)[-1] == 0
+    gemv.gemv(W, x, out=out)
+    close(out, W, x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_shapes(name):
+    for dtype in DTYPES:
+        assert run(name, torch.empty(0, 5, dtype=dtype), torch.ones(5, dtype=dtype)).shape == (0,)
+        out = torch.full((3,), torch.nan, dtype=dtype)
+        assert run(name, torch.empty(3, 0, dtype=dtype), torch.empty(0, dtype=dtype), out=out) is out
+        assert out.tolist() == [0, 0, 0]
+        assert run(name, torch.empty(0, 0, dtype=dtype), torch.empty(0, dtype=dtype)).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_and_infinity_stay_in_their_rows(name, dtype):
+    W, x, out = problem(37, 67, dtype)
+    W[3, 66], W[20, 0], W[36, 33] = torch.nan, torch.inf, -torch.inf
+    x[:] = 1
+    run(name, W, x, out=out)
+    special = [3, 20, 36]
+    assert out[3].isnan() and out[20] == torch.inf and out[36] == -torch.inf
+    rest = [row for row in range(37) if row not in special]
+    close(out[rest], W[rest], x)
+    x[5], W[:, 5] = torch.inf, -1  # in a row's padding to a word, infinity times 0 would be NaN
+    W[[3, 20, 36]] = -1
+    run(name, W, x, out=out)
+    assert (out == -torch.inf).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_are_wider_than_the_result(name):
+    W, x = torch.ones(3, 288, dtype=torch.float16), torch.ones(288, dtype=torch.float16)
+    W[0, :2] = torch.tensor([2048, 2])  # 2048 + 1 is no fp16, so whoever keeps a sum in fp16 loses some of the ones
+    W[1], W[2, :144], W[2, 144:] = 30000, 30000, -30000  # more than an fp16 can be: at the end, and only on the way
+    assert run(name, W, x).tolist() == [2048 + 2 + 286, torch.inf, 0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_not_tracked(name):
+    layer = torch.nn.Linear(33, 7)
+    y = run(name, layer.weight, torch.ones(33, requires_grad=True))
+    assert not y.requires_grad
+    close(y, layer.weight.detach(), torch.ones(33))
+
+
+# Counters
+
+
+def counted(name, rows, cols, dtype, **options):
+    W, x, _ = problem(rows, cols, dtype)
+    return gemv.counters(name, W, x, **options)
+
+
+def requests(report, op="ld"):
+    return report.counters[REQUESTS.format(op)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_naive_touches_a_sector_for_each_thread(dtype):
+    report = counted("naive", 64, 256, dtype)
+    loads = 64 * 256 // 32  # of W, and as many of x, in which all lanes want the same element
+    assert requests(report) == 2 * loads
+    assert report.counters[SECTORS.format("ld")] == 32 * loads + 1 * loads
+    assert requests(report, "st") == 2 and report.sectors_per_request("st") == dtype.itemsize
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_warp_reads_whole_sectors_and_stores_one_result_at_a_time(dtype):
+    report = counted("warp", 64, 256, dtype)
+    assert requests(report) == 2 * 64 * 256 // 32
+    assert report.sectors_per_request("ld") == dtype.itemsize  # 4 of 4 in fp32
+    assert requests(report, "st") == 64 and report.sectors_per_request("st") == 1
+    assert report.counters[SHARED.format("ld")] == report.counters[SHARED.format("st")] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_wide_stores_32_results_at_a_time(dtype):
+    report, warp = (counted(name, 64, 256, dtype) for name in ("wide", "warp"))
+    assert requests(report, "st") == 2 and report.sectors_per_request("st") == dtype.itemsize  # 4 in fp32
+    for key in (REQUESTS, SECTORS):
+        assert report.counters[key.format("ld")] == warp.counters[key.format("ld")]
+    assert report.counters[SHARED.format("st")] == 64 and report.counters[SHARED.format("ld")] == 2
+    assert report.bank_conflicts == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_vector_asks_for_16_bytes_a_lane(dtype):
+    report, wide = (counted(name, 64, 1024, dtype) for name in ("vector", "wide"))
+    assert report.sectors_per_request("ld") == 16
+    elements = 16 // dtype.itemsize  # of a word: a quarter of the requests in fp32, an eighth in 16 bits
+    assert elements * requests(report) == requests(wide)
+    assert requests(report, "st") == 64 // 8
+    assert report.bank_conflicts == 0
+
+
+@pytest.mark.parametrize("skip, cols, wanted", [(0, 1028, 4), (4, 1024, 4), (0, 1026, 2), (2, 1024, 2), (1, 1024, 1)])
+def test_vector_takes_the_widest_word_that_fits(skip, cols, wanted):
+    W, x, _ = problem(8, 1024, torch.float16, skip)
+    assert gemv.plan("vector", 8, cols, 2, min(16, 2 * skip or 16))[2] == wanted
+    if cols == 1024:
+        assert requests(gemv.counters("vector", W, x)) == 2 * 8 * 1024 // wanted // 32
+
+
+def test_gemv_reads_a_word_of_x_once_for_all_rows_of_a_block():
+    for rows, cols, dtype, pdl in ((16, 4096, torch.float16, True), (16, 4096, torch.float32, False)):
+        report = counted("gemv", rows, cols, dtype, pdl=pdl)
+        grid, block, VEC, TILES, ROWS, _ = gemv.plan("gemv", rows, cols, dtype.itemsize, 16, pdl)
+        assert ROWS > 1 and grid == rows // ROWS
+        of_W = rows * cols // VEC // 32
+        assert requests(report) == of_W + of_W // ROWS
+        assert report.sectors_per_request("ld") == 16
+        assert requests(report, "st") == grid
+        assert report.bank_conflicts == 0
+
+
+def test_gemv_conflicts_in_the_banks_only_with_eight_rows_a_block():
+    """sums[8][8] has rows of 8 words: 8 rows lie in 4 banks, so each of the few requests of a block goes twice."""
+    report = counted("gemv", 16, 1024, torch.float16)
+    assert gemv.plan("gemv", 16, 1024, 2)[4] == 8
+    assert report.bank_conflicts == sum(report.counters[SHARED.format(op)] for op in ("ld", "st"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counters_launches_what_the_rung_launches(name):
+    W, x, _ = problem(41, 130, torch.bfloat16)
+    report = gemv.counters(name, W, x)
+    grid, block, *_ = gemv.plan(name, 41, 130, 2, 4 if name in ("vector", "gemv") else 16)
+    assert (report.kernel, report.grid, report.block) == ("gemv", (grid, 1, 1), (block, 1, 1))
+    assert report.counters == gemv.counters(name, torch.nn.Parameter(W), x).counters
+
+
+def test_counters_errors():
+    W, x, _ = problem(3, 4, torch.float32)
+    with pytest.raises(ValueError, match=r"counters: rung must be one of naive, warp, wide, vector, gemv, got 'best'"):
+        gemv.counters("best", W, x)
+    with pytest.raises(ValueError, match=r"counters: W must have at least one row and one column, got \(0, 4\)"):
+        gemv.counters("warp", W[:0], x)
+    with pytest.raises(ValueError, match=r"warp: x must have the shape \(4,\), got \(3,\)"):
+        gemv.counters("warp", W, x[:3])
+    with pytest.raises(ValueError, match="vector: pdl must be False, got True"):
+        gemv.counters("vector", W, x, pdl=True)
+
+
+# Races
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_race(name):
+    shapes = [(70, 300, torch.float32), (9, 516, torch.float16), (2, 4104, torch.bfloat16)]
+    for shape in shapes[: 3 if name in ("vector", "gemv") else 2]:
+        counted(name, *shape, check_races=True)
+
+
+@pytest.mark.parametrize("name", ["wide", "vector", "gemv"])
+def test_the_race_check_would_see_a_missing_barrier(name):
+    text = (gemv.HERE / f"{name}.cu").read_text()
+    assert text.count("__syncthreads();") == 1
+    W, x, out = problem(40, 600, torch.float32)
+    grid, block, *constants = gemv.plan(name, 40, 600, 4)
+    options = [f"-D{key}={value}" for key, value in zip(("VEC", "TILES", "ROWS"), constants) if value]
+    kernel = cuda.compile(text.replace("__syncthreads();", ""), options).gemv
+    with pytest.raises(simt.SimtError):  # a race, or a read of shared memory that nothing was written to
+        kernel(grid, block, W, x, out, 40, 600, check_races=True)
+
+
+# How it is launched
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=some.integers(1, 1 << 33),
+    cols=some.integers(1, 1 << 20) | some.integers(1, 300),
+    itemsize=some.sampled_from([2, 4]),
+    alignment=some.sampled_from([4, 8, 16]),
+    pdl=some.booleans(),
+)
+def test_plans_cover_every_element_within_the_kernels_limits(rows, cols, itemsize, alignment, pdl):
+    for name, each in (("naive", 256), ("warp", 8), ("wide", 32), ("vector", 8)):
+        grid, block, VEC, *_ = gemv.plan(name, rows, cols, itemsize, alignment)
+        assert (grid - 1) * each < rows <= grid * each
+        assert block == (each if name == "naive" else 32 * each)
+    grid, block, VEC, TILES, ROWS, X_FIRST = gemv.plan("gemv", rows, cols, itemsize, alignment, pdl)
+    assert (grid - 1) * ROWS < rows <= grid * ROWS
+    assert VEC * itemsize <= alignment and cols % VEC == 0
+    assert VEC * itemsize == alignment or cols % (2 * VEC)  # the widest
+    assert block % 32 == 0 and 32 <= block <= 256 and 1 <= TILES <= 8
+    assert ROWS in (1, 2, 4, 8) and ROWS * TILES <= 32
+    assert not (X_FIRST and pdl)
+    words = cols // VEC
+    goes = -(-words // (block * TILES))
+    assert goes == -(-words // (256 * 8))  # no more of them than the longest batch needs
+    assert goes * block * TILES - words < goes * TILES * 32  # threads without a word: less than a warp's in each batch
+
+
+def test_the_plan_is_a_source_of_the_rungs_that_it_shapes():
+    assert {rung.name for rung in gemv.RUNGS if "kernels/gemv/plan.py" in rung.sources} == {"vector", "gemv"}
+    for rung in gemv.RUNGS:
+        assert f"kernels/gemv/{rung.name}.cu" in rung.sources
+        assert all((gemv.HERE.parent.parent / source).is_file() for source in rung.sources)
+
+
+@pytest.mark.parametrize("cols", [4096, 14336])
+def test_only_weights_are_read_before_the_wait(cols):
+    """In the machine code: ACQBULK waits for the kernel ahead, NA marks what passes by L1, which is W alone."""
+    try:
+        disassembly.find_tool()
+    except RuntimeError:
+        pytest.skip("needs nvdisasm, which comes with Triton")
+    *_, VEC, TILES, ROWS, X_FIRST = gemv.plan("gemv", 4096, cols, 2, 16, True)
+    options = ["-DDTYPE=__half", f"-DVEC={VEC}", f"-DTILES={TILES}", f"-DROWS={ROWS}", f"-DX_FIRST={X_FIRST}"]
+    sass = cuda.load(gemv.HERE / "gemv.cu", options, arch="sm_90").sass("gemv")
+    before, after = sass.split("ACQBULK")
+    loads = r"\bLD\S*\.128\S*"
+    assert len(re.findall(loads, before)) == before.count("LDG.E.NA.128") == ROWS * TILES
+    assert len(re.findall(loads, after)) == TILES and "LDG.E.NA" not in after
+    assert "STG" not in before and after.count("STG") == 1
+
+
+def test_the_bytes_and_flops_of_a_call():
+    W = torch.empty(5, 7, dtype=torch.float16)
+    assert gemv.work(W) == (2 * (35 + 7 + 5), 70)
+
+
+# Errors, before anything is written
+
+W, x, out = torch.ones(5, 8), torch.ones(8), torch.zeros(5)
+joint = torch.ones(100)
+odd = torch.frombuffer(bytearray(400), dtype=torch.float32, offset=1, count=40)
+BAD = {  # what is passed: (arguments, the error, its words)
+    "W a NumPy array": ((W.numpy(), x), TypeError, "W must be a torch tensor (rows, cols) of float32 or float16 or"),
+    "W a list": (([[1.0]], x), TypeError, "bfloat16, got list"),
+    "x a NumPy array": ((W, x.numpy()), TypeError, "x must be a torch tensor (8,) of float32, got ndarray"),
+    "out a NumPy array": ((W, x, out.numpy()), TypeError, "out must be a torch tensor (5,) of float32, got ndarray"),
+    "W float64": ((W.double(), x.double()), TypeError, "W must be float32 or float16 or bfloat16, got float64"),
+    "W int32": ((W.int(), x.int()), TypeError, "W must be float32 or float16 or bfloat16, got int32"),
+    "x of another dtype": ((W, x.half()), TypeError, "x must be float32, like W, got float16"),
+    "W of another dtype": ((W.bfloat16(), x), TypeError, "x must be bfloat16, like W, got float32"),
+    "out of another dtype": ((W, x, out.half()), TypeError, "out must be float32, like W, got float16"),
+    "W a vector": ((x, x), ValueError, "W must have the shape (rows, cols), got (8,)"),
+    "W of rank 3": ((W[None], x), ValueError, "W must have the shape (rows, cols), got (1, 5, 8)"),
+    "x a matrix": ((W, x[None]), ValueError, "x must have the shape (8,), got (1, 8)"),
+    "x a scalar": ((W, x[0]), ValueError, "x must have the shape (8,), got ()"),
+    "x too short": ((W, x[:7]), ValueError, "x must have the shape (8,), got (7,)"),
+    "x as long as rows": ((W, x[:5]), ValueError, "x must have the shape (8,), got (5,)"),
+    "out too long": ((W, x, torch.zeros(8)), ValueError, "out must have the shape (5,), got (8,)"),
+    "out a column": ((W, x, out[:, None]), ValueError, "out must have the shape (5,), got (5, 1)"),
+    "W transposed": ((torch.ones(8, 5).T, x), ValueError, "W must be contiguous, got shape (5, 8) with strides (1, 5)"),
+    "W a block": (
+        (torch.ones(5, 9)[:, :8], x),
+        ValueError,
+        "W must be contiguous, got shape (5, 8) with strides (9, 1)",
+    ),
+    "x strided": ((W, torch.ones(16)[::2]), ValueError, "x must be contiguous, got shape (8,) with strides (2,)"),
+    "x expanded": ((W, torch.ones(1).expand(8)), ValueError, "x must be contiguous, got shape (8,) with strides (0,)"),
+    "out strided": ((W, x, torch.zeros(10)[::2]), ValueError, "out must be contiguous, got shape (5,)"),
+    "W unaligned": ((odd.view(5, 8), x), ValueError, "W must be aligned to its element size"),
+    "x unaligned": ((W, odd[:8]), ValueError, "x must be aligned to its element size"),
+    "out unaligned": ((W, x, odd[:5]), ValueError, "out must be aligned to its element size"),
+    "W sparse": ((W.to_sparse(), x), ValueError, "W must be a dense tensor, got layout torch.sparse_coo"),
+    "W on meta": ((W.to("meta"), x), ValueError, "W must be on the CPU or on a CUDA device, got meta"),
+    "x on meta": ((W, x.to("meta")), ValueError, "x must be on cpu, like W, got meta"),
+    "out on meta": ((W, x, out.to("meta")), ValueError, "out must be on cpu, like W, got meta"),
+    "out is x": ((torch.ones(8, 8), x, x), ValueError, "out must not share memory with x"),
+    "out in W": ((joint[:40].view(5, 8), x, joint[35:40]), ValueError, "out must not share memory with W"),
+    "out overlaps x": ((W, joint[:8], joint[7:12]), ValueError, "out must not share memory with x"),
+    "out with gradients": ((W, x, torch.zeros(5, requires_grad=True)), ValueError, "out must not require gradients"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_not_allowed_is_named(what, monkeypatch):
+    args, error, words = BAD[what]
+    monkeypatch.setattr(gemv, "_launch", lambda *args, **options: pytest.fail("it was launched"))
+    before = [a.clone() if isinstance(a, torch.Tensor) else None for a in args]
+    for name in NAMES:
+        with pytest.raises(error, match=re.escape(words)) as caught:
+            run(name, *args[:2], **({"out": args[2]} if len(args) > 2 else {}))
+        assert str(caught.value).startswith(f"{name}: ")
+    for now, then in zip(args, before):
+        if isinstance(now, torch.Tensor) and now.device.type == "cpu" and now.layout is torch.strided:
+            assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_only_gemv_may_start_early(name):
+    y = torch.full((5,), 7.0)
+    with pytest.raises(ValueError, match=f"{name}: pdl must be False, got True: only gemv waits"):
+        run(name, W, x, out=y, pdl=True)
+    assert (y == 7).all()
+    with pytest.raises(ValueError, match="pdl must be False"):
+        run(name, W[:0], x, pdl=True)  # where nothing would be launched, too
+
+
+def test_neighbours_are_apart():
+    home = torch.ones(53)
+    y = run("gemv", home[:40].view(5, 8), home[40:48], out=home[48:])
+    assert y.tolist() == [8] * 5 and (home[:48] == 1).all()
