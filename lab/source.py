@@ -12,7 +12,7 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
     """Display source code, highlighted.
 
     show("kernels/cpu_gemv/naive.c")    a file, by its path from the course's folder
-    show("lab/roof.c", "read_all")      one function of a C file, with the comment above it
+    show("lab/roof.c", "read_all")      one function of a C or CUDA file, with the comment above it
     show(roofline.weight_bytes, ...)    Python functions, classes or properties
     """
 
@@ -21,7 +21,7 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
             path = (ROOT / what).resolve()
             if ROOT not in path.parents or not path.is_file():
                 raise FileNotFoundError(f"show: there is no file {what} in the course's folder")
-            self.title, self.language = str(what), "c" if path.suffix in (".c", ".cu", ".h") else "python"
+            self.title, self.language = str(what), "python" if path.suffix == ".py" else "c"
             self.text = "\n".join(self._function(path.read_text(), name) for name in more) or path.read_text()
         else:
             parts = [part.fget if isinstance(part, property) else part for part in (what, *more)]
@@ -30,8 +30,10 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
             self.text, self.language = "\n".join(textwrap.dedent(inspect.getsource(p)) for p in parts), "python"
 
     def _function(self, text, name):
-        # a comment that ends right above, the line that holds "name(", and all up to a closing brace at the margin
-        found = re.search(rf"(^/\*(?:(?!\*/).)*\*/\n)?^[a-z]\w[^\n;]*\b{name}\(.*?^\}}\n", text, re.S | re.M)
+        # a comment that ends right above, the declaration with "name(", which may take two lines, and all up to a
+        # closing brace at the margin
+        declaration = rf"^[a-z_]\w[^\n;{{}}]*(?:\n[^\n;{{}}#/]*)?\b{name}\("
+        found = re.search(rf"(^/\*(?:(?!\*/).)*\*/\n)?{declaration}.*?^\}}\n", text, re.S | re.M)
         if not found:
             raise ValueError(f"show: {self.title} has no function {name!r}")
         return found[0]
