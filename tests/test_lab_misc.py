@@ -266,10 +266,9 @@ def test_show_one_function_of_a_file(monkeypatch, tmp_path):
 
 def test_show_a_kernel_whose_declaration_takes_two_lines(monkeypatch, tmp_path):
     kernel = 'extern "C" __global__ void __launch_bounds__(256, 3)\ngemv(const float *W, int n) {\n    W[n];\n}\n'
-    (tmp_path / "k.cu").write_text(
-        f"#include <x.h>\nusing T = float;\n{kernel}\nint other(int a) {{\n    gemv(a);\n}}\n"
-    )
-    monkeypatch.setattr("lab.source.ROOT", tmp_path)
+    other = "__device__ int other(int a) {\n    gemv(a);\n}\n"
+    (tmp_path / "k.cu").write_text(f"#include <x.h>\nusing T = float;\n{kernel}\n{other}")
+    monkeypatch.setattr(source, "ROOT", tmp_path)
     assert repr(show("k.cu", "gemv")) == kernel and repr(show("k.cu", "other")) == other
 
 
