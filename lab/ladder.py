@@ -209,11 +209,18 @@ class Ladder:
 
     def _repr_html_(self):
         def row(cells, tag):
-            look = "text-align:left; white-space:nowrap"
+            look = "text-align:left; white-space:nowrap; padding:2px 5px"
             return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
 
-        caption = f'<caption style="text-align:left"><b>{html.escape(self._caption())}</b></caption>'
-        return f"<table>{caption}{row(self.headings, 'th')}{''.join(row(r, 'td') for r in self.rows())}</table>"
+        rows, caption = self.rows(), self._caption()
+        keep = list(range(len(self.headings)))
+        work = self.headings.index("work")
+        if len(rows) > 2 and len({r[work] for r in rows}) == 1:  # the same for all: once is enough
+            keep.remove(work)
+            caption += f"; {rows[0][work]} each"
+        caption = f'<caption style="text-align:left"><b>{html.escape(caption)}</b></caption>'
+        lines = [row([self.headings[i] for i in keep], "th"), *(row([r[i] for i in keep], "td") for r in rows)]
+        return f'<table style="font-size:85%">{caption}{"".join(lines)}</table>'
 
     def markdown(self, columns=None):
         """The table in Markdown, for the README; all columns, or those named."""

@@ -29,7 +29,7 @@ NOTE = (
     "nothing here is a time."
 )
 TEXT_WIDTH = 48  # characters of a source line that the table shows
-LEFT, RIGHT = "padding:1px 8px;text-align:left", "padding:1px 8px;text-align:right"
+LEFT, RIGHT = "padding:1px 6px;text-align:left", "padding:1px 6px;text-align:right"
 MONO, RULE = "font-family:monospace;white-space:pre", "border-top:1px solid #888"
 
 
@@ -101,7 +101,7 @@ class Report:
             body.append(f'<tr{rule}><td style="{RIGHT}">{number}</td>{code}{cells}</tr>')
         return (
             f"<div><div>{html.escape(self.title())}</div>"
-            f'<table style="border-collapse:collapse"><thead><tr><th></th><th style="{LEFT}">line</th>{head}</tr>'
+            f'<table style="border-collapse:collapse;font-size:85%"><thead><tr><th></th><th style="{LEFT}">line</th>{head}</tr>'
             f"</thead><tbody>{''.join(body)}</tbody></table><div><small>{NOTE}</small></div></div>"
         )
 

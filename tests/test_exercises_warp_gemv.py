@@ -1,0 +1,177 @@
+"""The exercises of chapter 04: stubs say so, solutions pass, planted wrong answers are rejected."""
+
+import os
+
+import pytest
+from exercise_tools import load, printed
+from wrong.warp_gemv import ADD, GEMV, RIGHT, RMSNORM, SQUARES, TRANSPOSE, WRONG, changed
+
+from exercises.checks import warp_gemv as checks
+
+NAME = "04_warp_gemv"
+ANSWERS = {
+    1: "warp_max_source",
+    2: "softmax_source",
+    3: "gemv_source",
+    4: "row_squares_source",
+    5: "transpose_source",
+    6: "rmsnorm_source",
+}
+RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    return load("solutions", NAME)
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    return load("exercises", NAME)
+
+
+def judge(number, answer):
+    return getattr(checks, f"exercise_{number}")(answer)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_stub_is_not_done_yet(number, stubs, capsys):
+    exercise = judge(number, stubs[ANSWERS[number]])
+    assert not exercise.passed
+    if number == RUNS_ALREADY:
+        assert exercise.message.startswith("not yet: at rows = 1, cols = 1, 1 block: kernel gemv, line ")
+        assert "the mask names lanes 1-31" in exercise.message
+    else:
+        assert exercise.message == "not done yet"
+    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+
+
+def test_the_bugs_author_saw_nothing(stubs, monkeypatch, capsys):
+    """On the cases that the statement names, the kernel with the two defects is right, races looked for."""
+    kernel = checks.compiled(stubs["gemv_source"], "gemv")
+    for rows, grid in ((8, 1), (32, 4), (64, 8)):
+        for cols in (32, 45, 128):
+            W, x = checks.np.ones((rows, cols), "f4"), checks.np.ones(cols, "f4")
+            checks._gemv(kernel, W, x, grid, "")
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
+    verdicts = set()
+    for _ in range(2):
+        exercise = judge(number, solutions[ANSWERS[number]])
+        assert exercise.passed, exercise.message
+        verdicts.add(capsys.readouterr().out)
+    (verdict,) = verdicts  # the same on every run: notebooks are compared
+    assert verdict.count("\n") == 1 and len(verdict) < 150
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
+    assert judge(number, RIGHT[number]).passed
+
+
+@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
+def test_wrong_answer_is_rejected(number, mistake, capsys):
+    answer, says = WRONG[number][mistake]
+    exercise = judge(number, answer)
+    assert not exercise.passed
+    assert exercise.message.startswith("not yet: ")
+    assert says in exercise.message
+    assert "raised" not in exercise.message and "Traceback" not in exercise.message
+    assert not any(str(path) in exercise.message for path in (os.getcwd(), "/tmp/"))
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_enough_wrong_answers_are_planted(number):
+    assert len(WRONG[number]) >= 3
+
+
+@pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
+def test_a_check_bears_whatever_a_source_is(given, capsys):
+    for number in ANSWERS:
+        exercise = judge(number, given)
+        assert not exercise.passed and exercise.message.startswith("not yet: ")
+        assert "raised" not in exercise.message
+
+
+def test_an_endless_loop_ends(capsys):
+    source = changed(SQUARES, ("i += 32", "i += 0"))
+    assert "is there an endless loop?" in judge(4, source).message
+
+
+# Right answers that are not the solution's
+
+IN_LANE_ZERO = """
+__device__ float warp_max(float value) {
+    for (int far = 1; far < 32; far *= 2) value = fmaxf(value, __shfl_down_sync(0xffffffff, value, far));
+    return __shfl_sync(0xffffffff, value, 0);
+}"""
+ONLINE = """
+extern "C" __global__ void softmax(const float *x, float *y, int rows, int cols) {
+    int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
+    if (row >= rows) return;
+    x += (long long)row * cols, y += (long long)row * cols;
+    float most = -3e38f, sum = 0;
+    for (int c = lane; c < cols; c += 32) { // maximum and sum in one walk
+        float larger = fmaxf(most, x[c]);
+        sum = sum * expf(most - larger) + expf(x[c] - larger);
+        most = larger;
+    }
+    for (int far = 1; far < 32; far *= 2) {
+        float theirs = __shfl_xor_sync(0xffffffff, most, far), larger = fmaxf(most, theirs);
+        sum = sum * expf(most - larger) + __shfl_xor_sync(0xffffffff, sum, far) * expf(theirs - larger);
+        most = larger;
+    }
+    for (int c = lane; c < cols; c += 32) y[c] = expf(x[c] - most) / sum;
+}"""
+TWO_ARRAYS = changed(
+    GEMV, ("sums[8]", "sums[2][8]"), ("int row = first", "int turn = first / (gridDim.x * 8) & 1, row = first")
+)
+TWO_ARRAYS = changed(TWO_ARRAYS, ("sums[warp]", "sums[turn][warp]"), ("sums[threadIdx.x]", "sums[turn][threadIdx.x]"))
+TWO_ARRAYS = changed(TWO_ARRAYS, ("__syncthreads(); // 2", ""))  # two arrays in turns need one barrier
+ELEMENTWISE_ENDS = changed(
+    SQUARES,
+    ("int head = (4 - (unsigned long long)from / 4 % 4) % 4;", "int head = -(int)((unsigned long long)from / 4) & 3;"),
+    ("if (head > cols) head = cols;", "head = min(head, cols);"),
+    ("if (lane < head) sum", "for (int c = lane; c < head; c += 32) sum"),
+    ("from[lane] * from[lane]", "from[c] * from[c]"),
+)
+SKEWED = changed(
+    TRANSPOSE, ("[33]", "[32]"), ("tile[k][x]", "tile[k][(x + k) % 32]"), ("tile[x][k]", "tile[x][(k + x) % 32]")
+)
+IN_WARP_ZERO = changed(
+    RMSNORM,
+    ("    sum = lane < blockDim.x", "    __shared__ float total;\n    if (warp == 0) {\n    sum = lane < blockDim.x"),
+    (
+        "    float scale",
+        "    if (lane == 0) total = sum;\n    }\n    __syncthreads();\n    sum = total;\n    float scale",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "number, source",
+    [
+        (1, IN_LANE_ZERO),
+        (2, ONLINE),
+        (3, TWO_ARRAYS),
+        (4, ELEMENTWISE_ENDS),
+        (5, SKEWED),
+        (6, IN_WARP_ZERO),
+    ],
+)
+def test_other_right_answers_pass(number, source, capsys):
+    exercise = judge(number, source)
+    assert exercise.passed, exercise.message
+
+
+def test_the_notebook_prints_what_the_checks_say():
+    said = printed("exercises", NAME)
+    assert len(said) == len(ANSWERS)
+    assert all(text.count("\n") == 1 for text in said.values())
+    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1
+
+
+def test_the_sum_of_the_text_is_the_chapters():
+    assert ADD in RMSNORM and ADD in GEMV and ADD in SQUARES
