@@ -107,7 +107,16 @@ def test_what_printf_writes_is_seen(solutions, capsys):
         "long long threads", 'if (n == 33 && !threadIdx.x) printf("hello\\n"); long long threads'
     )
     assert judge(2, source).passed
-    assert capsys.readouterr().out.startswith("hello\n")
+    assert capsys.readouterr().out.startswith("printf at n = 33, 1 block of 32:\nhello\n")
+
+
+def test_a_long_printf_is_cut(solutions, capsys):
+    source = solutions[2][0].replace("long long threads", 'printf("hello\\n"); long long threads')
+    for _ in range(2):  # each check begins anew
+        assert judge(2, source).passed
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "printf at n = 1, 1 block of 32:" and lines.count("hello") == 20
+        assert lines[-2].startswith("(The rest of what printf wrote is left out.")
 
 
 # Right answers that are not the solution's

@@ -14,6 +14,7 @@ from exercises.checks import shown, time_limit
 from lab.exercise import NOT_DONE, Exercise, Wrong
 
 STEPS = 30_000  # an endless loop is stopped after so many steps of the machine
+PRINTED_LINES = 20  # a check shows so many lines of what a kernel's printf wrote
 BLOCK = 256
 
 
@@ -22,6 +23,7 @@ BLOCK = 256
 
 def compiled(source, name):
     """The kernel `name` of the learner's source; what is wrong with the source is raised as a sentence."""
+    lines_shown[0] = 0
     if not isinstance(source, str):
         raise Wrong(f"expected CUDA C++ source as a string, got {type(source).__name__}")
     try:
@@ -44,9 +46,20 @@ def launched(kernel, grid, block, *args, at, check_races=False):
         raise Wrong(f"at {at} the kernel was still running after {STEPS:,} steps: is there an endless loop?") from None
     except simt.SimtError as error:
         raise Wrong(f"at {at}: {error}") from None
-    if report.printed:
-        print(report.printed, end="" if report.printed.endswith("\n") else "\n")
+    if report.printed and lines_shown[0] < PRINTED_LINES:
+        _show_printed(report.printed.splitlines(), at)
     return report
+
+
+lines_shown = [0]  # how many lines of printf this check has shown; a check launches a kernel many times
+
+
+def _show_printed(lines, at):
+    left = PRINTED_LINES - lines_shown[0]
+    lines_shown[0] += len(lines)
+    print(f"printf at {at}:", *lines[:left], sep="\n")
+    if lines_shown[0] >= PRINTED_LINES:
+        print("(The rest of what printf wrote is left out. An `if` around it picks the case and the thread to see.)")
 
 
 def compare(name, got, wanted, at):
@@ -57,8 +70,8 @@ def compare(name, got, wanted, at):
     place = tuple(map(int, bad[0]))
     index = ", ".join(map(str, place))
     what = f"{name}[{index}] is {got[place]:g}, expected {wanted[place]:g}"
-    if np.isnan(got[place]):
-        what = f"{name}[{index}] was never written"
+    if np.isnan(got[place]):  # as before the launch
+        what = f"{name}[{index}] was never written, or only added to: it is NaN, as before the launch"
     raise Wrong(f"wrong at {at}: {len(bad)} of {got.size} elements of {name} differ. {what}")
 
 
@@ -290,6 +303,12 @@ def exercise_5(source):
             f"right, but at {at} the warps make {made:,} load requests; {needed:,} are enough, one for W and one for x "
             "for each warp and column",
         )
+        made, needed = requests(report, "st"), splits * rows // 32
+        exercise.require(
+            made <= needed,
+            f"right, but at {at} the warps make {made:,} store requests; {needed:,} are enough if the sum stays in a "
+            "register until it is complete",
+        )
     return exercise.report(f"right on {len(cases)} cases, evenly split, and every request is coalesced")
 
 
@@ -304,7 +323,8 @@ def _gemv_t(kernel, Wt, x, splits, at):
     if len(missing):
         s, r = map(int, missing[0])
         raise Wrong(
-            f"wrong at {at}: {len(missing)} of {partial.size} partial sums were never written, first [{s}, {r}]"
+            f"wrong at {at}: {len(missing)} of {partial.size} partial sums were never written, or only added to; the "
+            f"first is partial[{s}, {r}]: it is NaN, as before the launch"
         )
     ones = " with Wt and x all ones" if (Wt == 1).all() and (x == 1).all() else ""
     compare("partial.sum(0)", partial.sum(0), before["x"] @ before["Wt"], at + ones)

@@ -1,18 +1,23 @@
-/* Rung 5, gemv: a block works on ROWS neighbouring rows at once. Each of its threads owns TILES words of every row, so a
-   word of x, loaded once, serves ROWS words of W; and all ROWS * TILES loads of a thread are under way together.
-   Blocks of 256 threads, three or more to a multiprocessor, keep about 96 KB in flight on each. Their loads sweep through
-   W in order, which DRAM likes best, and a block that ends makes room for the next while its neighbours go on loading.
+/* Rung 5, gemv: a block works on ROWS neighbouring rows at once. Each of its threads owns TILES
+   words of every row, so a word of x, loaded once, serves ROWS words of W; and all ROWS * TILES
+   loads of a thread are under way together. Blocks of 256 threads, three or more to a
+   multiprocessor, keep about 96 KB in flight on each. Their loads sweep through W in order, which
+   DRAM likes best, and a block that ends makes room for the next while its neighbours go on
+   loading.
 
    New since vector:
-   - ROWS rows a block instead of one a warp, added up in two steps: over the lanes (fold), then over the warps.
+   - ROWS rows a block instead of one a warp, added up in two steps: over the lanes (fold), then
+     over the warps.
    - W is read past L1, so that x stays there for the blocks to come.
-   - Programmatic dependent launch. Weights do not depend on the kernel before this one, so they are asked for while it
-     still runs; griddepcontrol.wait then waits until it has ended, and only after that may x be read and y be written.
-     In an ordinary launch the wait is over at once, and short batches gain 1 % by asking for x first (X_FIRST=1).
+   - Programmatic dependent launch. Weights do not depend on the kernel before this one, so they are
+     asked for while it still runs; griddepcontrol.wait then waits until it has ended, and only
+     after that may x be read and y be written. In an ordinary launch the wait is over at once, and
+     short batches gain 1 % by asking for x first (X_FIRST=1).
 
-   Moves sizeof(T) * rows*cols bytes of W once; x comes from L1 or L2. 2*rows*cols flops.
-   Compile with DTYPE, VEC (elements in a word of at most 16 bytes; cols and both addresses are multiples of it), TILES,
-   ROWS (a power of two) and X_FIRST. Launch ceil(rows / ROWS) blocks of at most 256 threads, a multiple of 32. */
+   Moves sizeof(T) * rows*cols bytes of W once; x comes from L1 or L2. 2*rows*cols flops. Compile
+   with DTYPE, VEC (elements in a word of at most 16 bytes; cols and both addresses are multiples of
+   it), TILES, ROWS (a power of two) and X_FIRST. Launch ceil(rows / ROWS) blocks of at most 256
+   threads, a multiple of 32. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE
@@ -35,7 +40,8 @@ constexpr int THREADS = 256; // at most
 constexpr int BYTES = VEC * sizeof(T), PARTS = BYTES < 4 ? 1 : BYTES / 4;
 struct Word { unsigned v[PARTS]; }; // VEC elements, as bits
 
-/* Load a word of W, past L1: it is used once, and x should stay there. volatile keeps it before the wait below. */
+/* Load a word of W, past L1: it is used once, and x should stay there. volatile keeps it before the
+   wait below. */
 __device__ Word stream(const T *from) {
     Word w;
     if constexpr (BYTES == 16)
@@ -70,8 +76,9 @@ __device__ float element(const Word &word, int i) {
     return to_float(word.v[i / 2] >> 16 * (i % 2) & 0xffff, T());
 }
 
-/* The next kernel may start once every block here has said so. It may do that early: what we write it only sees after its
-   own wait. And as every thread here waits, the end of this kernel means that all those before it have ended too. */
+/* The next kernel may start once every block here has said so. It may do that early: what we write
+   it only sees after its own wait. And as every thread here waits, the end of this kernel means
+   that all those before it have ended too. */
 #if __CUDA_ARCH__ >= 900
 #define LET_THE_NEXT_KERNEL_START() asm volatile("griddepcontrol.launch_dependents;")
 #define WAIT_FOR_THE_LAST_KERNEL() asm volatile("griddepcontrol.wait;" ::: "memory")
@@ -80,8 +87,9 @@ __device__ float element(const Word &word, int i) {
 #define WAIT_FOR_THE_LAST_KERNEL()
 #endif
 
-/* Add up ROWS sums over the 32 lanes. Each of the first steps hands half of the sums to the other half of the lanes, so
-   that ROWS = 4 takes 2 + 1 + 3 shuffles instead of 4 * 5. Lane l returns the total of row l / (32 / ROWS). */
+/* Add up ROWS sums over the 32 lanes. Each of the first steps hands half of the sums to the other
+   half of the lanes, so that ROWS = 4 takes 2 + 1 + 3 shuffles instead of 4 * 5. Lane l returns the
+   total of row l / (32 / ROWS). */
 __device__ float fold(float *sum, int lane) {
     int far = 16;
 #pragma unroll

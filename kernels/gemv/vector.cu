@@ -1,12 +1,13 @@
-/* Rung 4, vector: a lane loads 16 bytes at a time, and asks for four such words of W, and the four of x that go with them,
-   before it uses the first. A load takes most of a microsecond to come back, so bandwidth is the bytes in flight over
-   that time (Little's law): 4.7 TB/s need about 4 MB under way, 32 KB on each of 132 multiprocessors. Here up to five
-   blocks share one, with 80 KB of W in flight.
+/* Rung 4, vector: a lane loads 16 bytes at a time, and asks for four such words of W, and the four
+   of x that go with them, before it uses the first. A load takes most of a microsecond to come
+   back, so bandwidth is the bytes in flight over that time (Little's law): 4.7 TB/s need about 4 MB
+   under way, 32 KB on each of 132 multiprocessors. Here up to five blocks share one, with 80 KB of
+   W in flight.
 
-   New since wide: the word, and the batch of loads, all of them ahead of the first use. Eight rows a block instead of 32,
-   so that registers suffice.
-   A word must start at a multiple of its size. Where cols or a pointer does not allow 16 bytes, compile with a smaller
-   VEC, the elements in a word. */
+   New since wide: the word, and the batch of loads, all of them ahead of the first use. Eight rows
+   a block instead of 32, so that registers suffice. A word must start at a multiple of its size.
+   Where cols or a pointer does not allow 16 bytes, compile with a smaller VEC, the elements in a
+   word. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE

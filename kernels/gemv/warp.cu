@@ -1,8 +1,9 @@
-/* Rung 2, warp: a whole warp works on one row. Its 32 lanes read 32 neighbouring weights, so that one load touches as few
-   sectors as there can be, and a shuffle reduction adds the lanes' sums up in five steps.
+/* Rung 2, warp: a whole warp works on one row. Its 32 lanes read 32 neighbouring weights, so that
+   one load touches as few sectors as there can be, and a shuffle reduction adds the lanes' sums up
+   in five steps.
 
-   New since naive: the loop's stride, and the reduction.
-   Still lost: lane 0 alone stores its row's result, 2 or 4 bytes of a sector of 32. */
+   New since naive: the loop's stride, and the reduction. Still lost: lane 0 alone stores its row's
+   result, 2 or 4 bytes of a sector of 32. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE

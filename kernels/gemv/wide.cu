@@ -1,8 +1,10 @@
-/* Rung 3, wide: 32 warps work on 32 rows, and one warp stores all 32 results in one request. The results cross from
-   "one per warp" to "one per lane" through shared memory: a transpose of 32 numbers.
+/* Rung 3, wide: 32 warps work on 32 rows, and one warp stores all 32 results in one request. The
+   results cross from "one per warp" to "one per lane" through shared memory: a transpose of 32
+   numbers.
 
-   New since warp: the end. Stores use every byte of their sectors; the price is one barrier, at which 31 warps wait for
-   the slowest. y is a 1/cols part of the traffic, so the counters gain more than the clock. */
+   New since warp: the end. Stores use every byte of their sectors; the price is one barrier, at
+   which 31 warps wait for the slowest. y is a 1/cols part of the traffic, so the counters gain more
+   than the clock. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE

@@ -280,6 +280,17 @@ EX5 = {
         ),
         "load requests",
     ),
+    "keeps the sum in memory": (
+        _gemv_t(
+            f"partial[blockIdx.y * rows + r] = 0;\n    {RIGHT}".replace("sum +=", "partial[blockIdx.y * rows + r] +="),
+            store="",
+        ),
+        "store requests",
+    ),
+    "adds to what was there": (
+        _gemv_t(RIGHT, store="partial[blockIdx.y * rows + r] += sum;"),
+        "or only added to",
+    ),
 }
 
 WRONG = {1: EX1, 2: EX2, 3: EX3, 4: EX4, 5: EX5}
