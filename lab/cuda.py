@@ -115,7 +115,8 @@ class Module:
         entries = self.entries()
         if any(entry.startswith(f"_Z{len(name)}{name}") for entry in entries):
             return f'{self.name}: write extern "C" before __global__ void {name}, or its name is mangled by C++'
-        return f"{self.name} has no kernel {name!r}; it has: {', '.join(entries) or 'none'}"
+        hint = "" if entries else '. A kernel begins with  extern "C" __global__ void'
+        return f"{self.name} has no kernel {name!r}; it has: {', '.join(entries) or 'none'}{hint}"
 
     def _arch_on(self, device):
         """The architecture to compile for: that of a card by its index, or the default for the SIMT machine (None)."""
@@ -174,7 +175,9 @@ class Kernel:
             self._entries[device] = entries[self.name]
         return self._entries[device]
 
-    def __call__(self, grid, block, *args, shared=0, stream=None, pdl=False, cluster=None, check_races=False):
+    def __call__(
+        self, grid, block, *args, shared=0, stream=None, pdl=False, cluster=None, check_races=False, step_limit=None
+    ):
         """Launch. None on a card, the machine's report on the CPU.
 
         grid, block  an int or a tuple of up to three: blocks in the grid, threads in a block
@@ -187,6 +190,7 @@ class Kernel:
                      launch after another, and on cards before compute capability 9.0
         cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later
         check_races  on the CPU: also look for races
+        step_limit   on the CPU: how long an endless loop may run (see simt/kernel.py)
 
         TypeError or ValueError names the argument, what was expected and what came, before anything has run.
         Gradients are not tracked. On a card, errors inside the kernel show up at a later synchronisation.
@@ -206,7 +210,7 @@ class Kernel:
         for index, convert in scalars:
             values[index] = convert(values[index])
         if function is None:
-            return self._simulate(grid, block, values, tensors, shared, cluster, check_races)
+            return self._simulate(grid, block, values, tensors, shared, cluster, check_races, step_limit)
 
         if check_races:
             raise ValueError(f"{self.name}: check_races looks on the SIMT machine: pass CPU tensors, got CUDA tensors")
@@ -240,7 +244,8 @@ class Kernel:
         parameters = self.entry(device.index if on_card else None).parameters
         if len(args) != len(parameters):
             listed = ", ".join(map(str, parameters)) or "none"
-            raise TypeError(f"{self.name}: takes {len(parameters)} arguments ({listed}), got {len(args)}")
+            many = f"{len(parameters)} arguments after grid and block"
+            raise TypeError(f"{self.name}: takes {many} ({listed}), got {len(args)}")
         tensors, scalars, first = [], [], None
         for index, (arg, parameter) in enumerate(zip(args, parameters)):
             if not isinstance(arg, torch.Tensor):
@@ -346,7 +351,7 @@ class Kernel:
         function.allow_cluster(math.prod(cluster))
         return cluster
 
-    def _simulate(self, grid, block, values, tensors, shared, cluster, check_races):
+    def _simulate(self, grid, block, values, tensors, shared, cluster, check_races, step_limit):
         """Run on the SIMT machine, on the tensors' own memory."""
         if cluster is not None:
             raise NotImplementedError(f"{self.name}: the SIMT machine has no clusters; launch this one on a card")
@@ -354,7 +359,8 @@ class Kernel:
         for index in tensors:
             values[index] = _array(values[index])
         kernel = self.module._on_machine()[self.name]
-        return kernel(shape[:3], shape[3:6], *values, shared=shape[6], check_races=check_races)
+        limit = {} if step_limit is None else {"step_limit": step_limit}
+        return kernel(shape[:3], shape[3:6], *values, shared=shape[6], check_races=check_races, **limit)
 
 
 def _array(tensor):

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from simt import nvrtc, ptx
-from simt.errors import LaunchError
+from simt.errors import LaunchError, SimtError
 from simt.machine import Launch
 from simt.memory import REGION, Space
 from simt.program import Program
@@ -19,7 +19,7 @@ GRID_LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
 THREADS_LIMIT = 1024
 SHARED_LIMIT = 227 * 1024  # bytes a block of an sm_90 card may have
-STEP_LIMIT = 2_000_000
+STEP_LIMIT = 100_000  # an endless loop ends after a quarter of a minute or so; the course's kernels take 10,000
 
 
 class Buffer:
@@ -86,7 +86,8 @@ class Kernel:
     args          NumPy arrays (written in place) for pointers, NumPy scalars (np.int32(n)) for values
     shared        bytes of dynamic shared memory
     check_races   report two threads that touch the same memory with no order between them (slower)
-    step_limit    how long an endless loop may run: in steps of all threads of a part of the grid together
+    step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
+                  40,000 instructions of single threads each
     """
 
     def __init__(self, module, program):
@@ -117,7 +118,12 @@ class Kernel:
             buffers = program.global_spaces(self.module.kept) | spaces
             parameters = Parameters(program, values)
             launch = Launch(program, grid, block, parameters, buffers, shared, races, step_limit)
-            launch.run()
+            try:
+                launch.run()
+            except SimtError as error:
+                if launch.printed:
+                    error.add_note("printed until then:\n" + "".join(launch.printed))
+                raise
             return Report(
                 self.name, self.module.source, program.counts(), printed="".join(launch.printed), grid=grid, block=block
             )

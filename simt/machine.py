@@ -21,6 +21,7 @@ from simt.words import Words, spans
 
 PART = 32768  # threads that run together
 EXIT = -1
+WORK_PER_STEP = 40_000  # instructions of single threads that an average step may have, for the limit of steps
 
 
 class Launch:
@@ -31,7 +32,6 @@ class Launch:
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
         self.races, self.step_limit = races, step_limit
         self.steps = 0
-        self.work = 0
         self.quiet = False  # all parts have started, and nobody has stored anything since all looked last
         self.printed = []
         self.threads = block[0] * block[1] * block[2]
@@ -57,10 +57,11 @@ class Launch:
 
     def step(self, part, mask, lanes_count, length):
         self.steps += 1
-        self.work += lanes_count * length
-        if self.steps > self.step_limit or self.work > self.step_limit * 20_000:
+        part.steps += 1
+        part.work += lanes_count * length
+        if part.steps > self.step_limit or part.work > self.step_limit * WORK_PER_STEP:
             raise StepLimit(
-                f"kernel {self.program.name}: stopped after {self.steps} steps without an end, at line "
+                f"kernel {self.program.name}: stopped after {part.steps} steps without an end, at line "
                 f"{part.line_now()}; {part.first_text(mask)}; an endless loop? A longer run needs step_limit=..., "
                 f"now {self.step_limit}"
             )
@@ -71,6 +72,7 @@ class Part(Threads, Words):
 
     def __init__(self, launch, first, blocks):
         self.launch, self.program, self.first = launch, launch.program, first
+        self.steps = self.work = 0
         self.shape = (blocks, launch.warps, 32)
         self.parameters = launch.parameters
         program = self.program

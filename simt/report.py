@@ -88,7 +88,8 @@ class Report:
         for number, text, cells in rows:
             numbers = "".join(f"  {cell:>{w}}" for cell, w in zip(cells, widths))
             out.append(f"{number:>5} {text:<{wide}}{numbers}".rstrip())
-        return "\n".join([*out, NOTE])
+        said = ["printed:", self.printed.rstrip("\n")] if self.printed else []
+        return "\n".join([*out, NOTE, *said])
 
     def _repr_html_(self):
         head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in self.columns())
@@ -99,10 +100,12 @@ class Report:
             cells = "".join(f'<td style="{RIGHT}">{cell}</td>' for cell in cells)
             code = f'<td style="{LEFT};{MONO}">{html.escape(text)}</td>'
             body.append(f'<tr{rule}><td style="{RIGHT}">{number}</td>{code}{cells}</tr>')
+        said = f"<div>printed:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
         return (
             f"<div><div>{html.escape(self.title())}</div>"
-            f'<table style="border-collapse:collapse;font-size:85%"><thead><tr><th></th><th style="{LEFT}">line</th>{head}</tr>'
-            f"</thead><tbody>{''.join(body)}</tbody></table><div><small>{NOTE}</small></div></div>"
+            f'<table style="border-collapse:collapse;font-size:85%">'
+            f'<thead><tr><th></th><th style="{LEFT}">line</th>{head}</tr>'
+            f"</thead><tbody>{''.join(body)}</tbody></table><div><small>{NOTE}</small></div>{said}</div>"
         )
 
     def title(self):

@@ -156,7 +156,11 @@ GOOD = (X, Y, 8, 1.0)
 @pytest.mark.parametrize(
     ("args", "kind", "said"),
     [
-        ((X, Y, 8), TypeError, r"axpy: takes 4 arguments \(float\* x, float\* y, int n, float by\), got 3"),
+        (
+            (X, Y, 8),
+            TypeError,
+            r"axpy: takes 4 arguments after grid and block \(float\* x, float\* y, int n, float by\), got 3",
+        ),
         ((X, Y, 8, 1.0, 2), TypeError, "takes 4 arguments .*, got 5"),
         (
             (X.double(), Y, 8, 1.0),

@@ -675,3 +675,10 @@ def test_a_register_that_only_some_lanes_set_is_kept_in_the_others():
     by_hand(body, ints(1), y)
     wanted = [[2, 70, 90, 0] if t < 10 else [0.5, 7, 9, t] for t in range(64)]
     assert y.reshape(64, 4).tolist() == wanted
+
+
+def test_what_was_printed_before_a_fault_is_not_lost():
+    source = r'extern "C" __global__ void k(int* y) { printf("at %d\n", threadIdx.x); y[threadIdx.x] = 1; }'
+    with pytest.raises(simt.MemoryFault) as caught:
+        simt.compile(source)["k"](1, 2, np.zeros(1, np.int32))
+    assert caught.value.__notes__ == ["printed until then:\nat 0\nat 1\n"]

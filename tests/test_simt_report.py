@@ -124,3 +124,9 @@ def test_the_html_table_holds_the_same_cells():
 def test_what_the_kernel_printed_is_kept():
     assert report(printed="hello\n").printed == "hello\n" and report().printed == ""
     assert repr(report()) == "<Report of k: grid 1, block 1: 1236 warp instructions>"
+
+
+def test_what_was_printed_is_shown():
+    report = Report("k", "line", {1: {"instructions": 1}}, printed="<1>\n2\n")
+    assert str(report).endswith("printed:\n<1>\n2") and "<pre>&lt;1&gt;\n2\n</pre>" in report._repr_html_()
+    assert "printed" not in str(Report("k", "line", {1: {"instructions": 1}}))
