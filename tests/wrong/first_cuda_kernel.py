@@ -44,7 +44,7 @@ EX1 = {
     "checks the columns only": ((grid, _scale_rows(inside="c < cols")), "but "),
     "checks only that the element lies inside the matrix: a row runs over into the next": (
         (grid, _scale_rows(inside="r < rows && r * cols + c < rows * cols")),
-        "at rows = 2, cols = 1",
+        "race on C[",
     ),
     "right for square matrices only": ((grid, _scale_rows(at="r * rows + c")), "at rows = "),
     "a grid with many blocks too many": (
