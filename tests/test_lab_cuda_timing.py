@@ -1,6 +1,7 @@
 """Timing on a GPU: turns and ratios on a made-up card with a clock of its own, and a real card where there is one."""
 
 import functools
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -160,6 +161,11 @@ def seconds_of(call, **options):
     return cuda_timing.against(call, {"": call}, seconds=0, least_turns=1, **options)[""][0].median
 
 
+def in_quiet(holds):
+    """True as soon as `holds()` is: another test may be using the card at the same time."""
+    return any(holds() or time.sleep(3) for _ in range(6))
+
+
 @needs_gpu
 def test_time_is_per_call_whatever_the_length_of_the_list():
     def spin(cycles):
@@ -185,7 +191,7 @@ def test_cold_weights_are_slower_than_cached_ones():
     W = torch.randn(2048, 4096, device="cuda").half()  # 16 MB
     x = torch.randn(4096, device="cuda").half()
     cold = [functools.partial(torch.mv, copy, x) for copy in cuda_timing.cold_copies(W)]
-    assert seconds_of(cold) > 1.15 * seconds_of(cold[:1])
+    assert in_quiet(lambda: seconds_of(cold) > 1.15 * seconds_of(cold[:1]))
 
 
 @needs_gpu
@@ -199,10 +205,14 @@ def test_as_called_waits_for_the_card_and_counts_python():
 @needs_gpu
 def test_the_read_probe_is_the_roof():
     call, amount = cuda_timing.read_probe()
-    timing, ratio = cuda_timing.against(call, {"": call})[""]
-    assert ratio == pytest.approx(1, abs=0.03) and amount >= 1 << 30
-    if torch.cuda.get_device_name() == "NVIDIA H200":
-        assert 0.9 * 4800e9 < amount / timing.median < 4800e9
+    assert amount >= 1 << 30
+
+    def agrees():
+        timing, ratio = cuda_timing.against(call, {"": call})[""]
+        share = amount / timing.median / 4800e9 if torch.cuda.get_device_name() == "NVIDIA H200" else 0.95
+        return abs(ratio - 1) < 0.03 and 0.9 < share < 1
+
+    assert in_quiet(agrees)
 
 
 @needs_gpu
