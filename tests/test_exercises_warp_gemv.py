@@ -4,7 +4,7 @@ import os
 
 import pytest
 from exercise_tools import load, printed
-from wrong.warp_gemv import ADD, GEMV, RIGHT, RMSNORM, SQUARES, TRANSPOSE, WRONG, changed
+from wrong.warp_gemv import ADD, GEMV, RIGHT, RMSNORM, SOFTMAX, SQUARES, TRANSPOSE, WRONG, changed
 
 from exercises.checks import warp_gemv as checks
 
@@ -107,6 +107,37 @@ __device__ float warp_max(float value) {
     for (int far = 1; far < 32; far *= 2) value = fmaxf(value, __shfl_down_sync(0xffffffff, value, far));
     return __shfl_sync(0xffffffff, value, 0);
 }"""
+CONST_INLINE = """
+static __device__ __forceinline__ float warp_max(const float value) {
+    float most = value;
+    for (int far = 16; far; far >>= 1) most = fmaxf(most, __shfl_xor_sync(~0u, most, far));
+    return most;
+}"""
+WIDE = changed(
+    SOFTMAX,
+    (
+        "    for (int c = lane; c < cols; c += 32) most = fmaxf(most, from[c]);",
+        """    bool wide = cols % 4 == 0; // then every row starts at a multiple of 16 bytes
+    const float4 *words = (const float4 *)from;
+    for (int c = lane; wide && c < cols / 4; c += 32) {
+        float4 v = words[c];
+        most = fmaxf(most, fmaxf(fmaxf(v.x, v.y), fmaxf(v.z, v.w)));
+    }
+    for (int c = lane; !wide && c < cols; c += 32) most = fmaxf(most, from[c]);""",
+    ),
+)
+WIDE_NORM = changed(
+    RMSNORM,
+    (
+        "    for (int c = threadIdx.x; c < cols; c += blockDim.x) sum += from[c] * from[c];",
+        """    bool wide = cols % 4 == 0;
+    for (int c = threadIdx.x; wide && c < cols / 4; c += blockDim.x) {
+        float4 v = ((const float4 *)from)[c];
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    for (int c = threadIdx.x; !wide && c < cols; c += blockDim.x) sum += from[c] * from[c];""",
+    ),
+)
 ONLINE = """
 extern "C" __global__ void softmax(const float *x, float *y, int rows, int cols) {
     int lane = threadIdx.x & 31, row = blockIdx.x * 8 + (threadIdx.x >> 5);
@@ -154,11 +185,14 @@ IN_WARP_ZERO = changed(
     "number, source",
     [
         (1, IN_LANE_ZERO),
+        (1, CONST_INLINE),
         (2, ONLINE),
+        (2, WIDE),
         (3, TWO_ARRAYS),
         (4, ELEMENTWISE_ENDS),
         (5, SKEWED),
         (6, IN_WARP_ZERO),
+        (6, WIDE_NORM),
     ],
 )
 def test_other_right_answers_pass(number, source, capsys):

@@ -34,6 +34,13 @@ def at_most(report, op, most, at, why):
         raise Wrong(f"right, but at {at} the warps make {made:,} {word} requests; {most:,} are enough: {why}")
 
 
+def no_atomics(report, at):
+    """Raise Wrong if the kernel uses atomics on global memory: neither loads nor stores, they would not be counted."""
+    made = requests(report, "red") + requests(report, "atom")
+    if made:
+        raise Wrong(f"right, but at {at} the warps make {made:,} atomic requests; wanted: none, loads and stores only")
+
+
 def away_from_zero(rng, *shape, signs=True):
     """Random float32 numbers between 0.5 and 1.5, and their negatives: beside their squares, eps is small."""
     numbers = rng.uniform(0.5, 1.5, shape) * (rng.choice([-1, 1], shape) if signs else 1)
@@ -100,6 +107,7 @@ def exercise_2(source):
         at = f"rows = {rows}, cols = {cols}"
         report = _bias_residual(kernel, rng, rows, cols)
         blocks, inner = rows // 32, 2 * rows * cols // 32
+        no_atomics(report, at)
         at_most(report, "st", blocks, at, "one for the 32 results of a block")
         at_most(
             report, "ld", inner + 2 * blocks, at, "those of the loop, and for each block one for h and one for bias"
@@ -138,6 +146,7 @@ def exercise_3(source):
             at = f"tokens = {tokens}, cols = {cols}"
             report = _add_norm(kernel, rng, tokens, cols, 1.0)
             pieces = tokens * cols // 32
+            no_atomics(report, at)
             at_most(report, "ld", 3 * pieces, at, "each number of h, delta and weight once")
             at_most(report, "st", 2 * pieces, at, "each number of h and delta once")
             coalesced(report, at)

@@ -33,9 +33,27 @@ def no_shared(report, at):
         raise Wrong(f"right, but at {at} the warps make {made:,} requests to shared memory: shuffles need none")
 
 
+def wide_or_coalesced(report, at, **bytes_needed):
+    """Raise Wrong if requests touch more than 4 sectors on average, and more than `bytes_needed` ({op: bytes}) in all.
+
+    A load of 16 bytes a lane touches 16 sectors; as long as no byte comes in vain, that is no fault.
+    """
+    if any(requests(report, op) * report.sectors_per_request(op) * 32 > n for op, n in bytes_needed.items()):
+        coalesced(report, at)
+
+
+def named_lanes(source):
+    """Raise Wrong if the lanes of a shuffle are those that happen to be together."""
+    if re.search(r"__activemask\s*\(", source):
+        raise Wrong(
+            "__activemask() says which lanes happen to be together, and a shuffle may then ask one that is not. "
+            "Let all 32 lanes come to the shuffle, with the mask 0xffffffff"
+        )
+
+
 # Exercise 1: the largest of 32
 
-WARP_MAX = r"__device__\s+float\s+warp_max\s*\(\s*float\s+\w+\s*\)"
+WARP_MAX = r"__device__[\s\w]*\sfloat\s+warp_max\s*\(\s*(const\s+)?float\s+\w+\s*\)"
 ALL_LANES = """
 #line 1 "the check"
 extern "C" __global__ void all_lanes(const float *x, float *y) {
@@ -104,10 +122,11 @@ def exercise_2(source):
         x = rng.standard_normal((5, 70)).astype(np.float32)
         x[:, rng.permutation(70)[:40]] = -np.inf
         _softmax(kernel, x, "rows = 5, cols = 70, with 40 columns of -inf")
+        named_lanes(source)
         rows, cols = 64, 1024
         at = f"rows = {rows}, cols = {cols}"
         report = _softmax(kernel, rng.standard_normal((rows, cols)).astype(np.float32), at)
-        coalesced(report, at)
+        wide_or_coalesced(report, at, ld=3 * 4 * rows * cols, st=4 * rows * cols)
         no_shared(report, at)
         for op, word, times in (("ld", "load", 3), ("st", "store", 1)):
             made, most = requests(report, op), times * rows * cols // 32
@@ -160,6 +179,7 @@ def exercise_3(source):
             at = f"rows = {rows}, cols = {cols}, {grid} block{'s' * (grid > 1)}"
             _gemv(kernel, np.ones((rows, cols), np.float32), np.ones(cols, np.float32), grid, at)
             _gemv(kernel, whole_numbers(rng, rows, cols), whole_numbers(rng, cols), grid, at)
+        named_lanes(source)
         rows, cols, grid = 256, 128, 5
         at = f"rows = {rows}, cols = {cols}, {grid} blocks"
         report = _gemv(kernel, whole_numbers(rng, rows, cols), whole_numbers(rng, cols), grid, at)
@@ -284,10 +304,11 @@ def exercise_6(source):
         kernel, rng = compiled(source, "rmsnorm"), np.random.default_rng()
         for rows, cols, block in cases:
             _rmsnorm(kernel, rng, rows, cols, block)
+        named_lanes(source)
         rows, cols, block = 4, 4096, 1024
         at = f"rows = {rows}, cols = {cols}, blocks of {block}"
         report = _rmsnorm(kernel, rng, rows, cols, block)
-        coalesced(report, at)
+        wide_or_coalesced(report, at, ld=3 * 4 * rows * cols, st=4 * rows * cols)
         exercise.require(report.bank_conflicts == 0, f"right, but at {at} there are bank conflicts")
         made, most = requests(report, "ld"), 3 * rows * cols // 32
         exercise.require(

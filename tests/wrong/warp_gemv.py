@@ -263,6 +263,10 @@ WRONG = {
             ),
             "store requests; wanted: at most 32",
         ),
+        "asks only the lanes that happen to be there, and lanes that are not": (
+            changed(GEMV, LANES_WITHOUT_COLUMNS, ("0xffffffff", "__activemask()")),
+            "Let all 32 lanes come to the shuffle",
+        ),
         "only one round: rows beyond the grid's warps are left out": (
             changed(GEMV, ("first += gridDim.x * 8", "first = rows")),
             "was never written",
