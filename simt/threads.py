@@ -4,6 +4,7 @@ import numpy as np
 
 from simt import banks, lanes, tensor_cores
 from simt.errors import LaneFault, Unsupported
+from simt.generated import shuffle
 from simt.integers import pack, unpack
 
 SPECIALS = {"ntid", "nctaid", "tid", "ctaid", "laneid", "warpid", "nwarpid", "dynamic_smem_size", "total_smem_size",
@@ -11,6 +12,9 @@ SPECIALS = {"ntid", "nctaid", "tid", "ctaid", "laneid", "warpid", "nwarpid", "dy
             "clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo",
             "smid", "nsmid", "gridid", "cluster_ctarank", "clusterid", "cluster_ctaid",
             "cluster_nctarank", "cluster_nctaid", "nclusterid"}  # fmt: skip
+
+
+POISON = np.uint32(0x7E5DDEAD)  # 7e37 as a float: no one takes it for a result
 
 
 class Threads:
@@ -117,6 +121,13 @@ class Threads:
             found = function(self.member_lanes(int(one)) & active)
             out = found if out is None else np.where(bits == one, found, out)
         return out
+
+    def poisoned(self, result, in_range, mode, lane, clamp, members, mask):
+        """A shuffle's result; undefined, so spoilt, where the lane that is read does not take part."""
+        active = np.broadcast_to(self.member_lanes(members) & mask, np.broadcast_shapes(mask.shape, (1, 1, 32)))
+        there, _ = shuffle(mode, active.astype(np.uint32), lane, clamp)
+        lost = in_range & (there == 0)
+        return np.where(lost, POISON, result) if (lost & mask).any() else result
 
     def vote(self, mode, p, members, mask):
         p = np.full((1, 1, 1), p) if type(p) is bool else p

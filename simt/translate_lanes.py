@@ -15,6 +15,10 @@ class Lanes:
         self.members_now(i, members)
         given = ", ".join(self.array(o, "u4") for o in (a, b, c))
         self.out(f"t, u = lanes_shuffle({i.parts[2]!r}, {given})")
+        if self.masked_form:
+            sources = ", ".join(self.array(o, "u4") for o in (b, c))
+            named = self.integer(members, 32)
+            self.out(f"t = S.poisoned(t, u, {i.parts[2]!r}, {sources}, {named}, {self.mask_text()})")
         first = d.first if isinstance(d, Pair) else d
         self.set_array(first, "t", "u4", self.guard)
         if isinstance(d, Pair):

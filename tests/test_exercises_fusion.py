@@ -139,10 +139,24 @@ TWO_WARPS = wrong.changed(
     ("warp == 0 &&", "warp == last &&"),
 )[0]
 
+IN_SHARED = wrong.changed(
+    wrong.BIAS_RESIDUAL,
+    (
+        wrong.EPILOGUE,
+        """    int r = blockIdx.x * 32 + lane;
+    if (warp == 0) sums[lane] = r < rows ? h[r] + bias[r] : 0;
+    __syncthreads();
+    if (lane == 0) atomicAdd(sums + warp, sum);
+    __syncthreads();
+    if (warp == 0 && r < rows) h[r] = sums[lane];
+""",
+    ),
+)[0]  # atomics on shared memory are no requests
+
 
 @pytest.mark.parametrize(
     "number, source",
-    [(3, wrong.ADD_NORM[: wrong.ADD_NORM.index('extern "C"')] + SHARED), (5, SHIFTED), (2, TWO_WARPS)],
+    [(3, wrong.ADD_NORM[: wrong.ADD_NORM.index('extern "C"')] + SHARED), (5, SHIFTED), (2, TWO_WARPS), (2, IN_SHARED)],
 )
 def test_other_ways_pass(number, source, capsys):
     exercise = judge(number, source)

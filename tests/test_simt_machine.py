@@ -682,3 +682,30 @@ def test_what_was_printed_before_a_fault_is_not_lost():
     with pytest.raises(simt.MemoryFault) as caught:
         simt.compile(source)["k"](1, 2, np.zeros(1, np.int32))
     assert caught.value.__notes__ == ["printed until then:\nat 0\nat 1\n"]
+
+
+SHUFFLES = """
+extern "C" __global__ void lost(float* y, int n) {
+    float v = threadIdx.x;
+    if (threadIdx.x < n) y[threadIdx.x] = v + __shfl_xor_sync(__activemask(), v, 16);
+}
+extern "C" __global__ void ignored(float* y, int n) {
+    float v = threadIdx.x;
+    if (threadIdx.x < n) {
+        float w = __shfl_down_sync((1u << n) - 1, v, 2);
+        y[threadIdx.x] = threadIdx.x + 2 < n ? v + w : v;
+    }
+}
+"""
+
+
+def test_a_shuffle_from_a_lane_that_does_not_take_part_is_spoilt():
+    y = np.zeros(32, np.float32)
+    simt.compile(SHUFFLES)["lost"](1, 32, y, np.int32(5))
+    assert (y[:5] > 1e37).all() and not y[5:].any()
+
+
+def test_unless_nobody_uses_it():
+    y = np.zeros(32, np.float32)
+    simt.compile(SHUFFLES)["ignored"](1, 32, y, np.int32(5))
+    assert y[:5].tolist() == [2, 4, 6, 3, 4]

@@ -113,6 +113,7 @@ def exercise_2(source):
     shapes = [(1, 1), (1, 2), (1, 31), (1, 32), (1, 33), (2, 7), (9, 64), (17, 100), (8, 129), (3, 1000)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "softmax"), np.random.default_rng()
+        named_lanes(source)
         for rows, cols in shapes:
             at = f"rows = {rows}, cols = {cols}"
             x = rng.standard_normal((rows, cols)).astype(np.float32)
@@ -122,7 +123,6 @@ def exercise_2(source):
         x = rng.standard_normal((5, 70)).astype(np.float32)
         x[:, rng.permutation(70)[:40]] = -np.inf
         _softmax(kernel, x, "rows = 5, cols = 70, with 40 columns of -inf")
-        named_lanes(source)
         rows, cols = 64, 1024
         at = f"rows = {rows}, cols = {cols}"
         report = _softmax(kernel, rng.standard_normal((rows, cols)).astype(np.float32), at)
@@ -175,11 +175,11 @@ def exercise_3(source):
     cases += [(rows, cols, grid) for rows, cols in shapes for grid in (blocks_for(rows, WARPS), 1, 3)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "gemv"), np.random.default_rng()
+        named_lanes(source)
         for rows, cols, grid in dict.fromkeys(cases):
             at = f"rows = {rows}, cols = {cols}, {grid} block{'s' * (grid > 1)}"
             _gemv(kernel, np.ones((rows, cols), np.float32), np.ones(cols, np.float32), grid, at)
             _gemv(kernel, whole_numbers(rng, rows, cols), whole_numbers(rng, cols), grid, at)
-        named_lanes(source)
         rows, cols, grid = 256, 128, 5
         at = f"rows = {rows}, cols = {cols}, {grid} blocks"
         report = _gemv(kernel, whole_numbers(rng, rows, cols), whole_numbers(rng, cols), grid, at)
@@ -302,9 +302,9 @@ def exercise_6(source):
     cases = [(rows, cols, block) for rows, cols in shapes for block in (256, 32, 96)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "rmsnorm"), np.random.default_rng()
+        named_lanes(source)
         for rows, cols, block in cases:
             _rmsnorm(kernel, rng, rows, cols, block)
-        named_lanes(source)
         rows, cols, block = 4, 4096, 1024
         at = f"rows = {rows}, cols = {cols}, blocks of {block}"
         report = _rmsnorm(kernel, rng, rows, cols, block)

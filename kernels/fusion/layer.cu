@@ -1,11 +1,13 @@
 /* The whole layer in one launch: four phases over one stream of weights, with a barrier of the
    whole grid between them.
 
-   1. qkv = [W_q; W_k; W_v] · norm(x)                     x, attention_norm, ffn_norm, h, y
-   (hidden,) 2. h = x + W_o · q                                     W_q, W_o (hidden, hidden), W_k,
-   W_v (kv_rows, hidden) 3. a = silu(W_gate · norm(h)) · (W_up · norm(h))       W_gate, W_up (ffn,
-   hidden), a (ffn,) 4. y = h + W_down · a                                  W_down (hidden, ffn),
-   qkv (hidden + 2 · kv_rows,)
+   1. qkv = [W_q; W_k; W_v] · norm(x)
+   2. h = x + W_o · q
+   3. a = silu(W_gate · norm(h)) · (W_up · norm(h))
+   4. y = h + W_down · a
+
+   x, attention_norm, ffn_norm, h, y (hidden,); a (ffn,); qkv (hidden + 2 · kv_rows,)
+   W_q, W_o (hidden, hidden); W_k, W_v (kv_rows, hidden); W_gate, W_up (ffn, hidden); W_down (hidden, ffn)
 
    New since the four kernels: the ring does not end with a phase. While a block waits at a barrier,
    it already has the first weights of the next phase on their way. The groups of all phases are

@@ -1,8 +1,9 @@
 /* The first half of the gated feed-forward block in one launch instead of four: RMSNorm, gate, up,
    silu(gate) · up.
 
-   x (cols,), norm (cols,): the norm's weight, W_gate and W_up (rows, cols), out (rows,) out =
-   silu(W_gate · n) · (W_up · n), n = x · norm / √(mean of x² + eps), silu(a) = a / (1 + exp(-a))
+   x (cols,), norm (cols,): the norm's weight; W_gate, W_up (rows, cols); out (rows,)
+   out = silu(W_gate · n) · (W_up · n)
+   where n = x · norm / √(mean of x² + eps) and silu(a) = a / (1 + exp(-a))
 
    New since norm_qkv: half of a group's rows come from W_gate and half, of the same numbers, from
    W_up. So a gate and its partner end up in one block, and meet before anything is written: neither

@@ -1,9 +1,10 @@
 /* Queries, keys and values of the normed x, in one launch instead of four: RMSNorm and three
    products.
 
-   x (cols,), norm (cols,): the norm's weight, W_q (q_rows, cols), W_k (k_rows, cols), W_v (v_rows,
-   cols) out (q_rows + k_rows + v_rows,): W_q · n, W_k · n, W_v · n one after another, n = x · norm
-   / √(mean of x² + eps)
+   x (cols,), norm (cols,): the norm's weight
+   W_q (q_rows, cols), W_k (k_rows, cols), W_v (v_rows, cols)
+   out (q_rows + k_rows + v_rows,): W_q · n, W_k · n, W_v · n one after another,
+   where n = x · norm / √(mean of x² + eps)
 
    The three matrices are one of q_rows + k_rows + v_rows rows that lies in three places. The root
    is one number, so it comes out of the sums: a block multiplies x with norm, adds up the squares

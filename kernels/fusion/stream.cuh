@@ -7,14 +7,19 @@
    thread reads only what it copied itself, so the ring needs no barrier. Left to each kernel: which
    rows are in a group, what is done to x, and what becomes of the sums.
 
-   Compiled for   DTYPE  of weights and vectors: __half or __nv_bfloat16      TILES  words of a row
-   for each thread R      rows in a group, 1, 2 or 4                           G      groups in the
-   ring Shared memory  [G][R][TILES][threads] words of 16 bytes, then [rows of the block][PITCH]
-   partial sums
+   Compiled for   DTYPE  of weights and vectors: __half or __nv_bfloat16
+                  TILES  words of a row for each thread
+                  R      rows in a group, 1, 2 or 4
+                  G      groups in the ring
+   Shared memory  [G][R][TILES][threads] words of 16 bytes,
+                  then [rows of the block][PITCH] partial sums
 
-   Every kernel 1. asks for its first weights, which no kernel writes; 2. waits for the kernel
-   before it; 3. reads x; 4. multiplies and adds. Under programmatic dependent launch (PDL), 1
-   overlaps with the end of the kernel before. */
+   Every kernel
+   1. asks for its first weights, which no kernel writes;
+   2. waits for the kernel before it;
+   3. reads x;
+   4. multiplies and adds.
+   Under programmatic dependent launch (PDL), 1 overlaps with the end of the kernel before. */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

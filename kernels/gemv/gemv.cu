@@ -14,10 +14,10 @@
      after that may x be read and y be written. In an ordinary launch the wait is over at once, and
      short batches gain 1 % by asking for x first (X_FIRST=1).
 
-   Moves sizeof(T) * rows*cols bytes of W once; x comes from L1 or L2. 2*rows*cols flops. Compile
-   with DTYPE, VEC (elements in a word of at most 16 bytes; cols and both addresses are multiples of
-   it), TILES, ROWS (a power of two) and X_FIRST. Launch ceil(rows / ROWS) blocks of at most 256
-   threads, a multiple of 32. */
+   Moves sizeof(T) * rows*cols bytes of W once; x comes from L1 or L2. 2*rows*cols flops.
+   Compile with DTYPE, VEC (elements in a word of at most 16 bytes; cols and both addresses are
+   multiples of it), TILES, ROWS (a power of two) and X_FIRST.
+   Launch ceil(rows / ROWS) blocks of at most 256 threads, a multiple of 32. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE
