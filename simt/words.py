@@ -111,7 +111,8 @@ class Words:
             null = " (a null pointer?)" if address < 1 << 36 else ""
             return f"{size} bytes at address {address:#x}", f"which no argument owns{null}"
         at, item = address - buffer.origin, 1 if buffer.dtype is None else buffer.dtype.itemsize
-        kind = "bytes" if buffer.dtype is None else f"elements of {buffer.dtype}"
+        many = "" if buffer.size == item else "s"
+        kind = f"byte{many}" if buffer.dtype is None else f"element{many} of {buffer.dtype}"
         what = f"{buffer.name}[{at // item}]" if at % item == 0 else f"byte {at} of {buffer.name}"
         if size != item:
             what = f"{size} bytes from {what} on"
