@@ -9,102 +9,19 @@ import tempfile
 
 import numpy as np
 
-import simt
 from exercises.checks import shown, time_limit
-from lab.exercise import NOT_DONE, Exercise, Wrong
-
-STEPS = 30_000  # an endless loop is stopped after so many steps of the machine
-PRINTED_LINES = 20  # a check shows so many lines of what a kernel's printf wrote
-BLOCK = 256
-
-
-# What all checks share: compile, launch, compare
-
-
-def compiled(source, name):
-    """The kernel `name` of the learner's source; what is wrong with the source is raised as a sentence."""
-    lines_shown[0] = 0
-    if not isinstance(source, str):
-        raise Wrong(f"expected CUDA C++ source as a string, got {type(source).__name__}")
-    try:
-        return simt.compile(source, name=f"{name}.cu")[name]
-    except simt.CompileError as error:
-        if NOT_DONE in str(error):
-            raise NotImplementedError(NOT_DONE) from None
-        raise Wrong(str(error)) from None
-    except (simt.LaunchError, simt.Unsupported) as error:
-        raise Wrong(str(error)) from None
-
-
-def launched(kernel, grid, block, *args, at, check_races=False):
-    """Run the kernel on the machine; return its report. `at` says in a message which case this was."""
-    try:
-        report = kernel(grid, block, *args, check_races=check_races, step_limit=STEPS)
-    except simt.LaunchError as error:
-        raise Wrong(f"{error}. Keep the kernel's name and parameters as in the stub") from None
-    except simt.StepLimit:
-        raise Wrong(f"at {at} the kernel was still running after {STEPS:,} steps: is there an endless loop?") from None
-    except simt.SimtError as error:
-        raise Wrong(f"at {at}: {error}") from None
-    if report.printed and lines_shown[0] < PRINTED_LINES:
-        _show_printed(report.printed.splitlines(), at)
-    return report
-
-
-lines_shown = [0]  # how many lines of printf this check has shown; a check launches a kernel many times
-
-
-def _show_printed(lines, at):
-    left = PRINTED_LINES - lines_shown[0]
-    lines_shown[0] += len(lines)
-    print(f"printf at {at}:", *lines[:left], sep="\n")
-    if lines_shown[0] >= PRINTED_LINES:
-        print("(The rest of what printf wrote is left out. An `if` around it picks the case and the thread to see.)")
-
-
-def compare(name, got, wanted, at):
-    """Raise Wrong unless both arrays are equal; outputs are full of NaN before a launch."""
-    bad = np.argwhere(~(got == wanted))
-    if not len(bad):
-        return
-    place = tuple(map(int, bad[0]))
-    index = ", ".join(map(str, place))
-    what = f"{name}[{index}] is {got[place]:g}, expected {wanted[place]:g}"
-    if np.isnan(got[place]):  # as before the launch
-        what = f"{name}[{index}] was never written, or only added to: it is NaN, as before the launch"
-    raise Wrong(f"wrong at {at}: {len(bad)} of {got.size} elements of {name} differ. {what}")
-
-
-def unchanged(arrays, before, at):
-    """Raise Wrong if a kernel has changed its inputs. Both: {name: array}."""
-    for name, array in arrays.items():
-        if not np.array_equal(array, before[name]):
-            raise Wrong(f"at {at} the kernel changed {name}, which it should only read")
-
-
-def coalesced(report, at, most=4):
-    """Raise Wrong if a request touches more than `most` sectors on average."""
-    for op, word in (("ld", "load"), ("st", "store")):
-        each = report.sectors_per_request(op)
-        if each > most:
-            raise Wrong(
-                f"right, but not coalesced: at {at} a {word} of a warp touches {each:.3g} sectors on average, "
-                f"wanted: at most {most}"
-            )
-
-
-def requests(report, op):
-    return report.counters[f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum"]
-
-
-def whole_numbers(rng, *shape):
-    """Small random whole numbers, none of them 0, as float32: sums of them are exact in any order."""
-    return (rng.integers(1, 5, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
-
-
-def blocks_for(n, block=BLOCK):
-    return -(-n // block)
-
+from exercises.checks.launches import (
+    BLOCK,
+    blocks_for,
+    coalesced,
+    compare,
+    compiled,
+    launched,
+    requests,
+    unchanged,
+    whole_numbers,
+)
+from lab.exercise import Exercise, Wrong
 
 # Exercise 1: rows, columns, blocks
 

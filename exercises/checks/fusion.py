@@ -10,17 +10,17 @@ import numbers
 import numpy as np
 
 from exercises.checks import call_text, number_from, shown, time_limit
-from exercises.checks.first_cuda_kernel import (
+from exercises.checks.launches import (
     blocks_for,
     coalesced,
     compare,
     compiled,
     launched,
+    near,
     requests,
     unchanged,
     whole_numbers,
 )
-from exercises.checks.warp_gemv import near
 from lab.exercise import Exercise, Wrong
 
 WARPS, BLOCK = 8, 256  # warps and threads of a block, where nothing else is said
