@@ -495,7 +495,10 @@ class Memory:
 
     def cost(self, counter, pattern, shift, size, mask, shared):
         """(requests, sectors or wavefronts, wavefronts without any conflict)."""
-        addresses = pattern.array.astype(np.int64) + shift
+        array, period = pattern.array, 128 if shared else 32
+        if mask is None and pattern.strides is not None and not any(n % period for n in pattern.strides[:2]):
+            array = array[:1, :1]  # all warps lie alike in sectors and banks: one stands for all
+        addresses = array.astype(np.int64) + shift
         if addresses.shape[2] == 1 and (counter.kind in ("atom", "red") or mask is not None):
             addresses = np.broadcast_to(addresses, addresses.shape[:2] + (32,))
         if counter.uniform and counter.kind in ("atom", "red") and not shared:
