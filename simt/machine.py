@@ -14,7 +14,7 @@ it is a deadlock.
 import numpy as np
 
 from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupported
-from simt.integers import Lazy, pack, unpack
+from simt.integers import Lazy
 from simt.memory import Memory
 from simt.threads import Threads
 from simt.words import Words, spans
@@ -36,7 +36,6 @@ class Launch:
         self.printed = []
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // 32)
-        self.instructions, self.thread_instructions = {}, {}
 
     def run(self):
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
@@ -230,12 +229,7 @@ class Part(Threads, Words):
                 arrived |= mask
             for entry in entries:
                 _, after, mask, members, line = entry
-                if type(members) is int:
-                    named = self.member_lanes(members)
-                else:
-                    own = np.where(mask, unpack(members, 32), np.uint32(0))
-                    named = self.member_lanes(pack(np.bitwise_or.reduce(own, axis=2, keepdims=True)))
-                absent = named & alive & ~arrived
+                absent = self.named_lanes(members, mask) & alive & ~arrived
                 ready = self.whole(mask) & ~absent.any(axis=2, keepdims=True)
                 if ready.any():
                     self.warp_barrier(members, ready, line)

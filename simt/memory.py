@@ -90,7 +90,6 @@ class Space:
         self.steps, self.shape, self.writable, self.dtype = steps, shape, writable, dtype
         self.views = {}
         self.written = None  # per byte, whether something was stored there (shared and local memory)
-        self.pending = None  # per byte, whether an asynchronous copy to it has been started and not waited for
         self.generation = 0
 
     def view(self, dtype):
@@ -164,7 +163,7 @@ class Memory:
             if residue is not None and (residue + shift) % size == 0:
                 return memory, pattern, shift, low, True
         if mask is None:
-            self.active_addresses(space, memory, known, shift, size, None, site)
+            self.active_addresses(space, memory, pattern, shift, size, None, site)
         return memory, pattern, shift, low, False
 
     def windows(self, address, offset, mask):
@@ -201,10 +200,9 @@ class Memory:
                 return name, low - base, high - base, shift - base
         return "global", low, high, shift
 
-    def active_addresses(self, space, memory, known, shift, size, active, site):
+    def active_addresses(self, space, memory, pattern, shift, size, active, site):
         """(numbers, addresses) of the lanes that take part; a MemoryFault if one is out of bounds or misaligned."""
-        addresses = np.broadcast_to(known.array.view(np.int64 if known.width == 64 else np.int32), self.shape)
-        addresses = addresses.astype(np.int64) + shift
+        addresses = np.broadcast_to(pattern.array, self.shape).astype(np.int64) + shift
         lanes = np.flatnonzero(np.broadcast_to(True if active is None else active, self.shape))
         flat = addresses.reshape(-1)[lanes]
         if space == "global":
@@ -250,7 +248,7 @@ class Memory:
         size = dtype.itemsize * count
         out = [np.zeros(self.shape, dtype) for _ in range(count)]
         space = self.space_name(memory, space)
-        lanes, flat = self.active_addresses(space, memory, pattern.known, shift, size, mask, site)
+        lanes, flat = self.active_addresses(space, memory, pattern, shift, size, mask, site)
         if lanes.size:
             for buffer, chosen, where in self.parts(memory, lanes, flat):
                 if buffer.written is not None and not buffer.written.bytes[where[:, None] + np.arange(size)].all():
@@ -326,7 +324,7 @@ class Memory:
         if not whole or (mask is not None and not self.fits(memory, pattern, values, mask)):
             return self.store_some(site, memory, space, pattern, shift, values, dtype, mask)
         if not memory.writable:
-            lanes, flat = self.active_addresses("global", memory, pattern.known, shift, size, mask, site)
+            lanes, flat = self.active_addresses("global", memory, pattern, shift, size, mask, site)
             self.raise_read_only(flat, lanes, size, site)
         for k, value in enumerate(values):
             scatter(memory, pattern, shift, low, dtype, k * item, value, mask)
@@ -341,9 +339,7 @@ class Memory:
     def store_some(self, site, memory, space, pattern, shift, values, dtype, mask):
         """A store by some threads, each looked at by itself."""
         size = dtype.itemsize * len(values)
-        lanes, flat = self.active_addresses(
-            self.space_name(memory, space), memory, pattern.known, shift, size, mask, site
-        )
+        lanes, flat = self.active_addresses(self.space_name(memory, space), memory, pattern, shift, size, mask, site)
         if not lanes.size:
             return
         for buffer, chosen, where in self.parts(memory, lanes, flat):
@@ -384,9 +380,7 @@ class Memory:
             return self.rejoin(found, apart, 1)
         size = dtype.itemsize
         memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
-        lanes, flat = self.active_addresses(
-            self.space_name(memory, space), memory, pattern.known, shift, size, mask, site
-        )
+        lanes, flat = self.active_addresses(self.space_name(memory, space), memory, pattern, shift, size, mask, site)
         out = np.zeros(self.shape, dtype)
         changed = not wanted  # a lock that is still taken is no news to those who wait
         for buffer, chosen, where in self.parts(memory, lanes, flat):
@@ -429,7 +423,7 @@ class Memory:
             left = unpack(given, 32)
             values = [np.where(left > 4 * k, v, np.uint32(0)) for k, v in enumerate(values)]
         memory, pattern, shift, low, whole = self.place("shared", target, target_offset, size, mask, site)
-        lanes, flat = self.active_addresses("shared", memory, pattern.known, shift, size, mask, site)
+        lanes, flat = self.active_addresses("shared", memory, pattern, shift, size, mask, site)
         for buffer, _, where in self.parts(memory, lanes, flat):
             buffer.written.bytes[where[:, None] + np.arange(size)] = 0
         memory.generation += 1

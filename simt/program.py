@@ -7,6 +7,7 @@ import numpy as np
 from simt import flow, generated, joins, translate
 from simt.errors import Unsupported
 from simt.memory import REGION, Space
+from simt.ptx import Mem, Sym, Vec
 from simt.types import DTYPES
 
 
@@ -70,7 +71,6 @@ class Program:
             self.symbols[v.name] = start
             self.shared_names.append((start, None, v.name))
         self.shared_size, self.local_size = start, ends["local"]
-        self.dynamic_start = start
 
     def global_spaces(self, kept):
         """{region: Space} of the module's variables; `kept` holds their bytes from launch to launch."""
@@ -169,8 +169,6 @@ class Program:
 
 
 def symbols_in(operands):
-    from simt.ptx import Mem, Sym, Vec
-
     for o in operands:
         if isinstance(o, Sym):
             yield o.name

@@ -78,13 +78,17 @@ class Threads:
         bits = unpack(members, 32)
         return (bits >> np.arange(32, dtype=np.uint32)) & np.uint32(1) != 0
 
+    def named_lanes(self, members, mask):
+        """The lanes that some lane of `mask` names, warp by warp: each may have a mask of its own."""
+        if type(members) is not int:
+            own = np.where(mask, unpack(members, 32), np.uint32(0))
+            members = pack(np.bitwise_or.reduce(own, axis=2, keepdims=True))
+        return self.member_lanes(members)
+
     def missing(self, members, mask):
         """Living lanes that a lane of `mask` names and that are not in it, as a mask; None if there are none."""
-        if type(members) is not int:  # each lane has a mask of its own: all those of a warp together
-            named = np.where(mask, unpack(members, 32), np.uint32(0))
-            members = pack(np.bitwise_or.reduce(named, axis=2, keepdims=True))
         alive = True if self.alive is None else self.alive
-        absent = self.member_lanes(members) & alive & ~mask & mask.any(axis=2, keepdims=True)
+        absent = self.named_lanes(members, mask) & alive & ~mask & mask.any(axis=2, keepdims=True)
         return absent if absent.any() else None
 
     def together(self, members, mask, line):

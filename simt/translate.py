@@ -20,7 +20,7 @@ from simt.ptx import SIZES, Imm, Not, Pair, Reg, Sym
 from simt.threads import SPECIALS
 from simt.translate_arithmetic import Arithmetic
 from simt.translate_lanes import Lanes
-from simt.translate_memory import MemoryAccess, uniform_registers
+from simt.translate_memory import MemoryAccess, passed_registers, uniform_registers
 from simt.types import DTYPES
 
 NOTHING = {"membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "prefetchu", "pragma", "discard",
@@ -39,8 +39,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
         self.parameters = {}  # (parameter, byte, type) -> position in S.parameters
         self.parameter_reads = []  # ... and back
         self.uniform = uniform_registers(flow.function.instructions)
+        self.passed = passed_registers(flow.function.instructions)
         self.counters = {}
-        self.specials = set()
 
     # A block, or several that follow each other without a jump.
 
@@ -181,7 +181,6 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
             if o.name not in self.kinds:
                 if o.name[1:].partition(".")[0] not in SPECIALS:
                     raise Unsupported(o.name, "this special register")
-                self.specials.add(o.name)
                 special = f"S.special({o.name!r})"
                 return special if width == 32 else f"convert({special}, 32, {width}, False)"
             kind, name = self.kinds[o.name], self.local(o.name)

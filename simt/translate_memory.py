@@ -4,9 +4,9 @@ import numpy as np
 
 from simt import arithmetic
 from simt.errors import Unsupported
-from simt.flow import destinations, parameter_registers
+from simt.flow import destinations, parameter_registers, registers
 from simt.memory import LOCAL_WINDOW, SHARED_WINDOW
-from simt.ptx import SIZES, Mem, Not, Pair, Reg, Sym, Vec
+from simt.ptx import SIZES, Reg, Sym, Vec
 from simt.types import DTYPES
 
 
@@ -64,16 +64,13 @@ class MemoryAccess:
         name = self.constant("D_" + dtype.char, dtype)
         target = f"S.memory.load({number}, {space!r}, {address}, {offset}, {name}, {len(items)}, {self.mask_text()})"
         if len(items) == 1:
-            self.set_array(items[0], target, dtype, self.guard_here())
+            self.set_array(items[0], target, dtype)
         else:
             self.out(f"t = {target}")
             for k, o in enumerate(items):
                 if o.name != "_":
-                    self.set_array(o, f"t[{k}]", dtype, self.guard_here())
+                    self.set_array(o, f"t[{k}]", dtype)
         return None
-
-    def guard_here(self):
-        return None  # guarded accesses are merged as a whole, see instruction()
 
     def load_parameter(self, i):
         d, m = i.operands
@@ -82,7 +79,7 @@ class MemoryAccess:
         items = d.items if isinstance(d, Vec) else (d,)
         dtype = DTYPES[kind]
         for k, o in enumerate(items):
-            if passed[k][0] in self.slots and passed[k][0] in self.flow_writes():
+            if passed[k][0] in self.passed:
                 source, own = self.local(passed[k][0]), self.kinds[passed[k][0]]
                 if own in ("f32", "f64"):
                     self.set_array(o, source, DTYPES[own])
@@ -104,16 +101,6 @@ class MemoryAccess:
                 text = f"unpack(S.parameters[{at}], {8 * dtype.itemsize}).view({dtype.char}_)"
                 self.set_array(o, text, dtype)
         return None
-
-    def flow_writes(self):
-        if not hasattr(self, "passed"):
-            self.passed = set()
-            for i in self.flow.function.instructions:
-                if i.parts[:2] == ("st", "param"):
-                    self.passed |= {name for name, _ in parameter_registers(i)}
-                elif i.parts[0] == "call":
-                    self.passed |= destinations(i)
-        return self.passed
 
     def do_st(self, number, i):
         if "param" in i.parts:
@@ -219,6 +206,12 @@ class MemoryAccess:
         self.set(i.operands[0], text, self.guard)
 
 
+def passed_registers(code):
+    """Under which names values travel to and from functions that have been inlined."""
+    writers = [i for i in code if i.parts[:2] == ("st", "param") or i.parts[0] == "call"]
+    return set().union(*map(destinations, writers))
+
+
 def uniform_registers(code):
     """Registers whose value the compiler can see to be the same in all threads of a block."""
     varying, known = set(), True
@@ -232,28 +225,13 @@ def uniform_registers(code):
                 continue
             reads = set()
             for o in i.operands[1:]:
-                reads |= names_in(o)
+                reads |= registers(o)
             special = any(r.startswith(("%tid", "%laneid", "%warpid", "%lanemask", "%clock")) for r in reads)
             if special or reads & varying or i.guard or i.parts[0] in ("ld", "atom", "shfl", "cp"):
                 varying |= found
                 known = True
     every = set().union(*(destinations(i) for i in code)) if code else set()
     return every - varying
-
-
-def names_in(o):
-    match o:
-        case Reg(name):
-            return {name}
-        case Mem(base, _):
-            return names_in(base)
-        case Vec(items):
-            return set().union(*map(names_in, items))
-        case Pair(first, second):
-            return names_in(first) | names_in(second)
-        case Not(reg):
-            return {reg.name}
-    return set()
 
 
 # Atomic operations: old value and operand -> new value.

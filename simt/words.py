@@ -4,7 +4,7 @@ import numpy as np
 
 from simt.errors import Trap
 from simt.integers import unpack
-from simt.memory import LOCAL_WINDOW
+from simt.memory import LOCAL_WINDOW, REGION
 from simt.printf import formatted
 from simt.races import RaceError
 
@@ -27,7 +27,7 @@ class Words:
 
     def string(self, address):
         """A string of the module, up to its zero byte."""
-        space = self.launch.buffers[address >> 36]
+        space = self.launch.buffers[address >> REGION]
         data = space.bytes[address - space.origin :].tobytes()
         return data[: data.index(b"\0")].decode("utf-8", "replace")
 
@@ -105,10 +105,10 @@ class Words:
             total = (self.memory.shared if space == "shared" else self.memory.local).size
             what = f"{size} bytes at byte {address} of {space} memory{self.program.variable_at(space, address)}"
             return what, f"but a {'block' if space == 'shared' else 'thread'} has {total} bytes of it"
-        region = (address + (1 << 35)) >> 36
+        region = (address + (1 << REGION - 1)) >> REGION
         buffer = self.launch.buffers.get(region)
         if buffer is None:
-            null = " (a null pointer?)" if address < 1 << 36 else ""
+            null = " (a null pointer?)" if address < 1 << REGION else ""
             return f"{size} bytes at address {address:#x}", f"which no argument owns{null}"
         at, item = address - buffer.origin, 1 if buffer.dtype is None else buffer.dtype.itemsize
         many = "" if buffer.size == item else "s"
@@ -141,7 +141,7 @@ class Words:
         if space is not None and space is self.memory.shared:
             races.shared(kind, flat, size, blocks, threads, line, held)
         elif space is None or space.steps == (0, 0, 0):
-            regions = flat >> 36
+            regions = flat >> REGION
             for region in np.unique(regions):
                 here = regions == region
                 buffer = self.launch.buffers[int(region)]

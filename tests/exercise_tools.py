@@ -12,6 +12,7 @@ sys.path are as before afterwards.
 import contextlib
 import io
 import linecache
+import os
 import sys
 from pathlib import Path
 
@@ -30,6 +31,26 @@ def printed(folder, name):
     """Run all code cells; return what each check cell printed, by cell id."""
     _, said = _run(folder, name, checks=True)
     return said
+
+
+def expect_one_verdict(judged, times, capsys):
+    """`judged()` gives an exercise; its answer must pass every time, with the same short line for the notebook."""
+    verdicts = set()
+    for _ in range(times):
+        exercise = judged()
+        assert exercise.passed, exercise.message
+        verdicts.add(capsys.readouterr().out)
+    (verdict,) = verdicts  # the same on every run: notebooks are compared
+    assert verdict.count("\n") == 1 and len(verdict) < 150
+
+
+def expect_rejected(exercise, says):
+    """The answer must have been refused, for the reason that `says` is part of, and not by a crash."""
+    assert not exercise.passed
+    assert exercise.message.startswith("not yet: ")
+    assert says in exercise.message
+    assert "raised" not in exercise.message and "Traceback" not in exercise.message
+    assert not any(str(path) in exercise.message for path in (os.getcwd(), "/tmp/"))
 
 
 def _run(folder, name, checks):
