@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 
 from kernels.gemv.plan import plan
+from kernels.gemv.ring_plan import RING_ROOM, ring_plan
 from lab import Rung, cuda
 
 HERE = Path(__file__).resolve().parent
@@ -55,11 +56,12 @@ def vector(W, x, *, out=None, pdl=False):
 
 
 def gemv(W, x, *, out=None, pdl=False):
-    """Rung 5, the best: several rows a block, and programmatic dependent launch."""
+    """Rung 5, the best: several rows a block; under programmatic dependent launch, where it pays, a ring of weights."""
     return _run("gemv", W, x, out, pdl)
 
 
 PLAN = "kernels/gemv/plan.py"
+RING = ("kernels/gemv/ring.cu", "kernels/gemv/ring_plan.py")  # of gemv with pdl=True, beside gemv's own
 RUNGS = [
     Rung("naive", "one thread a row", naive, ("kernels/gemv/naive.cu",)),
     Rung("warp", "one warp a row", warp, ("kernels/gemv/warp.cu",)),
@@ -100,6 +102,21 @@ def _kernel(rung, dtype, vec, tiles, rows, x_first):
     return cuda.load(HERE / f"{rung}.cu", options).gemv
 
 
+@functools.cache
+def _ring(dtype, threads, tiles, rows, depth, ahead):
+    chosen = {"THREADS": threads, "TILES": tiles, "ROWS": rows, "DEPTH": depth, "AHEAD": ahead}
+    return cuda.load(HERE / "ring.cu", [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{n}={v}" for n, v in chosen.items())]).gemv
+
+
+@functools.cache
+def _room(device):
+    """(multiprocessors, bytes of shared memory that a block may have); of an H200 on the CPU."""
+    if device.type == "cpu":
+        return 132, RING_ROOM
+    card = torch.cuda.get_device_properties(device)
+    return card.multi_processor_count, card.shared_memory_per_block_optin
+
+
 def _run(rung, W, x, out, pdl):
     _expect_all(rung, W, x, out, pdl)
     if out is None:
@@ -113,7 +130,12 @@ def _run(rung, W, x, out, pdl):
 def _launch(rung, W, x, out, pdl, **options):
     rows, cols = W.shape
     address = W.data_ptr() | x.data_ptr()
-    grid, block, *constants = plan(rung, rows, cols, W.element_size(), min(address & -address, 16), pdl)
+    alignment = min(address & -address, 16)
+    if rung == "gemv" and (found := ring_plan(rows, cols, W.element_size(), alignment, pdl, *_room(W.device))):
+        grid, block, shared, *constants = found
+        kernel = _ring(W.dtype, block, *constants)
+        return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
+    grid, block, *constants = plan(rung, rows, cols, W.element_size(), alignment, pdl)
     return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)
 
 

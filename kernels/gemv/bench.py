@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import ref.gemv
-from kernels.gemv import RUNGS, work
+from kernels.gemv import RING, RUNGS, work
 from lab import Ladder, check, cuda_timing, hostile_shapes
 from lab.check import Verdict
 
@@ -70,7 +70,7 @@ def _rungs(dtype):
         if rung is BEST:
             run = functools.partial(rung.function, pdl=True)
             verdict = _check(run, dtype)
-            yield f"{rung.title}, PDL", lambda W, x, y, run=run: run(W, x, out=y), verdict, rung.sources
+            yield f"{rung.title}, PDL", lambda W, x, y, run=run: run(W, x, out=y), verdict, (*rung.sources, *RING)
 
 
 def _peers():

@@ -1,0 +1,29 @@
+"""How ring.cu is launched, and when: what gemv does with pdl=True."""
+
+import functools
+
+RING_THREADS, RING_ROOM = 512, 227 * 1024  # threads of a block at most; bytes of shared memory it may have
+
+
+@functools.lru_cache(maxsize=1024)
+def ring_plan(rows, cols, itemsize, alignment, pdl, multiprocessors=132, room=RING_ROOM):
+    """(grid, block, shared bytes, TILES, ROWS, DEPTH, AHEAD) of ring.cu, or None where gemv.cu is to run instead.
+
+    It is worth it under PDL, for 16-bit weights in whole words, rows of 512 to 2048 words, and a group of rows for each
+    multiprocessor. Without PDL many small blocks are faster.
+    """
+    words = cols // 8
+    if not pdl or itemsize != 2 or alignment < 16 or cols % 8 or not RING_THREADS <= words <= 4 * RING_THREADS:
+        return None
+    tiles = -(-words // RING_THREADS)
+    threads = -(-words // (tiles * 32)) * 32
+    each = {1: 8, 2: 4}.get(tiles, 2)  # rows of a group: a thread has up to eight words of it
+    groups = -(-rows // each)
+    sums = -(-groups // multiprocessors) * each * (threads // 32 | 1) * 4
+    slot = each * tiles * threads * 16
+    depth = (room - sums) // slot
+    if groups < multiprocessors or depth < 2:
+        return None
+    ahead = depth - 1 if -(-groups // multiprocessors) <= depth + 1 else depth  # 2 % at 4096 × 4096, a loss elsewhere
+    # all the room: where the driver may leave more to L1, 4096 × 4096 takes 3 % longer
+    return multiprocessors, threads, room, tiles, each, depth, ahead
