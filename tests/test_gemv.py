@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 import ref.gemv
 import simt
 from kernels import gemv
+from kernels.gemv.ring_plan import ring_plan
 from lab import cuda, disassembly
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -22,6 +23,7 @@ DTYPES = list(gemv.DTYPES)
 GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 # rows, cols: words of 2, 4, 8 and 16 bytes, one and several words of a row for a thread, and rows read in several goes
 SHAPES = [(7, 97), (1, 1), (31, 1), (1, 33), (97, 7), (257, 31), (33, 258), (1, 257), (9, 516), (5, 1032)]
+ROOM = 227 * 1024  # bytes of shared memory that a block may have on an H200
 LONG = [(3, 4099), (2, 4104)]  # for the last two rungs only: the others have one loop, whatever the length
 REQUESTS, SECTORS = ("l1tex__t_" + what + "_pipe_lsu_mem_global_op_{}.sum" for what in ("requests", "sectors"))
 SHARED = "smsp__inst_executed_op_shared_{}.sum"
@@ -114,6 +116,28 @@ def test_pdl_gives_the_same(dtype):
         gemv.gemv(W, x, out=out, pdl=True)
         close(out, W, x)
         assert fences_stand(out)
+
+
+RINGS = [(1057, 4096), (1061, 4104), (529, 8192), (270, 14336)]  # rows, cols that ring.cu is for, with a ragged end
+
+
+@pytest.mark.parametrize("rows, cols", RINGS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_ring_is_right(rows, cols, dtype):
+    assert ring_plan(rows, cols, 2, 16, 132, ROOM)
+    W, x, out = problem(rows, cols, dtype)
+    W[3, -1], W[rows - 1, 0] = torch.inf, torch.nan
+    gemv.gemv(W, x, out=out, pdl=True)
+    assert out[3].isinf() and out[-1].isnan() and fences_stand(out)
+    rest = torch.tensor([row for row in range(rows - 1) if row != 3])
+    close(out[rest], W[rest], x)
+
+
+def test_the_ring_has_no_race():
+    for rows, cols in RINGS[:2]:
+        W, x, _ = problem(rows, cols, torch.float16)
+        report = gemv.counters("gemv", W, x, pdl=True, check_races=True)
+        assert report.grid == (132, 1, 1) and report.block[0] == ring_plan(rows, cols, 2, 16, 132, ROOM)[1]
 
 
 def test_right_when_the_word_of_x_comes_first():
@@ -314,6 +338,46 @@ def test_plans_cover_every_element_within_the_kernels_limits(rows, cols, itemsiz
     goes = -(-words // (block * TILES))
     assert goes == -(-words // (256 * 8))  # no more of them than the longest batch needs
     assert goes * block * TILES - words < goes * TILES * 32  # threads without a word: less than a warp's in each batch
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    rows=some.integers(1, 1 << 33),
+    cols=some.integers(1, 20000) | some.integers(500, 2100).map(lambda words: 8 * words),
+    itemsize=some.sampled_from([2, 4]),
+    alignment=some.sampled_from([4, 8, 16]),
+    multiprocessors=some.integers(2, 200),
+    room=some.sampled_from([99 * 1024, 163 * 1024, ROOM]),
+)
+def test_the_ring_fits_and_holds_every_word(rows, cols, itemsize, alignment, multiprocessors, room):
+    found = ring_plan(rows, cols, itemsize, alignment, multiprocessors, room)
+    if itemsize != 2 or alignment < 16 or cols % 8:
+        assert found is None
+    if found is None:
+        return
+    grid, block, shared, TILES, ROWS, DEPTH, AHEAD = found
+    assert block % 32 == 0 and block <= 512 and block * TILES >= cols // 8 > block * TILES - 32 * TILES
+    assert ROWS in (2, 4, 8) and ROWS <= rows and ROWS * TILES <= 8 and 1 <= AHEAD <= DEPTH
+    groups = -(-rows // ROWS)
+    owned = -(-groups // grid) * ROWS  # rows of a block
+    assert grid * ROWS <= rows + ROWS - 1 and shared <= room
+    assert DEPTH * ROWS * TILES * block * 16 + owned * (block // 32 | 1) * 4 <= shared
+
+
+@pytest.mark.parametrize("cols", [4096, 14336])
+def test_the_ring_reads_only_weights_before_the_wait(cols):
+    """In the machine code: ACQBULK waits for the kernel ahead; what goes past the registers (LDGSTS) is W alone."""
+    try:
+        disassembly.find_tool()
+    except RuntimeError:
+        pytest.skip("needs nvdisasm, which comes with Triton")
+    _, THREADS, _, TILES, ROWS, DEPTH, AHEAD = ring_plan(4096, cols, 2, 16, 132, ROOM)
+    names = {"THREADS": THREADS, "TILES": TILES, "ROWS": ROWS, "DEPTH": DEPTH, "AHEAD": AHEAD}
+    options = ["-DDTYPE=__half", *(f"-D{name}={value}" for name, value in names.items())]
+    before, after = cuda.load(gemv.HERE / "ring.cu", options, arch="sm_90").sass("gemv").split("ACQBULK")
+    assert len(re.findall(r"LDG\.E\S*128", before)) == before.count("LDG.E.NA.128") == ROWS * TILES
+    assert "LDGSTS" in before and "STG" not in before
+    assert len(re.findall(r"LDG\.E\S*128", after)) == TILES and "LDG.E.NA" not in after
 
 
 def test_the_plan_is_a_source_of_the_rungs_that_it_shapes():

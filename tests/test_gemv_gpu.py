@@ -64,6 +64,21 @@ def test_right_on_hostile_shapes(name, pdl, dtype):
         assert torch.equal(W, before[0]) and torch.equal(x, before[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_ring_is_right(dtype):
+    """On shapes that ring.cu is for, from one group of rows a block to dozens, with a ragged end."""
+    for cols in (4096, 4104, 6144, 8192, 11008, 14336, 16384):
+        for rows in (1057, 2003, 4096, 5555, 14337, 40001):
+            W, x, out = problem(rows, cols, dtype)
+            W[3, -1] = torch.inf
+            torch.cuda.synchronize()
+            gemv.gemv(W, x, out=out, pdl=True)
+            assert out[3].isinf() and fences_stand(out)
+            wanted = torch.mv(W.double(), x.double())
+            out[3] = wanted[3] = 0
+            assert (out.double() - wanted).norm() <= torch.finfo(dtype).eps * wanted.norm(), (rows, cols)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name, pdl", CALLS)
 def test_right_at_any_alignment(name, pdl, dtype):

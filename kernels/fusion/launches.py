@@ -3,16 +3,13 @@
 import functools
 from pathlib import Path
 
-import torch
-
 from kernels.fusion.arguments import DTYPES
 from lab import cuda
+from lab.card import multiprocessors, shared_memory
 
 HERE = Path(__file__).resolve().parent
 VEC, MAX_THREADS, MAX_TILES, MAX_DEPTH = 8, 512, 8, 8  # columns in a word of 16 bytes; limits of stream.cuh
 PITCH = MAX_THREADS // 32 + 1
-SHARED = 227 * 1024  # bytes of shared memory that a block may have on an H200, and so on the SIMT machine
-LARGE = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227}  # KB; on the others 99
 
 
 def launch(name, dtype, read, outputs, cols, args, pdl, per_output=1):
@@ -48,16 +45,6 @@ def plan(device, outputs, cols, per_output):
     if tiles > MAX_TILES or depth < 1:
         return None
     return grid, threads, depth * group_bytes + sums_bytes, tiles, rows, depth
-
-
-def multiprocessors(device):
-    """Of a card; the SIMT machine has as many as anybody asks for, and is asked for those of an H200."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-def shared_memory(device):
-    """Bytes of shared memory that one block may have, by the card's compute capability."""
-    return SHARED if device.type == "cpu" else 1024 * LARGE.get(torch.cuda.get_device_capability(device), 99)
 
 
 @functools.cache

@@ -28,8 +28,9 @@ from pathlib import Path
 import torch
 
 from kernels.gemv.plan import plan
-from kernels.gemv.ring_plan import RING_ROOM, ring_plan
+from kernels.gemv.ring_plan import ring_plan
 from lab import Rung, cuda
+from lab.card import multiprocessors, shared_memory
 
 HERE = Path(__file__).resolve().parent
 DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -110,11 +111,8 @@ def _ring(dtype, threads, tiles, rows, depth, ahead):
 
 @functools.cache
 def _room(device):
-    """(multiprocessors, bytes of shared memory that a block may have); of an H200 on the CPU."""
-    if device.type == "cpu":
-        return 132, RING_ROOM
-    card = torch.cuda.get_device_properties(device)
-    return card.multi_processor_count, card.shared_memory_per_block_optin
+    """(multiprocessors, bytes of shared memory that a block may have)"""
+    return multiprocessors(device), shared_memory(device)
 
 
 def _run(rung, W, x, out, pdl):
@@ -131,10 +129,10 @@ def _launch(rung, W, x, out, pdl, **options):
     rows, cols = W.shape
     address = W.data_ptr() | x.data_ptr()
     alignment = min(address & -address, 16)
-    if rung == "gemv" and (found := ring_plan(rows, cols, W.element_size(), alignment, pdl, *_room(W.device))):
+    if pdl and (found := ring_plan(rows, cols, W.element_size(), alignment, *_room(W.device))):
         grid, block, shared, *constants = found
         kernel = _ring(W.dtype, block, *constants)
-        return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
+        return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=True, **options)
     grid, block, *constants = plan(rung, rows, cols, W.element_size(), alignment, pdl)
     return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)
 

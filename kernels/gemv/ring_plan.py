@@ -2,18 +2,22 @@
 
 import functools
 
-RING_THREADS, RING_ROOM = 512, 227 * 1024  # threads of a block at most; bytes of shared memory it may have
+RING_THREADS = 512  # of a block, at most
 
 
 @functools.lru_cache(maxsize=1024)
-def ring_plan(rows, cols, itemsize, alignment, pdl, multiprocessors=132, room=RING_ROOM):
+def ring_plan(rows, cols, itemsize, alignment, multiprocessors, room):
     """(grid, block, shared bytes, TILES, ROWS, DEPTH, AHEAD) of ring.cu, or None where gemv.cu is to run instead.
 
     It is worth it under PDL, for 16-bit weights in whole words, rows of 512 to 2048 words, and a group of rows for each
     multiprocessor. Without PDL many small blocks are faster.
+
+    alignment        bytes that the addresses of W and x are multiples of, 16 at most
+    multiprocessors  of the card
+    room             bytes of shared memory that a block may have
     """
     words = cols // 8
-    if not pdl or itemsize != 2 or alignment < 16 or cols % 8 or not RING_THREADS <= words <= 4 * RING_THREADS:
+    if itemsize != 2 or alignment < 16 or cols % 8 or not RING_THREADS <= words <= 4 * RING_THREADS:
         return None
     tiles = -(-words // RING_THREADS)
     threads = -(-words // (tiles * 32)) * 32
