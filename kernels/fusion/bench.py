@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import fusion
+from kernels.gemv import RING
 from lab import Ladder, cuda_timing
 from lab.check import Verdict
 from ref.roofline import MISTRAL_7B
@@ -19,7 +20,7 @@ from ref.roofline import MISTRAL_7B
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EPS = 1e-5
 HERE = "kernels/fusion/"
-GEMV, LOOP = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py"), (HERE + "stream.cuh", HERE + "launches.py")
+GEMV, LOOP = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py", *RING), (HERE + "stream.cuh", HERE + "launches.py")
 UNFUSED = (*GEMV, HERE + "rmsnorm.cu", HERE + "elementwise.cu")
 FEED_FORWARD = (HERE + "norm_glu.cu", HERE + "gemv_residual.cu", *LOOP)
 FUSED = (HERE + "norm_qkv.cu", *FEED_FORWARD)
