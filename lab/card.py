@@ -16,5 +16,10 @@ def shared_memory(device):
     return 1024 * LARGE.get(torch.cuda.get_device_capability(device), 99) if _is_card(device) else H200_SHARED
 
 
+def starts_early(device):
+    """Whether a launch may overlap the one before it (programmatic dependent launch): compute capability 9.0 and up."""
+    return not _is_card(device) or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _is_card(device):
     return device.type == "cuda"

@@ -30,7 +30,7 @@ import torch
 from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import ring_plan
 from lab import Rung, cuda
-from lab.card import multiprocessors, shared_memory
+from lab.card import multiprocessors, shared_memory, starts_early
 
 HERE = Path(__file__).resolve().parent
 DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
@@ -111,8 +111,8 @@ def _ring(dtype, threads, tiles, rows, depth, ahead):
 
 @functools.cache
 def _room(device):
-    """(multiprocessors, bytes of shared memory that a block may have)"""
-    return multiprocessors(device), shared_memory(device)
+    """(multiprocessors, bytes of shared memory that a block may have), or None where no launch may start early."""
+    return (multiprocessors(device), shared_memory(device)) if starts_early(device) else None
 
 
 def _run(rung, W, x, out, pdl):
@@ -129,7 +129,8 @@ def _launch(rung, W, x, out, pdl, **options):
     rows, cols = W.shape
     address = W.data_ptr() | x.data_ptr()
     alignment = min(address & -address, 16)
-    if pdl and (found := ring_plan(rows, cols, W.element_size(), alignment, *_room(W.device))):
+    room = pdl and _room(W.device)
+    if room and (found := ring_plan(rows, cols, W.element_size(), alignment, *room)):
         grid, block, shared, *constants = found
         kernel = _ring(W.dtype, block, *constants)
         return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=True, **options)

@@ -6,7 +6,9 @@
    - A block stays. It owns groups of ROWS neighbouring rows, every gridDim.x-th one, and keeps
      DEPTH of them on their way into shared memory with cp.async, and at first one more into
      registers. A thread reads only what it copied itself, so the ring needs no barrier; there is
-     one in the kernel, before the warps' sums are added up.
+     one in the kernel, before the warps' sums are added up. With so much shared memory a block has
+     its multiprocessor to itself: a block of the next kernel starts there when this one ends, while
+     others still work.
    - x comes late: it stands in line behind all that has been asked for. By then a whole ring of
      weights waits for it, so the arithmetic must be short. mma.m16n8k16 does that of 4 columns of 2
      rows for all lanes in one instruction. It is meant for tiles. Here row g of A is what the 4
@@ -14,11 +16,12 @@
      what the same lanes hold of x: their product is D[g][g], and D[g+8][g]. The rest of D mixes
      lanes that have nothing to do with each other, and is thrown away.
 
-   Moves 2 * rows*cols bytes of W once; each block reads x once. 2*rows*cols flops that count, 8
-   times as many done. Compile with DTYPE (__half or __nv_bfloat16), THREADS (a multiple of 32),
-   TILES (words of 8 columns a thread has of a row), ROWS (2, 4 or 8, and no more than rows), DEPTH,
-   and AHEAD, the slots that are filled before the wait: DEPTH, or one less where a block has no
-   more groups than it can hold. Launch at most ceil(rows / ROWS) blocks of THREADS. Shared memory:
+   Moves the 2 * rows*cols bytes of W once (some rows twice if ROWS does not divide rows); each block
+   reads x once. 2*rows*cols flops that count, 8 times as many done. Compile with DTYPE (__half or
+   __nv_bfloat16), THREADS (a multiple of 32), TILES (words of 8 columns a thread has of a row;
+   THREADS * TILES words hold a row), ROWS (2, 4 or 8, and no more than rows), DEPTH, and AHEAD, the
+   slots that are filled before the wait: DEPTH, or one less where a block has no more groups than it
+   can hold. Launch at most ceil(rows / ROWS) blocks of THREADS. Shared memory:
    [DEPTH][ROWS][TILES][THREADS] words, and then [rows of a block, in whole groups][PITCH] floats.
    cols and both addresses are multiples of a word. */
 #include <cuda_bf16.h>
@@ -155,7 +158,7 @@ gemv(const T *W, const T *x, T *y, long long rows, long long cols) {
 #pragma unroll
     for (int slot = AHEAD; slot < DEPTH; slot++) ask(slot); // behind x, which so comes earlier
 
-    // 4. multiply, and ask for what comes DEPTH groups later
+    // 4. multiply; a slot that was read is asked for again, for the group DEPTH turns later
     float *to = &sums[lane / (32 / ROWS)][warp];
     auto keep = [&](float sum) {
         if (lane % (32 / ROWS) == 0) *to = sum;

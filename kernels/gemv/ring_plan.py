@@ -13,7 +13,7 @@ def ring_plan(rows, cols, itemsize, alignment, multiprocessors, room):
     multiprocessor. Without PDL many small blocks are faster.
 
     alignment        bytes that the addresses of W and x are multiples of, 16 at most
-    multiprocessors  of the card
+    multiprocessors  of the card, 2 or more
     room             bytes of shared memory that a block may have
     """
     words = cols // 8
