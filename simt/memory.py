@@ -13,6 +13,7 @@ import numpy as np
 from simt import banks, coalesce
 from simt.errors import MemoryFault
 from simt.integers import Known, unpack
+from simt.rounding import flush
 
 REGION = 36  # each buffer owns 2**36 bytes of addresses
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61  # generic addresses of shared and local memory
@@ -392,7 +393,9 @@ class Memory:
             view = buffer.view(dtype)
             given = [pick(v, chosen, self.shape) for v in values]
             before = view[index] if wanted else None
-            old = one_by_one(view, index, update, given, wanted)
+            flushed = update is np.add and dtype == np.float32 and self.space_name(memory, space) == "global"
+            tiny = flushed and (is_tiny(given[0]) or is_tiny(view[index]))
+            old = one_by_one(view, index, flushed_add if tiny else update, given, wanted)
             if old is not None:
                 out.reshape(-1)[chosen] = old
             changed = changed or bool((view[index] != before).any())
@@ -584,6 +587,16 @@ def pick(value, lanes, shape):
     if value.size == 1:
         return np.broadcast_to(value.reshape(()), lanes.shape)
     return np.broadcast_to(value, shape).reshape(-1)[lanes]
+
+
+def is_tiny(values):
+    """Could sums with these float32 numbers be subnormal? Those of larger ones are 0, or 2**-125 or more."""
+    return bool(((values != 0) & (np.abs(values) < np.float32(2.0**-102))).any())
+
+
+def flushed_add(old, value):
+    """Float atomics on global memory take subnormal numbers for 0, and give 0 instead of one; shared ones do not."""
+    return flush(flush(old) + flush(value))
 
 
 def one_by_one(view, index, update, given, wanted):

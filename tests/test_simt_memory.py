@@ -458,3 +458,32 @@ def test_atomics_touch_only_what_is_written():
         "line 3" in said
         and "accesses y[40], but y has 40 elements of int32; block (0, 0, 0), thread (40, 0, 0)" in said
     )
+
+
+@pytest.mark.parametrize("value", [1e-40, 1e-37, 1.0])
+def test_float_atomics_take_subnormal_numbers_for_zero_on_global_memory_only(value):
+    """As an H200 does: 32 times 1e-40 is 0 there, and 3.2e-39 on shared memory."""
+    y = np.zeros(3, np.float32)
+    run(
+        """(float* y, float v) {
+      __shared__ float sum;
+      if (threadIdx.x == 0) sum = 0;
+      __syncthreads();
+      atomicAdd(&y[0], v);
+      if (atomicAdd(&y[1], v) < 0) y[2] = 1;
+      atomicAdd(&sum, v);
+      __syncthreads();
+      if (threadIdx.x == 0) y[2] += sum; }""",
+        1,
+        32,
+        y,
+        np.float32(value),
+    )
+    whole = np.cumsum(np.full(32, value, np.float32))[-1]
+    assert y.tolist() == [whole * (value > 1e-38)] * 2 + [whole]
+
+
+def test_a_float_atomic_whose_sum_is_subnormal_gives_zero():
+    y = np.float32([1.5e-38])
+    run("(float* y) { atomicAdd(y, -1.2e-38f); }", 1, 1, y)
+    assert y[0] == 0
