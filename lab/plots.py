@@ -394,3 +394,380 @@ def launch_timeline(rows, title):
     axis.set_xlabel("µs (dark: bytes at the roof; light: ramp and drain; white: not yet launched)")
     axis.set_title(title, loc="left", fontsize=11)
     return finish(picture)
+
+
+def roof_over_context(ladders, names, title):
+    """Percent of the measured read bandwidth over context length: a line for each row, named at its end.
+
+    ladders  {kv_len: Ladder};  names  of rows, as they stand in the ladders or before a colon ("FlashInfer" for
+             "FlashInfer: XQA"); a ladder that has no such row leaves a gap
+    Rows that name their sources are ours: full lines and dots. The others' are dashed, with squares.
+    """
+    found = {name: {n: _row(ladder, name) for n, ladder in sorted(ladders.items())} for name in names}
+    picture, axis = figure(8, 4.8)
+    axis.axhline(100, color=BLACK, linestyle=":", linewidth=1.2)
+    ends, styles = [], {True: [0, "-", "o"], False: [0, "--", "s"]}
+    for name, figures in found.items():
+        figures = {n: f for n, f in figures.items() if f}
+        if not figures:
+            raise KeyError(f"roof_over_context: no ladder has a row {name!r}")
+        style = styles[any(f.sources for f in figures.values())]
+        colour, style[0] = COLOURS[style[0] % len(COLOURS)], style[0] + 1
+        shares = [100 * f.share for f in figures.values()]
+        # with a gap where a ladder in between has no such row
+        whole = [100 * figures[n].share if n in figures else np.nan for n in sorted(ladders)]
+        axis.plot(sorted(ladders), whole, style[1], marker=style[2], markersize=5, color=colour, linewidth=2)
+        stale = " (stale)" if any(f.stale for f in figures.values()) else ""
+        ends.append((shares[-1], max(figures), name + stale, colour))
+    top = max(110, 1.05 * max(100 * f.share for figures in found.values() for f in figures.values() if f))
+    axis.set(ylim=(0, top), xscale="log")
+    axis.set_xticks(sorted(ladders), [_tokens(n) for n in sorted(ladders)], minor=False)
+    axis.minorticks_off()
+    ends.sort()
+    heights = _apart([end[0] for end in ends], 0.052 * top, top)
+    for (share, at, name, colour), height in zip(ends, heights):
+        axis.annotate(
+            name,
+            (at, share),
+            xytext=(1.02, height / top),
+            textcoords=axis.transAxes,
+            color=colour,
+            va="center",
+            fontsize=9.5,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.5},
+        )
+    axis.set_xlabel("tokens in the cache")
+    axis.set_ylabel("percent of the read bandwidth")
+    axis.set_title(title, loc="left")
+    axis.grid(True, alpha=0.25)
+    return finish(picture)
+
+
+def _row(ladder, name):
+    """The figure of this name, or of a name that goes on with a colon; None if there is none."""
+    return next((f for f in ladder.figures if f.name == name or f.name.startswith(name + ":")), None)
+
+
+def _tokens(number):
+    """4096 -> "4K", 1048576 -> "1M", 1000 -> "1,000"."""
+    for unit, size in (("M", 1 << 20), ("K", 1 << 10)):
+        if number % size == 0:
+            return f"{number // size}{unit}"
+    return f"{number:,}"
+
+
+def _apart(heights, least, top):
+    """Ascending heights, moved so that any two are `least` apart and none is above `top`, as little as that takes."""
+    placed = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + least if placed else 0))
+    for at in reversed(range(len(placed))):
+        placed[at] = min(placed[at], placed[at + 1] - least if at + 1 < len(placed) else top)
+    return placed
+
+
+def token_shares(kv_len, shares, title="", row=64):
+    """Which block takes which tokens of a cache: a box a token, oldest first, red where no block comes.
+
+    shares  [(first, last), ...]: the tokens first to last - 1 of each block;  row  tokens in a line
+    """
+    owner = np.full(kv_len, -1)
+    for block, (first, last) in enumerate(shares):
+        owner[first:last] = block
+    lost, lines = int((owner < 0).sum()), -(-kv_len // row)
+    picture, axis = figure(8, 0.75 + 0.4 * lines)
+    shades = ["#BBDDF2", "#F5CF87", "#A9DFCB"]
+    for t, block in enumerate(owner.tolist()):
+        x, y = t % row, t // row
+        axis.add_patch(_box(x, y + 0.12, 1, 0.76, RED if block < 0 else shades[block % 3], 0.4))
+        if block >= 0 and (t == 0 or owner[t - 1] != block):
+            axis.text(x + 0.5, y + 0.5, block, ha="center", va="center", fontsize=6)
+    said = f"{lost} of {kv_len} tokens are taken by no block" if lost else f"all {kv_len} tokens are taken"
+    axis.set_title(f"{title}: {said}" if title else said, loc="left", fontsize=11)
+    axis.set(xlim=(-0.3, row + 0.3), ylim=(lines, 0), xticks=[])
+    axis.set_yticks([n + 0.5 for n in range(lines)], [f"from {n * row}" for n in range(lines)], fontsize=8)
+    axis.set_xlabel("tokens, the newest last (numbers: the first token of that block)", fontsize=9)
+    for side in axis.spines.values():
+        side.set_visible(False)
+    axis.tick_params(length=0)
+    return finish(picture)
+
+
+def cache_reads(reads, n_kv_heads=4, head_dim=32, tokens=32, mine=1):
+    """A piece of a cache as a table, a row a token, and the elements that one load of a warp asks for in it.
+
+    reads  {title: [(token, channel), ...]}: the lanes' elements, in kv head `mine`
+    """
+    picture, axes = figure(8, 3.6, columns=len(reads))
+    for axis, (title, elements) in zip(np.atleast_1d(axes), reads.items()):
+        for g in range(n_kv_heads):
+            axis.add_patch(_box(g * head_dim, 0, head_dim, tokens, "#E8F2FA" if g == mine else "#F7F7F7"))
+        for t, d in elements:
+            axis.add_patch(_box(mine * head_dim + d, t, 1, 1, ORANGE, 0.3))
+        axis.set(xlim=(-0.5, n_kv_heads * head_dim + 0.5), ylim=(tokens + 0.5, -0.5), ylabel="token")
+        axis.set_xticks([(g + 0.5) * head_dim for g in range(n_kv_heads)], [f"head {g}" for g in range(n_kv_heads)])
+        axis.tick_params(length=0)
+        axis.set_title(title, loc="left", fontsize=11)
+        axis.set_xlabel(f"{head_dim} channels of each KV head, side by side in memory", fontsize=9)
+    return finish(picture)
+
+
+def slices_meet(slices=8, lanes=32):
+    """A block of channels by time slices: each warp has its own tokens, and the sums of a channel meet at the end."""
+    picture, axis = figure(8, 3.9)
+    for s in range(slices):
+        axis.text(-0.7, s + 0.5, f"warp {s}: tokens {s}, {s + slices}, {s + 2 * slices}, …", ha="right", va="center")
+        for lane in range(lanes):
+            axis.add_patch(_box(lane, s + 0.08, 1, 0.84, SKY if lane == 5 else "#E8F2FA", 0.4))
+    axis.annotate("", (5.5, slices + 1.6), (5.5, slices + 0.1), arrowprops={"arrowstyle": "->", "color": BLUE})
+    axis.text(7, slices + 0.9, f"barrier; warp 0 adds the {slices} sums of each channel, in order", va="center")
+    for lane in range(lanes):
+        axis.add_patch(_box(lane, slices + 1.7, 1, 0.84, BLUE if lane == 5 else "#BBDDF2", 0.4))
+    axis.text(-0.7, slices + 2.1, "out: one store", ha="right", va="center")
+    axis.text(0, -0.6, f"lane = channel, 0 to {lanes - 1}", va="center")
+    axis.set(xlim=(-15, lanes + 0.5), ylim=(slices + 2.8, -1.2))
+    axis.axis("off")
+    return finish(picture)
+
+
+def online_softmax(scores, values, step):
+    """Online softmax after `step` tokens: the scores, their running maximum, and what each token weighs by then.
+
+    scores  whole numbers, powers of 2 as weights;  values  one number for each token
+    """
+    scores, values = np.asarray(scores, float), np.asarray(values, float)
+    n, seen = len(scores), np.arange(len(scores)) < step
+    picture, (top, low) = figure(8, 4.6, rows=2)
+    colours = [GREEN if t == step - 1 else SKY if t < step else "#E4E4E4" for t in range(n)]
+    top.bar(range(n), scores, color=colours, width=0.7)
+    highest = np.maximum.accumulate(scores)[:step]
+    if step:
+        top.step(np.arange(-1, step) + 0.5, [highest[0], *highest], where="pre", color=RED, linewidth=2)
+    top.axhline(0, color=BLACK, linewidth=0.8)
+    top.set(ylabel="score", xticks=range(n), ylim=(min(0, scores.min()) - 0.5, scores.max() + 1))
+    m = highest[-1] if step else -np.inf
+    before = highest[-2] if step > 1 else -np.inf
+    weights = np.where(seen, 2.0 ** (scores - m), 0) if step else np.zeros(n)
+    low.bar(range(n), weights, color=colours, width=0.7)
+    for t in np.flatnonzero(seen):
+        low.annotate(f"{weights[t]:.3g}", (t, weights[t]), ha="center", va="bottom", fontsize=8)
+    low.set(ylabel="weight, as of now", xticks=range(n), ylim=(0, 1.25), xlabel="token (red: the maximum so far)")
+    if step:
+        total, out = weights.sum(), (weights * values).sum() / weights.sum()
+        correction = 2.0 ** (before - m)
+        said = f"after token {step - 1}: m = {m:g}, correction = {correction:.3g}, total = {total:.4g}, out = {out:.4g}"
+    else:
+        said = "before the first token: m = -infinity, total = 0"
+    top.set_title(said, loc="left", fontsize=11)
+    return finish(picture)
+
+
+def merge_tree(levels):
+    """Partial results that become one: a row of boxes for each level, the first at the bottom, lines to what they go
+    into.
+
+    levels  {name: [what a box says, ...]}; the boxes of a level are dealt out evenly to those of the next
+    """
+    picture, axis = figure(8, 0.4 + 0.95 * len(levels))
+    wide = max(map(len, levels.values()))
+    places = [[wide * (i + 0.5) / len(boxes) for i in range(len(boxes))] for boxes in levels.values()]
+    for level, (name, boxes) in enumerate(levels.items()):
+        width = min(0.92 * wide / len(boxes), 0.3 * wide)
+        for i, (x, text) in enumerate(zip(places[level], boxes)):
+            if level + 1 < len(levels):
+                up = places[level + 1][i * len(places[level + 1]) // len(boxes)]
+                axis.plot((x, up), (level + 0.25, level + 0.75), color="#999999", linewidth=1, zorder=0)
+            empty = "-inf" in text
+            colour = "#F2F2F2" if empty else ["#DCEBF6", "#F5CF87", "#8FD3BF"][level % 3]
+            axis.add_patch(_box(x - width / 2, level - 0.25, width, 0.5, colour))
+            axis.text(x, level, text, ha="center", va="center", fontsize=8 if wide < 13 else 6.5)
+        axis.text(-0.02 * wide, level, name, ha="right", va="center", fontsize=10)
+    axis.set(xlim=(-0.22 * wide, 1.01 * wide), ylim=(-0.45, len(levels) - 0.6))
+    axis.axis("off")
+    return finish(picture)
+
+
+def waves(rows, multiprocessors=132, room=6):
+    """How blocks fill a card: a column for each multiprocessor, with `room` places for blocks, wave after wave.
+
+    rows  {title: how many blocks};  a place that stays empty while others work is grey
+    """
+    y, capacity = 0.0, room * multiprocessors
+    many = sum(-(-blocks // capacity) for blocks in rows.values())
+    picture, axis = figure(8, 0.55 + 0.32 * len(rows) + 0.085 * room * many)
+    for title, blocks in rows.items():
+        many = -(-blocks // capacity)
+        axis.text(0, y - 0.6, f"{title}: {blocks:,} blocks, {many} wave{'s' * (many > 1)}", fontsize=10)
+        for wave in range(many):
+            here = min(capacity, blocks - wave * capacity)
+            grid = np.arange(capacity).reshape(room, multiprocessors) < here
+            axis.imshow(
+                np.where(grid, wave % 2 + 1, 0),
+                extent=(0, multiprocessors, y + room, y),
+                cmap=_three("#EDEDED", BLUE, SKY),
+                vmin=0,
+                vmax=2,
+                aspect="auto",
+                interpolation="nearest",
+            )
+            axis.add_patch(_box(0, y, multiprocessors, room, "none"))
+            y += room + 0.6
+        y += 3.2
+    axis.set(xlim=(-1, multiprocessors + 1), ylim=(y - 2.5, -3.2), yticks=[])
+    axis.set_xlabel(f"{multiprocessors} multiprocessors, room for {room} block{'s' * (room > 1)} on each")
+    for side in axis.spines.values():
+        side.set_visible(False)
+    return finish(picture)
+
+
+def _three(*colours):
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colours)
+
+
+def operand_layout(lane=5, heads=4):
+    """Which elements of a 16 × 16 matrix one lane holds: as results of two products, and as the operand of the next.
+
+    Rows are query heads, of which only the first `heads` are there; columns are tokens.
+    """
+    g, q = lane // 4, lane % 4
+    results, operand = {}, {}
+    for n in range(2):
+        for i in range(4):
+            results[g + 8 * (i // 2), 8 * n + 2 * q + i % 2] = f"s{n}[{i}]"
+    for register in range(4):
+        for half in range(2):
+            operand[g + 8 * (register % 2), 8 * (register // 2) + 2 * q + half] = f"w{register}.{'lh'[half]}"
+    picture, axes = figure(8, 4.1, columns=2)
+    titles = "scores, as two products leave them", "weights, as the next product takes them"
+    for axis, title, mine in zip(axes, titles, (results, operand)):
+        for row in range(16):
+            for column in range(16):
+                here = mine.get((row, column))
+                axis.add_patch(_box(column, row, 1, 1, ORANGE if here else SKY if row < heads else "#F2F2F2", 0.4))
+                if here:
+                    axis.text(column + 0.5, row + 0.5, here, ha="center", va="center", fontsize=6)
+        axis.axvline(8, color=BLACK, linewidth=1.2)
+        axis.set(xlim=(-0.2, 16.2), ylim=(16.2, -0.2), xlabel="token of the tile", xticks=[0.5, 8.5, 15.5])
+        axis.set_xticklabels([0, 8, 15])
+        axis.set_yticks([0.5, heads - 0.5, 8.5, 15.5], [0, heads - 1, 8, 15])
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.tick_params(length=0)
+    axes[0].set_ylabel(f"query head (of 16, {heads} are there)")
+    picture.suptitle(f"lane {lane}", fontsize=11, x=0.02, ha="left")
+    return finish(picture)
+
+
+INSTRUCTIONS = {  # what a strip of machine code shows, with its colour: loads dark, arithmetic light
+    "2": ("load of 2 bytes", ORANGE),
+    "4": ("load of 4 bytes", BLUE),
+    "8": ("load of 8 bytes", GREEN),
+    "16": ("load of 16 bytes", RED),
+    "c": ("conversion", "#CFCFCF"),
+    "f": ("multiply–add", "#F5E6A8"),
+}
+
+
+def instruction_order(rows):
+    """Loads and arithmetic of a loop in the order of the machine code, a box each, from left to right.
+
+    rows  {title: [keys of INSTRUCTIONS, ...]}
+    """
+    from matplotlib.patches import Patch
+
+    longest = max(map(len, rows.values()))
+    picture, axis = figure(8, 0.85 + 0.5 * len(rows))
+    for at, order in enumerate(rows.values()):
+        for place, name in enumerate(order):
+            axis.add_patch(_box(place, at + 0.42, 1, 0.5, INSTRUCTIONS[name][1], 0.3))
+    for at, title in enumerate(rows):
+        axis.text(0, at + 0.34, title, fontsize=9.5, va="bottom")
+    used = [name for name in INSTRUCTIONS if any(name in order for order in rows.values())]
+    keys = [Patch(facecolor=INSTRUCTIONS[name][1], edgecolor="#999999", label=INSTRUCTIONS[name][0]) for name in used]
+    axis.legend(handles=keys, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=6, frameon=False, fontsize=9)
+    axis.set(xlim=(-0.5, longest + 0.5), ylim=(len(rows), -0.1))
+    axis.axis("off")
+    return finish(picture)
+
+
+def code_values(rows, low=-1, high=1):
+    """Number lines: a tick for every number that a format has a code for, between low and high.
+
+    rows  {title: values}
+    """
+    picture, axes = figure(8, 0.3 + 0.72 * len(rows), rows=len(rows))
+    for axis, (title, values) in zip(np.atleast_1d(axes), rows.items()):
+        inside = np.unique(values)
+        inside = inside[(inside >= low) & (inside <= high)]
+        axis.vlines(inside, 0, 1, color=BLUE, linewidth=1)
+        axis.set(xlim=(low - 0.02 * (high - low), high + 0.02 * (high - low)), ylim=(-0.15, 1), yticks=[])
+        axis.set_title(f"{title}: {len(inside)} values", loc="left", fontsize=10)
+        axis.spines["left"].set_visible(False)
+    return finish(picture)
+
+
+def bit_fields(rows):
+    """Words of bits, the highest bit on the left: a row of named fields for each word.
+
+    rows  {title: [(name, bits, colour), ...]}
+    """
+    picture, axis = figure(8, 0.3 + 0.72 * len(rows))
+    for at, (title, fields) in enumerate(rows.items()):
+        left, total = 0, sum(bits for _, bits, _ in fields)
+        axis.text(0, at + 0.3, title, fontsize=9.5, va="bottom")
+        for name, bits, colour in fields:
+            axis.add_patch(_box(left, at + 0.37, bits, 0.38, colour))
+            axis.text(left + bits / 2, at + 0.565, name, ha="center", va="center", fontsize=9 if bits > 1 else 7)
+            axis.text(left + bits - 0.5, at + 0.77, total - left - bits, ha="center", va="top", fontsize=6.5)
+            left += bits
+    axis.set(xlim=(-0.3, max(sum(f[1] for f in fields) for fields in rows.values()) + 0.3), ylim=(len(rows), 0))
+    axis.axis("off")
+    return finish(picture)
+
+
+def shared_scales(numbers, groups, title=None):
+    """Magnitudes of keys or values as a map, tokens downwards, and frames around the numbers that share a scale.
+
+    numbers  (tokens, channels);  groups  {title: (tokens, channels) of a group}
+    """
+    picture, axes = figure(8, 3.2, columns=len(groups))
+    tokens, channels = np.shape(numbers)
+    for axis, (name, (high, wide)) in zip(np.atleast_1d(axes), groups.items()):
+        axis.imshow(np.log10(np.abs(numbers) + 1e-2), cmap="Greys", aspect="auto", vmin=-2.2, vmax=2)
+        for top in range(0, tokens, high):
+            for left in range(0, channels, wide):
+                frame = _box(left - 0.5, top - 0.5, min(wide, channels - left), min(high, tokens - top), "none", 1.1)
+                frame.set_edgecolor(BLUE)
+                axis.add_patch(frame)
+        count = -(-tokens // high) * -(-channels // wide)
+        axis.set_title(f"{name}: {count} scales", loc="left", fontsize=10.5)
+        axis.set(xticks=[], yticks=[], xlabel="channel")
+    np.atleast_1d(axes)[0].set_ylabel("token")
+    if title:
+        picture.suptitle(title, fontsize=11, x=0.01, ha="left")
+    return finish(picture)
+
+
+def error_bars(errors, title, ylabel="error of the output, percent"):
+    """Groups of bars side by side, logarithmic. errors {group: {bar: percent}}, the same bars in each group."""
+    picture, axis = figure(8, 4)
+    names = list(next(iter(errors.values())))
+    wide = 0.8 / len(names)
+    for n, name in enumerate(names):
+        heights = [of[name] for of in errors.values()]
+        at = np.arange(len(errors)) + (n - (len(names) - 1) / 2) * wide
+        axis.bar(at, heights, 0.92 * wide, color=COLOURS[n], label=name)
+        above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+        for x, height in zip(at, heights):
+            axis.annotate(f"{height:.2g}", (x, height), **above)
+    axis.set_xticks(range(len(errors)), errors)
+    axis.set_yscale("log")
+    found = [height for of in errors.values() for height in of.values()]
+    axis.set_ylim(min(found) / 3, 2 * max(found))
+    axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    axis.yaxis.set_minor_formatter(lambda v, _: "")
+    axis.set_ylabel(ylabel)
+    axis.set_title(title, loc="left")
+    axis.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1, 1))
+    return finish(picture)

@@ -1,0 +1,375 @@
+"""Checks of chapter 09: rounding to 8 bits, packing 4, loads in pairs and in flight, scales on the other side.
+
+The CUDA C++ runs on the SIMT machine; quality is counted there, as requests, and read from the compiled PTX, as the
+order of loads. The NumPy answers are also watched for the memory that they take.
+"""
+
+import re
+import tracemalloc
+import warnings
+
+import numpy as np
+
+from exercises.checks import shown, time_limit
+from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
+from lab import cuda
+from lab.exercise import Exercise, Wrong
+
+# Exercise 1: a row in 8 bits
+
+
+def exercise_1(quantize_rows):
+    """quantize_rows(x) -> (codes, scale)."""
+    exercise = Exercise("Exercise 1: a row in 8 bits")
+    rng = np.random.default_rng()
+    cases = [
+        ("the example", np.array([[12.7, -3.04, 0]])),
+        ("a row of zeros", np.array([[1, 2], [0, 0]])),
+        ("a row whose largest number is negative", np.array([[1, -9, 2]])),
+        ("rows of very different size", rng.standard_normal((5, 7)) * 10.0 ** np.arange(-3, 2)[:, None]),
+        ("a square matrix", rng.standard_normal((6, 6)) * np.array([1, 30, 1, 1, 0.1, 1])[:, None]),
+        ("one column", rng.standard_normal((4, 1))),
+        ("tiny numbers", rng.standard_normal((3, 5)) * 1e-30),
+    ]
+    cases += [(f"{r} × {n} random numbers", rng.standard_normal((r, n))) for r, n in ((1, 1), (3, 64), (50, 33))]
+    with exercise, time_limit():
+        for at, x in cases:
+            _quantized_rows(exercise, quantize_rows, x.astype(np.float32), at)
+    return exercise.report(f"right on {len(cases)} cases, no number is off by more than half a scale")
+
+
+def _quantized_rows(exercise, quantize_rows, x, at):
+    before = x.copy()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with np.errstate(all="warn"):
+            got = quantize_rows(x)
+    exercise.require(np.array_equal(x, before), f"{at}: the function changed x, which it should only read")
+    codes, scale = _pair(got, at)
+    _expect_array(codes, "codes", np.int8, x.shape, at)
+    _expect_array(scale, "scale", np.float32, x.shape[:1], at)
+    exercise.require(
+        np.isfinite(scale).all() and (scale >= 0).all(),
+        f"{at}: a scale is {scale[~(scale >= 0)][:1]}, expected 0 or more",
+    )
+    exercise.require(not said, f"{at}: there was a warning: {said[0].message if said else ''}")
+    exercise.require(codes.min() >= -127, f"{at}: a code is -128; codes go from -127 to 127")
+    off = np.abs(codes * scale[:, None].astype(np.float64) - before)
+    allowed = scale[:, None] / 2 * (1 + 1e-5)
+    bad = np.argwhere(off > allowed)
+    if len(bad):
+        r, c = map(int, bad[0])
+        raise Wrong(
+            f"{at}: x[{r}, {c}] is {before[r, c]:.6g}, and code {codes[r, c]} times scale {scale[r]:.6g} is "
+            f"{codes[r, c] * float(scale[r]):.6g}: off by more than half a scale"
+        )
+    wanted = np.abs(before).max(axis=1) / 127.0
+    bad = np.argwhere(np.abs(scale - wanted) > 1e-5 * wanted)
+    if len(bad):
+        r = int(bad[0, 0])
+        raise Wrong(f"{at}: scale[{r}] is {scale[r]:.6g}, expected {wanted[r]:.6g}, so that the largest code is 127")
+    exercise.require((codes[scale == 0] == 0).all(), f"{at}: a row of zeros has codes that are not 0")
+
+
+def _pair(got, at):
+    if not isinstance(got, (tuple, list)) or len(got) != 2:
+        raise Wrong(f"{at}: the function gave {shown(got)}, expected a pair (codes, scale)")
+    return got
+
+
+def _expect_array(value, name, dtype, shape, at):
+    if not isinstance(value, np.ndarray):
+        raise Wrong(f"{at}: {name} is {shown(value)}, expected an array")
+    if value.shape != shape:
+        raise Wrong(f"{at}: {name} has shape {value.shape}, expected {shape}")
+    if value.dtype != dtype:
+        raise Wrong(f"{at}: {name} has dtype {value.dtype}, expected {np.dtype(dtype)}")
+
+
+# Exercise 2: eight numbers in a word
+
+
+def exercise_2(source):
+    """CUDA source of pack and unpack."""
+    exercise = Exercise("Exercise 2: eight numbers in a word")
+    rng = np.random.default_rng()
+    cases = [("the example", np.array([[-1, 2, 0, 0, 0, 0, 0, -8]]))]
+    for place in range(8):  # each code alone in each place, beside zeros and beside ones
+        for beside in (0, -1):
+            codes = np.full((16, 8), beside)
+            codes[:, place] = np.arange(-8, 8)
+            cases.append((f"all codes in place {place}, {beside} beside them", codes))
+    cases += [(f"{n} words of random codes", rng.integers(-8, 8, (n, 8))) for n in (1, 31, 255, 257, 1024)]
+    with exercise, time_limit(60):
+        pack, unpack = compiled(source, "pack"), compiled(source, "unpack")
+        for at, codes in cases:
+            codes, n = codes.astype(np.int8), len(codes)
+            words = ((codes.astype(np.int64) & 15) << 4 * np.arange(8)).sum(axis=1).astype(np.uint32)
+            got = np.full(n, 0xDEADBEEF, np.uint32)
+            report = launched(pack, blocks_for(n), BLOCK, codes.reshape(-1), got, np.int32(n), at=f"pack, {at}")
+            bad = np.flatnonzero(got != words)
+            if len(bad):
+                i = int(bad[0])
+                raise Wrong(
+                    f"wrong at pack, {at}: the codes {', '.join(map(str, codes[i]))} gave the word {got[i]:#010x}, "
+                    f"expected {words[i]:#010x}"
+                )
+            reports = {"pack": report}
+            back = np.full((n, 8), 99, np.int8)
+            args = (words, back.reshape(-1), np.int32(n))
+            reports["unpack"] = launched(unpack, blocks_for(n), BLOCK, *args, at=f"unpack, {at}")
+            bad = np.flatnonzero((back != codes).any(axis=1))
+            if len(bad):
+                i = int(bad[0])
+                raise Wrong(
+                    f"wrong at unpack, {at}: the word {words[i]:#010x} gave {', '.join(map(str, back[i]))}, "
+                    f"expected {', '.join(map(str, codes[i]))}"
+                )
+        for name, report in reports.items():  # of the last case, 1024 words
+            for op, word in (("ld", "load"), ("st", "store")):
+                made, most = requests(report, op), n // 32
+                exercise.require(
+                    made <= most,
+                    f"right, but at {at} {name} makes {made} {word} requests; wanted: at most {most}, one for each 32 "
+                    "words: a thread's eight bytes in one piece",
+                )
+    return exercise.report(f"right on {len(cases)} cases, and bytes travel in eights")
+
+
+# Exercise 3: pairs from any row
+
+
+def exercise_3(source):
+    """CUDA source of scores."""
+    exercise = Exercise("Exercise 3: pairs from any row")
+    shapes = [(1, d) for d in (1, 2, 3, 4, 5)] + [(2, 1), (9, 3), (3, 31), (9, 63), (5, 64), (8, 65), (17, 127)]
+    shapes += [(2, 200), (33, 66)]
+    with exercise, time_limit(60):
+        kernel, rng = compiled(source, "scores"), np.random.default_rng()
+        for kv_len, head_dim in shapes:
+            _scores(kernel, rng, kv_len, head_dim)
+        for head_dim, each in ((128, 6), (257, 14)):
+            kv_len = 64
+            at = f"kv_len = {kv_len}, head_dim = {head_dim}"
+            report = _scores(kernel, rng, kv_len, head_dim)
+            made, most = requests(report, "ld"), kv_len * each
+            exercise.require(
+                made <= most,
+                f"right, but at {at} the warps make {made:,} load requests; wanted: at most {most:,}, {each} for each "
+                "token: keys in pairs",
+            )
+            sectors = report.sectors_per_request("ld")
+            exercise.require(
+                sectors <= 8,
+                f"right, but at {at} a load of a warp touches {sectors:.3g} sectors on average; wanted: at most 8",
+            )
+    return exercise.report(f"right on {len(shapes) + 2} shapes, with half the requests for keys")
+
+
+def _scores(kernel, rng, kv_len, head_dim):
+    at = f"kv_len = {kv_len}, head_dim = {head_dim}"
+    q, k = rng.standard_normal(head_dim).astype(np.float32), rng.standard_normal((kv_len, head_dim)).astype(np.float16)
+    out, before = np.full(kv_len, np.nan, np.float32), {"q": q.copy(), "k": k.copy()}
+    args = (q, k, out, np.int32(kv_len), np.int32(head_dim))
+    report = launched(kernel, blocks_for(kv_len, 8), BLOCK, *args, at=at)
+    wanted = before["k"].astype(np.float64) @ before["q"]
+    size = np.linalg.norm(q.astype(np.float64)) * np.linalg.norm(k.astype(np.float64), axis=1).max()
+    near("out", out / size, wanted / size, 1e-5 * max(1, 1 / np.abs(wanted / size).max()), at)
+    unchanged({"q": q, "k": k}, before, at)
+    return report
+
+
+# Exercise 4: find the bug
+
+TOGETHER = 8  # loads of values that must stand ahead of the arithmetic
+
+
+def exercise_4(source):
+    """CUDA source of mix."""
+    exercise = Exercise("Exercise 4: find the bug")
+    lengths = [1, 2, 7, 8, 9, 63, 64, 65, 100, 127, 128, 129, 192, 300]
+    cases = [(n, room) for n in lengths for room in (n, n + 1, n + 70, n + 300)]
+    with exercise, time_limit(60):
+        kernel, rng = compiled(source, "mix"), np.random.default_rng()
+        for kv_len, capacity in cases:
+            report = _flight(kernel, rng, kv_len, capacity)
+        kv_len = capacity = 512
+        report = _flight(kernel, rng, kv_len, capacity)
+        made, most = requests(report, "ld"), 2 * kv_len  # a token has one load of values and one of its weight
+        exercise.require(
+            made <= most,
+            f"right, but at kv_len = {kv_len} the warps make {made:,} load requests; wanted: at most {most:,}, one of "
+            "its values and one of its weight for each token",
+        )
+        together = _together(source)
+        exercise.require(
+            together >= TOGETHER,
+            f"right, but in the compiled code no more than {together} loads of values stand together ahead of the "
+            f"arithmetic; wanted: {TOGETHER}, as before",
+        )
+    return exercise.report(f"right on {len(cases) + 1} cases, nothing is read past the end, and loads stay in flight")
+
+
+def _flight(kernel, rng, kv_len, capacity, beyond=np.nan):
+    at = f"kv_len = {kv_len}, capacity = {capacity}"
+    att, v = np.full(capacity, beyond, np.float32), np.full((capacity, 64), beyond, np.float16)
+    att[:kv_len], v[:kv_len] = rng.random(kv_len), rng.standard_normal((kv_len, 64))
+    out, before = np.full(64, np.nan, np.float32), {"att": att[:kv_len].copy(), "v": v[:kv_len].copy()}
+    report = launched(kernel, 1, (32, 8), att, v, out, np.int32(kv_len), at=at, check_races=kv_len < 70)
+    wanted = before["att"].astype(np.float64) @ before["v"].astype(np.float64)
+    if np.isnan(out).any() and np.isnan(beyond):
+        raise Wrong(f"wrong at {at}: results are NaN, and only what lies beyond kv_len is NaN")
+    near("out", out, wanted, 1e-4, at)
+    unchanged({"att": att[:kv_len], "v": v[:kv_len]}, before, at)
+    return report
+
+
+def _together(source):
+    """The most loads of values (not float32) in the PTX between two pieces of arithmetic."""
+    ptx = cuda.compile(source).ptx()
+    order = re.findall(r"ld\.global(?:\.nc)?[.\w]*|fma\.rn\.f32|mul(?:\.ftz)?\.f32", ptx)
+    marks = "".join("." if not op.startswith("ld") else "" if op.endswith("f32") else "v" for op in order)
+    return max(map(len, marks.split(".")))
+
+
+# Exercise 5: scores, without the keys
+
+
+def exercise_5(scores):
+    """scores(q, codes, scale, group) -> (kv_len,)."""
+    exercise = Exercise("Exercise 5: scores, without the keys")
+    rng = np.random.default_rng()
+    shapes = [
+        (1, 1, 1),
+        (2, 1, 1),
+        (1, 3, 4),
+        (5, 2, 2),
+        (7, 4, 3),
+        (64, 16, 32),
+        (65, 16, 32),
+        (100, 128, 64),
+        (31, 8, 64),
+    ]
+    with exercise, time_limit():
+        for kv_len, head_dim, group in shapes:
+            _scored(exercise, scores, rng, kv_len, head_dim, group)
+        kv_len, head_dim, group = 20_000, 64, 100
+        keys, most = kv_len * head_dim, 8 * kv_len + 40 * 8 * group * head_dim
+        peak = _scored(exercise, scores, rng, kv_len, head_dim, group)
+        exercise.require(
+            peak <= most,
+            f"right, but with {keys:,} keys in groups of {group * head_dim:,} the function took {peak / 1e6:.1f} MB; "
+            f"wanted: at most {most / 1e6:.1f}, room for the scores and for a few groups",
+        )
+    return exercise.report(f"right on {len(shapes) + 1} shapes, and the keys were never made")
+
+
+def _scored(exercise, scores, rng, kv_len, head_dim, group):
+    at = f"kv_len = {kv_len}, head_dim = {head_dim}, group = {group}"
+    q = rng.standard_normal(head_dim)
+    codes = rng.integers(-127, 128, (kv_len, head_dim)).astype(np.int8)
+    scale = (rng.random((-(-kv_len // group), head_dim)) * 10.0 ** rng.integers(-3, 2, head_dim)).astype(np.float32)
+    before = {"q": q.copy(), "codes": codes.copy(), "scale": scale.copy()}
+    keys = codes * np.repeat(scale, group, axis=0)[:kv_len].astype(np.float64)
+    wanted, size = keys @ q, np.abs(keys) @ np.abs(q)
+    del keys
+    tracemalloc.start()
+    try:
+        got = scores(q, codes, scale, group)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    exercise.require(isinstance(got, np.ndarray), f"{at}: the function gave {shown(got)}, expected an array")
+    exercise.require(got.shape == (kv_len,), f"{at}: the result has shape {got.shape}, expected {(kv_len,)}")
+    exercise.require(got.dtype == np.float64, f"{at}: the result has dtype {got.dtype}, expected float64")
+    off = np.abs(got - wanted)
+    bad = np.flatnonzero(~(off <= 1e-6 * size))
+    if len(bad):
+        t = int(bad[0])
+        raise Wrong(
+            f"wrong at {at}: {len(bad)} of {kv_len} scores differ. That of token {t} is {got[t]:.8g}, expected "
+            f"{wanted[t]:.8g}"
+        )
+    unchanged({"q": q, "codes": codes, "scale": scale}, before, at)
+    return peak
+
+
+# Exercise 6: one more token
+
+
+def exercise_6(append):
+    """append(cache, token, group) -> cache. It calls quantize_group, which the check watches."""
+    exercise = Exercise("Exercise 6: one more token")
+    rng = np.random.default_rng()
+    cases = [(1, 1, 4), (2, 3, 6), (4, 2, 9), (8, 5, 25), (32, 16, 70)]  # group, head_dim, appends
+    with exercise, time_limit():
+        for group, head_dim, appends in cases:
+            tokens = rng.standard_normal((appends, head_dim)).astype(np.float32)
+            tokens *= 1 + np.arange(appends)[:, None] % 3  # scales that grow within a group
+            if appends > 6:
+                tokens[3] = 0
+            _grown(exercise, append, tokens, group)
+    return exercise.report(f"right after each of {sum(n for *_, n in cases)} appends, bit for bit")
+
+
+def _grown(exercise, append, tokens, group):
+    head_dim, calls = tokens.shape[1], []
+    names = getattr(append, "__globals__", {})
+    original = names.get("quantize_group")
+
+    def watched(given):
+        calls.append(len(given))
+        return _group_codes(np.asarray(given))
+
+    cache = {
+        "codes": np.zeros((0, head_dim), np.int8),
+        "scale": np.zeros((0, head_dim), np.float32),
+        "recent": np.zeros((0, head_dim), np.float32),
+    }
+    try:
+        if original is not None:
+            names["quantize_group"] = watched
+        for n, token in enumerate(tokens, 1):
+            at = f"group = {group}, token number {n}"
+            before, calls[:] = {name: array.copy() for name, array in cache.items()}, []
+            given = token.copy()
+            new = append(cache, given, group)
+            exercise.require(isinstance(new, dict), f"{at}: append gave {shown(new)}, expected a dictionary")
+            exercise.require(
+                all(np.array_equal(before[name], cache.get(name)) for name in before) and np.array_equal(given, token),
+                f"{at}: append changed the cache, or the token, that it was given",
+            )
+            cache = _expected(new, tokens[:n], group, at)
+            exercise.require(
+                len(calls) == 1 and calls[0] <= group,
+                f"{at}: right, but append called quantize_group for {calls or 'no'} tokens; wanted: one call, with at "
+                f"most {group}: finished groups stay as they are",
+            )
+    finally:
+        if original is not None:
+            names["quantize_group"] = original
+
+
+def _expected(cache, tokens, group, at):
+    """Raise Wrong unless this is the cache of these tokens; return its three arrays."""
+    n, head_dim = tokens.shape
+    groups = [_group_codes(tokens[first : first + group]) for first in range(0, n, group)]
+    wanted = {
+        "codes": np.concatenate([codes for codes, _ in groups]),
+        "scale": np.stack([scale for _, scale in groups]),
+        "recent": tokens[n - n % group :],
+    }
+    for name, right in wanted.items():
+        got = cache.get(name)
+        _expect_array(got, f'cache["{name}"]', right.dtype, right.shape, at)
+        bad = np.argwhere(got != right)
+        if len(bad):
+            index = tuple(map(int, bad[0]))
+            raise Wrong(f'wrong at {at}: cache["{name}"]{list(index)} is {got[index]:g}, expected {right[index]:g}')
+    return {name: cache[name] for name in wanted}
+
+
+def _group_codes(tokens):
+    scale = np.abs(tokens).max(axis=0) / np.float32(127)
+    codes = np.rint(tokens / np.where(scale == 0, np.float32(1), scale))
+    return np.clip(codes, -127, 127).astype(np.int8), scale

@@ -1,0 +1,152 @@
+"""Look at the tensors of an attention call before anything is launched, and say what is wrong in one sentence."""
+
+import math
+import numbers
+
+import torch
+
+DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}  # and their CUDA C++ names
+HEAD_DIMS = range(8, 257, 8)  # what every rung takes
+
+
+def expect_decode(where, q, k, v, scale=None, kv_lens=None, out=None, *, alignment=16):
+    """Check one call of decode attention. Returns (scale as a float, the tensor to write to).
+
+    where      the function's name, for messages
+    q          (batch, n_heads, head_dim)
+    k, v       (batch, kv_len, n_kv_heads, head_dim), like q in dtype and device, kv_len at least 1
+    scale      None (head_dim**-0.5) or a finite number
+    kv_lens    None or int32 (batch,) on q's device, from 1 to kv_len. Looked into on the CPU only: on a card that would
+               wait for it, so there the kernel clamps
+    out        None (a new tensor) or a tensor like q, apart from all inputs
+    alignment  bytes that the addresses of q, k and v must be divisible by
+
+    TypeError or ValueError names the argument, what was expected and what came.
+    """
+    if not _all_well(q, k, v, alignment):
+        _say_what_is_wrong(where, q, k, v, alignment)
+    if kv_lens is not None:
+        expect_kv_lens(where, kv_lens, q, k.shape[0], k.shape[1])
+    return expect_scale(where, scale, q.shape[2]), output(where, out, q, q.shape, q=q, k=k, v=v, kv_lens=kv_lens)
+
+
+def _all_well(q, k, v, alignment):
+    """What _say_what_is_wrong looks for, without the words: a third of the time, at every call."""
+    if not (type(q) is type(k) is type(v) is torch.Tensor and q.dtype in DTYPES and q.dtype == k.dtype == v.dtype):
+        return False
+    shape, cache, device = q.shape, k.shape, q.device
+    return (
+        len(shape) == 3
+        and len(cache) == 4
+        and cache == v.shape
+        and (shape[0], shape[2]) == (cache[0], cache[3])
+        and 0 not in shape
+        and 0 not in cache
+        and shape[1] % cache[2] == 0
+        and shape[2] in HEAD_DIMS
+        and device.type in ("cpu", "cuda")
+        and device == k.device == v.device
+        and q.layout is k.layout is v.layout is torch.strided
+        and q.is_contiguous()
+        and k.is_contiguous()
+        and v.is_contiguous()
+        and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % max(alignment, q.element_size()) == 0
+    )
+
+
+def _say_what_is_wrong(where, q, k, v, alignment):
+    expect_first(where, "q", q, ("batch", "n_heads", "head_dim"))
+    batch, n_heads, head_dim = q.shape
+    expect(where, "k", k, q, (batch, "kv_len", "n_kv_heads", head_dim))
+    expect(where, "v", v, q, tuple(k.shape))
+    n_kv_heads = k.shape[2]
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"{where}: head_dim must be a multiple of 8 and at most 256, got {head_dim}")
+    if n_heads % n_kv_heads:
+        raise ValueError(
+            f"{where}: n_heads must be a multiple of n_kv_heads, got {n_heads} query heads and {n_kv_heads} kv heads"
+        )
+    for name, value in (("q", q), ("k", k), ("v", v)):
+        if value.data_ptr() % alignment:
+            raise ValueError(
+                f"{where}: {name} must start at an address divisible by {alignment}, got {value.data_ptr():#x}"
+            )
+
+
+def expect_first(where, name, value, shape, dtypes=tuple(DTYPES)):
+    """The first tensor of a call: the others must be like it in device and, where that is asked, in dtype."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{where}: {name} must be a torch tensor, got {type(value).__name__}")
+    if value.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{where}: {name} must be on the CPU or on a CUDA device, got a tensor on {value.device}")
+    expect(where, name, value, value, shape, dtypes)
+
+
+def expect(where, name, value, like, shape, dtypes=None):
+    """Raise unless this is a contiguous tensor of this shape, on the device of `like`, and of its dtype or of `dtypes`.
+
+    shape: an int is an exact length, a str names a free one; none may be 0.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{where}: {name} must be a torch tensor, got {type(value).__name__}")
+    if value.dtype not in (dtypes or (like.dtype,)):
+        wanted = " or ".join(map(str, dtypes)) if dtypes else f"{like.dtype}, like the first tensor"
+        raise TypeError(f"{where}: {name} must be of {wanted}, got {value.dtype}")
+    if value.device != like.device:
+        raise ValueError(f"{where}: {name} must be on {like.device}, like the first tensor, got one on {value.device}")
+    have = value.shape
+    if len(have) != len(shape) or any(n == 0 or (n != m and not isinstance(m, str)) for n, m in zip(have, shape)):
+        wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+        raise ValueError(f"{where}: {name} must have shape {wanted}, none of it 0, got {tuple(have)}")
+    if value.layout is not torch.strided:
+        raise ValueError(f"{where}: {name} must be a dense tensor, got layout {value.layout}")
+    if not value.is_contiguous():
+        raise ValueError(
+            f"{where}: {name} must be contiguous, got shape {tuple(have)} with strides {value.stride()}; "
+            f"{name}.contiguous() makes a contiguous copy"
+        )
+    if value.data_ptr() % value.element_size():  # from torch.frombuffer, say: a kernel cannot read it
+        raise ValueError(f"{where}: {name} must be aligned to its element size, got {value.data_ptr():#x}")
+
+
+def expect_scale(where, scale, head_dim):
+    """The scale as a float. A tensor cannot be one: to look into it on a card breaks a capture."""
+    if scale is None:
+        return head_dim**-0.5
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+        raise TypeError(f"{where}: scale must be a number or None, got {type(scale).__name__}")
+    if not math.isfinite(scale):
+        raise ValueError(f"{where}: scale must be finite, got {scale}")
+    return float(scale)
+
+
+def expect_kv_lens(where, kv_lens, like, batch, kv_len):
+    """Raise unless these can be the lengths of the sequences in a cache of kv_len tokens."""
+    expect(where, "kv_lens", kv_lens, like, (batch,), (torch.int32,))
+    if kv_lens.device.type == "cpu":
+        low, high = int(kv_lens.min()), int(kv_lens.max())
+        if low < 1 or high > kv_len:
+            bad = low if low < 1 else high
+            raise ValueError(f"{where}: kv_lens must be from 1 to kv_len, {kv_len}, got {bad}")
+
+
+def memory(tensor):
+    """The addresses of a contiguous tensor: (its first byte, one past its last)."""
+    begin = tensor.data_ptr()
+    return begin, begin + tensor.numel() * tensor.element_size()
+
+
+def output(where, out, like, shape, **inputs):
+    """The tensor to write to: a new one, or `out` once it has been looked at. Inputs that are None are passed over."""
+    if out is None:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    expect(where, "out", out, like, tuple(shape))
+    if out.requires_grad:
+        raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
+    out_begin, out_end = memory(out)
+    for name, value in inputs.items():
+        if value is not None:
+            begin, end = memory(value)
+            if begin < out_end and out_begin < end:
+                raise ValueError(f"{where}: out must not share memory with {name}, got a tensor that does")
+    return out

@@ -1,0 +1,315 @@
+"""Measure chapters 07 and 08 on a GPU: 32 query heads, 8 KV heads, head_dim 128, from 4K tokens to 1M.
+
+The attention mix, decode attention beside the peers of peers.py, and the time over the number of splits. Every call
+finds its cache cold. Each rung and peer is held against float64 on the card before it is timed and after; rungs also on
+hostile shapes between NaNs. Of a peer the fastest mode counts, and stands behind the colon in its row. The last row
+only reads the cache: what a launch costs without PDL. Rungs slower than SLOW are left out with a printed sentence.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import ref.attention
+from kernels.attention import decoding, mix, peers, rungs
+from lab import Ladder, check, cuda_timing
+from lab.check import Verdict
+
+DEVICE = "cuda"
+N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+MIX_CELLS = [(name, kv_len) for name in ("fp32", "fp16") for kv_len in (4096, 32768)]  # dtype, kv_len
+CELLS = [(1, 4096), (1, 32768), (1, 131072), (1, 1 << 20), (16, 4096), (16, 32768), (16, 131072)]  # batch, kv_len
+FP16_CELLS, FLEX_CELLS = CELLS[:2], [(1, 4096), (16, 4096)]
+SPLITS = {4096: (1, 2, 4, 8, 16, 32, 64), 32768: (1, 4, 8, 16, 24, 32, 64, 128)}  # of the rung `split`
+SLOW = 20e-3  # seconds
+GUARD = 64  # elements of NaN on each side of an input
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}  # ‖out − ref‖ / ‖ref‖
+HOSTILE = [  # batch, n_heads, n_kv_heads, kv_len, head_dim; of few kinds, as each is compiled for
+    (2, 8, 2, 1009, 128),
+    (1, 4, 4, 1, 64),
+    (3, 3, 3, 17, 64),
+    (1, 16, 4, 127, 128),
+    (2, 32, 8, 4099, 128),
+]
+BOUND = {"bound": "read", "device": "cuda"}
+DECODE = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "flash.cuh", "merge.cu", "plan.py"))  # its sources
+
+
+@dataclass
+class Row:
+    """A row to be: its calls, one for each copy of the cache, what they must give, and what a ladder wants to know."""
+
+    title: str
+    calls: list
+    wanted: torch.Tensor = None  # float64; None for a row that computes nothing
+    tolerance: float = 0.0
+    bytes: int = 0
+    flops: int = 0
+    outs: list = ()  # what the calls write to, if they take `out`
+    verdict: Verdict = None
+    sources: tuple = ()
+
+
+def ladders(seconds=0.1):
+    """Check, then time, every rung and peer. Returns the Ladders."""
+    cuda_timing.expect_gpu("the attention ladders")
+    found = [_mix(name, kv_len, seconds) for name, kv_len in MIX_CELLS]
+    cells = [("bf16", *cell) for cell in CELLS] + [("fp16", *cell) for cell in FP16_CELLS]
+    found += [_decode(*cell, seconds) for cell in cells]
+    return found + [_splits(kv_len, counts, seconds) for kv_len, counts in SPLITS.items()]
+
+
+def short(tokens):
+    """4096 -> "4K", 1048576 -> "1M"."""
+    return f"{tokens >> 20}M" if tokens % (1 << 20) == 0 else f"{tokens >> 10}K" if tokens % 1024 == 0 else str(tokens)
+
+
+def ladder_of(title, rows, seconds):
+    """Check and time these rows in turns; check again. Returns the Ladder. ValueError if a row is wrong."""
+    begin, ladder, rows = time.perf_counter(), Ladder(title, **BOUND), list(rows)
+    for row in rows:
+        verdict = None
+        if row.wanted is not None:
+            verdict = Verdict() if row.verdict is None else dataclasses.replace(row.verdict)
+            verdict.error, verdict.shapes = max(verdict.error, _error(title, row)), verdict.shapes + 1
+        facts = {"bytes": row.bytes, "flops": row.flops, "verdict": verdict, "sources": row.sources}
+        ladder.plan(row.title, row.calls, **facts)
+        for out in row.outs:
+            out.fill_(torch.nan)
+    ladder.again(seconds)
+    for row in rows:
+        if row.wanted is not None:
+            _error(title, row, results=row.outs or None)
+    ladder.calls.clear()  # they hold the caches
+    print(f"{title}: {len(rows)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
+    return ladder
+
+
+def _error(title, row, results=None):
+    """The largest error of these results, or of all calls made now; ValueError if one is wrong."""
+    worst, norm = 0.0, float(torch.linalg.vector_norm(row.wanted))
+    for result in results or (call() for call in row.calls):
+        off = float(torch.linalg.vector_norm(result.reshape(row.wanted.shape).double() - row.wanted)) / norm
+        if not off <= row.tolerance:  # NaN too
+            raise ValueError(
+                f"{title}: {row.title} is not right, so it is not timed: relative error {off:.2g}, "
+                f"allowed are {row.tolerance:.2g}"
+            )
+        worst = max(worst, off)
+    return worst
+
+
+def our_row(title, function, inputs, out_like, *, verdict, sources, **facts):
+    """A row of a kernel of ours: function(*inputs, out=...) for each of the inputs."""
+    outs = [torch.full_like(out_like, torch.nan) for _ in inputs]
+    calls = [functools.partial(function, *args, out=out) for args, out in zip(inputs, outs)]
+    return Row(title, calls, outs=outs, verdict=verdict, sources=sources, **facts)
+
+
+def peer_rows(families, tolerance, **facts):
+    """A row for each (name, {mode: make}), of the mode that is fastest; make() returns its calls.
+
+    A mode that refuses is left out with a printed sentence, and a name without modes has no row.
+    """
+    for name, modes in families:
+        best = math.inf, None, None
+        for mode, make in modes.items():
+            try:
+                calls = make()
+                taken = float(np.median(cuda_timing.Graph(calls).turn()))
+            except Exception as error:  # theirs: of any kind
+                print(f"{name}: {mode} is left out: {(str(error) or repr(error)).splitlines()[0]}")
+            else:
+                best = min(best, (taken, mode, calls), key=lambda found: found[0])
+        if best[1] is not None:
+            yield Row(f"{name}: {best[1]}", best[2], tolerance=tolerance, **facts)
+
+
+def decode_arrays(batch, n_heads, n_kv_heads, kv_len, head_dim):
+    """The shapes of q, k and v."""
+    cache = batch, kv_len, n_kv_heads, head_dim
+    return (batch, n_heads, head_dim), cache, cache
+
+
+def mix_arrays(batch, n_heads, n_kv_heads, kv_len, head_dim):
+    """The shapes of att and v."""
+    return (n_heads, kv_len), (kv_len, n_kv_heads, head_dim)
+
+
+@functools.cache
+def checked(function, reference, arrays, dtypes):
+    """The Verdict of function(*tensors) on HOSTILE, inputs between NaNs, against reference(*float64 arrays).
+
+    arrays  gives the shapes of the inputs for a shape of HOSTILE;  dtypes  of the inputs, in order
+    """
+
+    def inputs(rng, *shape):
+        return [rng.standard_normal(size).astype(np.float32) for size in arrays(*shape)]
+
+    def rounded(found):
+        return [torch.from_numpy(np.ascontiguousarray(x)).to(dtype) for x, dtype in zip(found, dtypes)]
+
+    def wanted(*found):
+        return reference(*(tensor.double().numpy() for tensor in rounded(found)))
+
+    def on_card(*found):
+        tensors = [between_nans(tensor) for tensor in rounded(found)]
+        _wait()  # a dependent launch may read the cache before what is ahead of it has ended
+        return function(*tensors).double().cpu().numpy()
+
+    # an average over many tokens is small: sizes are those of the values
+    return check(on_card, wanted, inputs, HOSTILE, tolerance=TOLERANCE[dtypes[-1]], size=0.01)
+
+
+def between_nans(tensor):
+    """A copy on the card that lies between NaNs: what is read too far turns the result into NaN."""
+    home = torch.full((tensor.numel() + 2 * GUARD,), torch.nan, device=DEVICE, dtype=tensor.dtype)
+    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def reading(tensors, moved, flops):
+    """A row that only reads these tensors; its flops are those of the others, so that its speed-up compares."""
+    calls = cuda_timing.read_calls(tensors)
+    return Row("reading the cache only", calls, bytes=moved, flops=flops, sources=("lab/roof_cuda.py",))
+
+
+def _wait():
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def empty():
+    """Give back what earlier ladders held: the longest caches need the room in one piece."""
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+# Chapter 07: the attention mix
+
+
+def _mix(name, kv_len, seconds):
+    empty()
+    inputs = random_mixes(DTYPES[name], DTYPES[name], kv_len)
+    rows = mix_rows(mix.RUNGS, inputs, *mix.work(*inputs[0]))
+    peer = "torch.matmul", {"a product for each KV head": lambda: [functools.partial(by_matmul, *p) for p in inputs]}
+    tolerance = max(2 * torch.finfo(DTYPES[name]).eps, 1e-5)
+    rows[-1:-1] = peer_rows([peer], tolerance, wanted=rows[0].wanted, bytes=rows[0].bytes, flops=rows[0].flops)
+    return ladder_of(f"attention mix {name}, {N_HEADS} heads, {N_KV_HEADS} KV heads, {kv_len} tokens", rows, seconds)
+
+
+def random_mixes(att_dtype, dtype, kv_len):
+    """(att, v) pairs, all the same, with 1 GB of v or more in all."""
+    att = torch.softmax(torch.randn(N_HEADS, kv_len, device=DEVICE), dim=1).to(att_dtype)
+    values = cuda_timing.cold_copies(torch.randn(kv_len, N_KV_HEADS, HEAD_DIM, device=DEVICE).to(dtype))
+    return [(att.clone(), v) for v in values]
+
+
+def mix_rows(ladder, inputs, moved, flops):
+    """A row for each of these rungs, and one that only reads v."""
+    att, v = inputs[0]
+    wanted, dtypes = by_matmul(att.double(), v.double()), (att.dtype, v.dtype)
+    facts = {"wanted": wanted, "bytes": moved, "flops": flops, "tolerance": TOLERANCE[v.dtype]}
+    like = torch.empty(wanted.shape, dtype=att.dtype, device=att.device)
+    rows = []
+    for rung in ladder:
+        verdict = checked(rung.function, ref.attention.attention_mix, mix_arrays, dtypes)
+        rows.append(our_row(rung.title, rung.function, inputs, like, verdict=verdict, sources=rung.sources, **facts))
+    return [*rows, reading([v for _, v in inputs], moved, flops)]
+
+
+def by_matmul(att, v):
+    """A peer, and the truth in float64: one product for each KV head. (n_heads, head_dim)"""
+    grouped = att.view(v.shape[1], -1, v.shape[0])  # (n_kv_heads, heads of a group, kv_len)
+    return torch.matmul(grouped, v.transpose(0, 1)).view(att.shape[0], v.shape[2])
+
+
+# Chapter 08: decode attention
+
+
+def _decode(name, batch, kv_len, seconds):
+    empty()
+    dtype, title = DTYPES[name], f"decode {name}, batch {batch}, {short(kv_len)}"
+    homes, inputs, facts = problem(dtype, batch, kv_len)
+    q, caches, rows = inputs[0][0], [cache for _, *cache in inputs], []
+    for rung in rungs.RUNGS:
+        if _fast_enough(title, rung, inputs[-1]):
+            rows.append(_rung_row(rung.title, rung.function, rung.sources, inputs, facts))
+    rows += decode_rows(inputs, facts)
+    families = list(peers.sixteen_bit(q, caches))
+    if name == "bf16" and (batch, kv_len) in FLEX_CELLS:
+        families += peers.flex(q, caches)
+    rows += peer_rows(families, 2 * torch.finfo(dtype).eps, **facts)  # they may round more often than we do
+    return ladder_of(title, [*rows, reading(homes, facts["bytes"], facts["flops"])], seconds)
+
+
+def problem(dtype, batch, kv_len):
+    """Random inputs, all the same, with 1 GB of caches or more in all, and what is asked of a call on them.
+
+    Returns (tensors that each hold one cache whole, [(q, k, v), ...], {"wanted", "bytes", "flops"}).
+    """
+    cache = torch.randn(2, batch, kv_len, N_KV_HEADS, HEAD_DIM, device=DEVICE, dtype=dtype)
+    q = torch.randn(batch, N_HEADS, HEAD_DIM, device=DEVICE, dtype=dtype)
+    moved, flops = rungs.work(q, cache[0])
+    homes = cuda_timing.cold_copies(cache)
+    facts = {"wanted": truth(q, *cache), "bytes": moved, "flops": flops}
+    return homes, [(q, home[0], home[1]) for home in homes], facts
+
+
+def truth(q, k, v):
+    """What decode attention must give, in float64: one KV head of one sequence at a time, for want of room."""
+    out, group = torch.empty(q.shape, dtype=torch.float64, device=q.device), q.shape[1] // k.shape[2]
+    for b in range(len(q)):
+        for h in range(k.shape[2]):
+            heads = slice(h * group, (h + 1) * group)
+            scores = q[b, heads].double() @ k[b, :, h].double().T * q.shape[2] ** -0.5
+            out[b, heads] = torch.softmax(scores, dim=1) @ v[b, :, h].double()
+    return out
+
+
+def decode_rows(inputs, facts, title="decode"):
+    """The best rung on a 16-bit cache, plain and under programmatic dependent launch."""
+    rows = [_rung_row(title, decoding.decode, DECODE, inputs, facts)]
+    return [*rows, _rung_row(f"{title}, PDL", _dependent, DECODE, inputs, facts)]
+
+
+def _dependent(q, k, v, *, out=None):
+    return decoding.decode(q, k, v, out=out, pdl=True)
+
+
+def _rung_row(title, function, sources, inputs, facts):
+    q = inputs[0][0]
+    verdict = checked(function, ref.attention.decode_attention, decode_arrays, (q.dtype,) * 3)
+    about = {"verdict": verdict, "sources": sources, "tolerance": TOLERANCE[q.dtype]}
+    return our_row(title, function, inputs, q, **about, **facts)
+
+
+def _fast_enough(title, rung, inputs):
+    """Whether one call takes SLOW at most; if not, say that the rung is left out."""
+    for _ in range(2):  # the first compiles
+        _wait()
+        begin = time.perf_counter()
+        rung.function(*inputs)
+        _wait()
+        taken = time.perf_counter() - begin
+    if taken > SLOW:
+        print(f"{title}: {rung.title} takes {1e3 * taken:.0f} ms: it is left out")
+    return taken <= SLOW
+
+
+def _splits(kv_len, counts, seconds):
+    """The rung `split`, by how many blocks share the tokens of a head; batch 1, bf16."""
+    empty()
+    homes, inputs, facts = problem(torch.bfloat16, 1, kv_len)
+    (rung,) = (rung for rung in rungs.RUNGS if rung.name == "split")
+    rows = []
+    for count in counts:
+        row = _rung_row(f"{count} split{'s' * (count > 1)}", rung.function, rung.sources, inputs, facts)
+        row.calls = [functools.partial(call, splits=count) for call in row.calls]
+        rows.append(row)
+    return ladder_of(f"splits at {short(kv_len)}", [*rows, reading(homes, facts["bytes"], facts["flops"])], seconds)

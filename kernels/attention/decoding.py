@@ -1,0 +1,103 @@
+"""decode, the best rung: attention of one new token for each sequence, at the speed at which its cache can be read.
+
+Two launches, decode.cu and merge.cu. The second starts early and waits for the first, whether pdl is asked for or not.
+"""
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+
+from kernels.attention.arguments import DTYPES, expect_decode
+from kernels.attention.plan import card, plan
+from lab import cuda
+
+HERE = Path(__file__).resolve().parent
+SOURCES = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu", "flash.cuh", "plan.py"))
+LOG2_E = math.log2(math.e)
+
+
+def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
+    """softmax(scale · q Kᵀ) V for one token a sequence: the best rung.
+
+    q        (batch, n_heads, head_dim), float16 or bfloat16
+    k, v     (batch, kv_len, n_kv_heads, head_dim), like q; n_heads is a multiple of n_kv_heads
+    scale    head_dim**-0.5 unless given
+    kv_lens  int32 (batch,): only so many first tokens of each sequence count, whatever stands behind them, NaN too.
+             From 1 to kv_len; on a card, where they are not looked at beforehand, a length outside is taken as the
+             nearest of 0 and kv_len, and one of 0 gives zeros
+    out      a tensor like q to write into, apart from all others
+    pdl      True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch), and,
+             where that was launched so too, before the one ahead of that, and so on. They may write q, out, and of k
+             and v the newest token of each sequence (number kv_lens[b] - 1); never older tokens or kv_lens, which are
+             read at once
+
+    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else. S is float32, weights are rounded
+    to the dtype of q. The same from run to run, bit for bit; pdl may change
+    the order of sums. For any kv_len and any group of query heads; a group of
+    more than 16 reads the cache once for each 16.
+
+    float32, a head_dim that is no multiple of 16, and addresses that are no multiples of 16 bytes are left to the rung
+    `split`, which may not start early. Errors as in kernels/attention/__init__.py.
+    """
+    scale, out = expect_decode("decode", q, k, v, scale, kv_lens, out, alignment=1)
+    if _left_to_split(q, k, v, out):
+        from kernels.attention.rungs import split  # which is one of the ladder, as decode is
+
+        return split(q, k, v, scale, kv_lens=kv_lens, out=out)
+    _launch(q, k, v, scale, kv_lens, out, pdl)
+    return out
+
+
+def decode_in_shares(q, k, v, shares, *, out=None):
+    """decode with the cache cut into so many shares instead of the plan's, one for each multiprocessor: to see why."""
+    scale, out = expect_decode("decode_in_shares", q, k, v, None, None, out)
+    if _left_to_split(q, k, v, out):
+        raise ValueError("decode_in_shares: decode leaves these tensors to the rung split")
+    if isinstance(shares, bool) or not isinstance(shares, int):
+        raise TypeError(f"decode_in_shares: shares must be a whole number, got {type(shares).__name__}")
+    if shares < 1:
+        raise ValueError(f"decode_in_shares: shares must be at least 1, got {shares}")
+    _launch(q, k, v, scale, None, out, False, {"shares": shares})
+    return out
+
+
+def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False, **chosen):
+    """Run decode's two kernels on the SIMT machine, whatever the device. Returns their two reports (simt.report).
+
+    Tensors are copied to the CPU first. check_races: also look for races. chosen: what `plan` takes by name.
+    """
+    scale, _ = expect_decode("counters", q, k, v, scale, kv_lens, alignment=1)
+    if _left_to_split(q, k, v, q):
+        raise ValueError(
+            "counters: decode leaves these tensors to the rung split; see kernels.attention.rungs.counters"
+        )
+    q, k, v, kv_lens = (None if t is None else t.detach().cpu() for t in (q, k, v, kv_lens))
+    return _launch(q, k, v, scale, kv_lens, torch.empty_like(q), False, chosen, check_races=check_races)
+
+
+def _left_to_split(q, k, v, out):
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr()
+    return q.dtype == torch.float32 or q.shape[2] % 16 or addresses % 16
+
+
+def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
+    batch, n_heads, head_dim = q.shape
+    _, kv_len, n_kv_heads, _ = k.shape
+    pdl = bool(pdl)
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card(q.device), pdl, **(chosen or {}))
+    split, merge = _kernels(q.dtype, p.constants, kv_lens is not None, p.stages, p.threads, p.together)
+    partial = torch.empty(p.floats, dtype=torch.float32, device=q.device)
+    sums, sizes = partial[p.sums_at :], (kv_len, batch, p.rows, p.each, p.rest)
+    args = (q, k, v, kv_lens, partial, sums, *sizes, scale * LOG2_E, int(pdl))
+    first = split(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
+    args = (partial, sums, kv_lens, out, *sizes, p.shares)
+    return first, merge(batch * n_heads // p.together, p.threads, *args, pdl=True, **options)
+
+
+@functools.cache
+def _kernels(dtype, constants, lens, stages, threads, together):
+    both = [f"-DDTYPE={DTYPES[dtype]}", f"-DLENS={int(lens)}", *(f"-D{name}={value}" for name, value in constants)]
+    merge = cuda.load(HERE / "merge.cu", (*both, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
+    return cuda.load(HERE / "decode.cu", (*both, f"-DSTAGES={stages}")).decode, merge

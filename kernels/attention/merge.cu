@@ -1,0 +1,98 @@
+/* The second launch of decode attention: the segments of a row become its result.
+
+   A segment i leaves three things of each head, relative to a reference m[i] that is near its
+   largest score, in units of log 2:
+       o[i] = sum of 2**(score - m[i]) * value, (HEAD_DIM,), not divided;  l[i] = sum of 2**(score - m[i])
+   Then, with the largest m of all, the result is
+       out = sum of 2**(m[i] - m) * o[i] / sum of 2**(m[i] - m) * l[i]
+
+   A block has TOGETHER heads, and TEAMS teams of a thread for each four of their dimensions; team t
+   adds up every TEAMS-th segment. Which segments a row has follows from the lengths as in flash.cuh.
+   The order of all sums is fixed, so the result is the same bit for bit. A row without tokens is 0.
+
+   Reads 4 * (HEAD_DIM + 2) bytes for each head and segment. Launch with THREADS threads, a multiple
+   of 32 and at least TOGETHER * HEAD_DIM / 4, on batch * n_heads / TOGETHER blocks; TOGETHER divides
+   HEADS and GROUP. partial (segments, SIDE, HEADS, HEAD_DIM), sums (segments, SIDE, HEADS) of (m, l),
+   out (batch, n_heads, HEAD_DIM). */
+#include "flash.cuh"
+#ifndef THREADS
+#define THREADS 256
+#endif
+#ifndef TOGETHER
+#define TOGETHER 1
+#endif
+
+constexpr int WIDTH = TOGETHER * HEAD_DIM, COLUMNS = WIDTH / 4, TEAMS = THREADS / COLUMNS;
+constexpr int DEPTH = 5; // segments that a thread loads at once
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+merge(const float *partial, const float2 *sums, const int *kv_lens, T *out, int kv_len, int batch, int rows, int each,
+      int rest, int shares) {
+    __shared__ float4 found[TEAMS][COLUMNS];
+    __shared__ float2 pairs[TEAMS][TOGETHER];
+    let_the_next_kernel_start();
+    const int column = threadIdx.x % COLUMNS, team = threadIdx.x / COLUMNS, mine = column / (HEAD_DIM / 4); // my head
+    const unsigned n_heads = rows * SIDE / PANELS * GROUP, heads_before = blockIdx.x * TOGETHER;
+    const unsigned b = heads_before / n_heads, head = heads_before - b * n_heads;
+    const int panel = head / GROUP * PANELS + head % GROUP / HEADS, row = panel / SIDE; // of the sequence
+
+    // 1. which segments
+    Line line{kv_lens, kv_len, batch, rows, each, rest};
+    line.share_out(shares);
+    const int tiles = line.tiles(b), begin = line.before(b) * rows + row * tiles, first = line.share_of(begin);
+    const int count = tiles ? line.share_of(begin + tiles - 1) - first + 1 : 0;
+    const long long at = (((long long)first + (long long)b * rows + row) * SIDE + panel % SIDE) * HEADS +
+                         head % GROUP % HEADS;
+    partial += at * HEAD_DIM + 4 * column;
+    sums += at + mine;
+    wait_for_the_kernel_before();
+
+    // 2. each team's sums, relative to its own largest m
+    float high = LOWEST, total = 0;
+    float4 sum = {};
+#pragma unroll 1
+    for (int i = team; i < count; i += DEPTH * TEAMS) {
+        float4 o[DEPTH];
+        float2 pair[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const int next = (i + d * TEAMS) * (SIDE * HEADS);
+            const bool there = i + d * TEAMS < count;
+            pair[d] = there ? __ldcg(sums + next) : make_float2(LOWEST, 0);
+            o[d] = there ? __ldcg(reinterpret_cast<const float4 *>(partial + (long long)next * HEAD_DIM)) : float4{};
+        }
+        const float before = high;
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) high = fmaxf(high, pair[d].x);
+        const float scale = exp2_fast(before - high);
+        sum = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale), total *= scale;
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            const float w = exp2_fast(pair[d].x - high);
+            total += w * pair[d].y;
+            sum.x += w * o[d].x, sum.y += w * o[d].y, sum.z += w * o[d].z, sum.w += w * o[d].w;
+        }
+    }
+    if (team < TEAMS) {
+        found[team][column] = sum;
+        if (column % (HEAD_DIM / 4) == 0) pairs[team][mine] = make_float2(high, total);
+    }
+    __syncthreads();
+
+    // 3. the sums of all teams: two dimensions for each thread
+#pragma unroll 1
+    for (int i = 2 * threadIdx.x; i < WIDTH; i += 2 * THREADS) {
+        const int head = i / HEAD_DIM;
+        float high = LOWEST, total = 0, x = 0, y = 0;
+#pragma unroll
+        for (int t = 0; t < TEAMS; t++) high = fmaxf(high, pairs[t][head].x);
+#pragma unroll
+        for (int t = 0; t < TEAMS; t++) {
+            const float w = exp2_fast(pairs[t][head].x - high);
+            const float2 o = reinterpret_cast<const float2 *>(found[t])[i / 2];
+            total += w * pairs[t][head].y, x += w * o.x, y += w * o.y;
+        }
+        const float share = count ? 1 / total : 0;
+        *reinterpret_cast<unsigned *>(out + (long long)blockIdx.x * WIDTH + i) = pack(x * share, y * share, T());
+    }
+}

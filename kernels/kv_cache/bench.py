@@ -1,0 +1,124 @@
+"""Measure chapter 09 on a GPU: decode attention over a quantised cache, and the mix of fp32 weights with fp16 values.
+
+The shapes, checks and way of timing of kernels/attention/bench.py. Keys have a scale for each channel and group of
+tokens, values one for each token and group of channels; q is bf16. Peers: our own decode on the bf16 cache, and
+FlashInfer on a cache of e4m3 without scales. Truth is attention over the dequantised cache, in float64.
+"""
+
+import copy
+import functools
+import math
+
+import torch
+
+import ref.attention
+from kernels import kv_cache
+from kernels.attention import bench, peers
+from kernels.kv_cache import rungs
+from lab import cuda_timing
+
+BITS = {"fp8": "fp8", "int8": 8, "int4": 4}
+MIX_TOKENS = (4096, 32768)
+TOLERANCE = 4e-3  # of the kernel, against attention over the dequantised cache: a rounding to bf16, and one of weights
+FP8_PRODUCTS = 0.06  # of a peer that rounds q and the weights to e4m3
+
+
+def ladders(seconds=0.1):
+    """Check, then time, every format, rung and peer. Returns the Ladders."""
+    cuda_timing.expect_gpu("the ladders of the quantised cache")
+    found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS]
+    return found + [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
+
+
+def _cell(batch, kv_len, seconds):
+    """A ladder for each format. All decode the same q and the same cache, quantised."""
+    bench.empty()
+    homes, plain, facts = bench.problem(torch.bfloat16, batch, kv_len)
+    for name, bits in BITS.items():
+        rows = [*_ours(bits, plain[0], facts), *bench.decode_rows(plain, facts, "decode, bf16 cache")]
+        if name == "fp8":
+            rows += _fp8_peers(*plain[0], facts)
+        moved = rows[0].bytes
+        rows.append(bench.reading(_as_many_bytes(moved), moved, facts["flops"]))
+        yield bench.ladder_of(f"decode {name}, batch {batch}, {bench.short(kv_len)}", rows, seconds)
+        del rows
+        bench.empty()
+
+
+def _ours(bits, inputs, facts):
+    """Our decode over these inputs' cache, quantised: plain, and under programmatic dependent launch."""
+    q, *cache = inputs
+    cache = quantized(bits, *cache)
+    held = sum(x.nbytes for x in cache)
+    copies = [cache, *(copy.deepcopy(cache) for _ in range(math.ceil(cuda_timing.COLD / held) - 1))]
+    facts = facts | {
+        "wanted": bench.truth(q, *(x.dequantize() for x in cache)),
+        "bytes": held + 2 * q.nbytes,
+        "tolerance": TOLERANCE,
+        "sources": kv_cache.SOURCES,
+    }
+    for pdl in (False, True):
+        verdict = bench.checked(_through(bits, pdl), _reference(bits), bench.decode_arrays, (q.dtype,) * 3)
+        run = functools.partial(kv_cache.decode, pdl=True) if pdl else kv_cache.decode
+        title = "decode, PDL" if pdl else "decode"
+        yield bench.our_row(title, run, [(q, *pair) for pair in copies], q, verdict=verdict, **facts)
+
+
+def quantized(bits, k, v):
+    """The cache as chapter 09 ends: keys by channel, values by token."""
+    return kv_cache.quantize(k, bits, axis="channel"), kv_cache.quantize(v, bits, axis="token")
+
+
+@functools.cache
+def _through(bits, pdl):
+    """decode(q, k, v) that quantises on its way."""
+
+    def decode(q, k, v):
+        cache = quantized(bits, k, v)
+        if k.is_cuda:
+            torch.cuda.synchronize()  # a dependent launch may read the cache before it is written
+        return kv_cache.decode(q, *cache, pdl=pdl)
+
+    return decode
+
+
+@functools.cache
+def _reference(bits):
+    """What that must give: attention over the dequantised cache."""
+
+    def decode(q, k, v):
+        cache = quantized(bits, *(torch.from_numpy(x).to(torch.bfloat16) for x in (k, v)))
+        return ref.attention.decode_attention(q, *(x.dequantize().double().numpy() for x in cache))
+
+    return decode
+
+
+def _fp8_peers(q, k, v, facts):
+    """FlashInfer on the cache as e4m3, each number rounded as it is: ours divides by scales first."""
+    k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
+    held = k.nbytes + v.nbytes
+    caches = [(k, v), *((k.clone(), v.clone()) for _ in range(math.ceil(cuda_timing.COLD / held) - 1))]
+    facts = facts | {"wanted": bench.truth(q, k, v), "bytes": held + 2 * q.nbytes}
+    for name, modes in peers.eight_bit(q, caches):
+        tolerance = FP8_PRODUCTS if peers.IN_FP8 in name else 2 * torch.finfo(q.dtype).eps
+        yield from bench.peer_rows([(name, modes)], tolerance, **facts)
+
+
+def _as_many_bytes(count, step=1 << 17):
+    """Tensors of so many bytes, a little more to be a multiple of `step`: for a call that only reads."""
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (step // 4 * math.ceil(count / step),), device=bench.DEVICE)
+    return cuda_timing.cold_copies(words.to(torch.int32))
+
+
+def _mix(kv_len, seconds):
+    """The rungs, on the values that each of them takes: fp32 or fp16, with fp32 weights."""
+    bench.empty()
+    rows = []
+    for dtype in (torch.float32, torch.float16):
+        inputs = bench.random_mixes(torch.float32, dtype, kv_len)
+        ladder = [rung for rung in rungs.RUNGS if rungs.DTYPES.get(rung.name, torch.float16) == dtype]
+        *found, reading = bench.mix_rows(ladder, inputs, *rungs.work(*inputs[0]))
+        reading.title += f", {'fp32' if dtype == torch.float32 else 'fp16'}"
+        rows += [*found, reading]
+    title = f"attention mix, fp32 and fp16 cache, {kv_len} tokens"
+    return bench.ladder_of(title, rows, seconds)

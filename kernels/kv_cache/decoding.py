@@ -1,0 +1,169 @@
+"""decode: attention of one new token per sequence over its quantised cache."""
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+
+from kernels import attention
+from kernels.attention.arguments import DTYPES, expect_first, expect_kv_lens, expect_scale, output
+from kernels.kv_cache.plan import plan
+from kernels.kv_cache.quantization import STEP, TILE, QuantizedKV
+from lab import cuda
+from lab.card import multiprocessors, shared_memory
+
+HERE = Path(__file__).resolve().parent
+FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in decode.cu
+FEW = 8  # log2 of how far a weight may pass 1: see flash.cuh
+SOURCES = (
+    "kernels/kv_cache/decode.cu",
+    "kernels/kv_cache/codes.cuh",
+    "kernels/kv_cache/plan.py",
+    "kernels/kv_cache/quantization.py",
+    "kernels/attention/flash.cuh",
+    "kernels/attention/merge.cu",
+)
+
+
+def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
+    """softmax(scale · q kᵀ) v for one new token of each sequence, over a quantised cache.
+
+    q        (batch, n_heads, head_dim) float16 or bfloat16; the result is like it
+    k, v     QuantizedKV of one shape, (batch, kv_len, n_kv_heads, head_dim), on q's device; bits may differ. v has
+             axis="token". Or two plain tensors: then it is kernels.attention.decode
+    scale    None: head_dim**-0.5
+    kv_lens  None, or int32 (batch,) from 1 to kv_len: how many tokens of each sequence count
+    out      a tensor like q to write to
+    pdl      True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch). Kernels
+             ahead may write q and out, and what appending to the newest group of tokens of each sequence changes
+
+    Moves the bytes of k and v once. At its first call with a cache of axis="token" as k it lays that out for keys, in
+    place (QuantizedKV.lay_out), which a graph capture refuses with a RuntimeError: call it once before, or quantise
+    with role="keys". TypeError or ValueError names the argument, what was expected and what came.
+    """
+    if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
+        return attention.decode(q, k, v, scale, kv_lens=kv_lens, out=out, pdl=pdl)
+    scale, out = _expect_all(q, k, v, scale, kv_lens, out)
+    _launch(q, k, v, scale, kv_lens, out, bool(pdl))
+    return out
+
+
+def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False):
+    """Run decode on the SIMT machine, on CPU tensors: the reports (simt.report) of its two launches."""
+    scale, out = _expect_all(q, k, v, scale, kv_lens, None)
+    if q.device.type != "cpu":
+        raise ValueError(f"counters: q must be on the CPU, got a tensor on {q.device}")
+    return _launch(q, k, v, scale, kv_lens, out, False, check_races=check_races)
+
+
+def _launch(q, k, v, scale, kv_lens, out, pdl, **options):
+    batch, n_heads, head_dim = q.shape
+    _, kv_len, n_kv_heads, _ = k.shape
+    _lay_out(k, "keys"), _lay_out(v, "values")
+    slot = sum(_slot_bytes(cache.bits, cache.axis, cache.group, head_dim) for cache in (k, v))
+    low = k.bits == v.bits == 4
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *_card(q.device))
+    constants = (*p.constants, ("LENS", int(kv_lens is not None)))
+    split, merge = _kernels(q.dtype, constants, p.stages, p.blocks, p.threads, p.together, *_formats(k, v))
+    # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
+    q_lift = min(15, 15 - _log2(k.peak)) if k.axis == "channel" else 15
+    lift = min(15, 15 - _log2(v.peak)) - FEW
+    partial = torch.empty(p.floats, dtype=torch.float32, device=q.device)
+    sums, sizes = partial[p.sums_at :], (kv_len, batch, p.rows, p.each, p.rest)
+    rooms = k.packed.shape[2] * TILE // STEP, v.packed.shape[2] * TILE // STEP
+    first = split(
+        *(p.shares, 32 * p.warps, q, k.packed, v.packed, k.scale, v.scale, kv_lens, partial, sums, *sizes, *rooms),
+        *(scale * math.log2(math.e), q_lift, lift, int(pdl)),
+        shared=p.shared,
+        pdl=pdl,
+        **options,
+    )
+    blocks = batch * n_heads // p.together
+    second = merge(blocks, p.threads, partial, sums, kv_lens, out, *sizes, p.shares, pdl=True, **options)
+    return first, second
+
+
+def _log2(x):
+    """The smallest whole number that log2(x) does not pass; -100 for 0."""
+    return math.frexp(x)[1] if x else -100
+
+
+def _lay_out(cache, role):
+    if cache.role != role:
+        if cache.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"decode: a cache must lie as {role} before a capture, got one that lies as {cache.role}: call decode "
+                f"once before, or quantize(..., role={role!r})"
+            )
+        cache.lay_out(role)
+
+
+@functools.cache
+def _slot_bytes(bits, axis, group, head_dim):
+    """Bytes of STEP tokens of codes, and the most that comes with them of scales."""
+    codes = STEP * head_dim * (4 if bits == 4 else 8) // 8
+    scales = head_dim if axis == "channel" else STEP * head_dim // group
+    return codes + 2 * scales
+
+
+def _formats(k, v):
+    by_channel = k.axis == "channel"
+    return FORMATS[k.bits], k.group if by_channel else 0, 0 if by_channel else k.group, FORMATS[v.bits], v.group
+
+
+@functools.cache
+def _kernels(
+    dtype, constants, stages, blocks, threads, together, keys, key_tokens, key_channels, values, value_channels
+):
+    shared = [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{name}={value}" for name, value in constants)]
+    own = {
+        "STAGES": stages,
+        "BLOCKS": blocks,
+        "KEYS": keys,
+        "KEY_TOKENS": key_tokens,
+        "VALUES": values,
+        "VALUE_CHANNELS": value_channels,
+    }
+    if key_channels:
+        own["KEY_CHANNELS"] = key_channels
+    split = cuda.load(HERE / "decode.cu", (*shared, *(f"-D{name}={value}" for name, value in own.items()))).decode
+    options = (*shared, f"-DTHREADS={threads}", f"-DTOGETHER={together}")
+    return split, cuda.load(HERE.parent / "attention" / "merge.cu", options).merge
+
+
+@functools.cache
+def _card(device):
+    return multiprocessors(device), shared_memory(device)
+
+
+def _expect_all(q, k, v, scale, kv_lens, out):
+    """Raise unless decode can be called so. Returns (scale, the tensor to write to)."""
+    expect_first("decode", "q", q, ("batch", "n_heads", "head_dim"), (torch.float16, torch.bfloat16))
+    batch, n_heads, head_dim = q.shape
+    for name, cache in (("k", k), ("v", v)):
+        if not isinstance(cache, QuantizedKV):
+            raise TypeError(
+                f"decode: k and v must be two QuantizedKV or two tensors, got {type(cache).__name__} as {name}"
+            )
+        wanted = (batch, "kv_len", "n_kv_heads", head_dim) if name == "k" else tuple(k.shape)
+        if len(cache.shape) != 4 or any(n != m and not isinstance(m, str) for n, m in zip(cache.shape, wanted)):
+            listed = ", ".join(map(str, wanted))
+            raise ValueError(f"decode: {name} must have shape ({listed}), got {tuple(cache.shape)}")
+        if cache.device != q.device:
+            raise ValueError(f"decode: {name} must be on {q.device}, like q, got one on {cache.device}")
+    if k is v:
+        raise ValueError("decode: k and v must be two caches, got one for both: keys and values lie differently")
+    if v.axis != "token":
+        raise ValueError(f"decode: v must be quantised with axis='token', got {v.axis!r}")
+    kv_len, n_kv_heads = k.shape[1], k.shape[2]
+    if n_heads % n_kv_heads:
+        raise ValueError(
+            f"decode: n_heads must be a multiple of n_kv_heads, got {n_heads} query heads and {n_kv_heads} kv heads"
+        )
+    if q.data_ptr() % 16:
+        raise ValueError(f"decode: q must start at an address divisible by 16, got {q.data_ptr():#x}")
+    if kv_lens is not None:
+        expect_kv_lens("decode", kv_lens, q, batch, kv_len)
+    inputs = {"q": q, "kv_lens": kv_lens, "k": k.packed, "k.scale": k.scale, "v": v.packed, "v.scale": v.scale}
+    return expect_scale("decode", scale, head_dim), output("decode", out, q, q.shape, **inputs)

@@ -1,0 +1,71 @@
+"""How decode.cu is launched over a quantised cache, with attention/merge.cu behind it.
+
+The figures that decided were measured on an H200. One block stands on each multiprocessor, with an equal share of all
+tiles. Integers of 4 bits need most instructions for a byte, so they get more warps; the shared memory is the same.
+"""
+
+import functools
+from typing import NamedTuple
+
+TILE, PANEL = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
+WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
+STAGES, STAGES_4 = 2, 3  # tiles in a warp's ring, at most
+MERGE_THREADS, MERGE_DEPTH = 256, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
+
+
+class Plan(NamedTuple):
+    constants: tuple  # of (name, value), for both kernels
+    stages: int
+    blocks: int  # that a multiprocessor has room for
+    warps: int
+    rows: int  # of a sequence: its panels
+    shares: int  # blocks of decode.cu
+    each: int  # tiles of a share, where all sequences are of the same length
+    rest: int  # shares that have one more
+    shared: int  # bytes of a block
+    threads: int  # of a block of merge.cu
+    together: int  # heads of it
+    floats: int  # of scratch memory: the sums of all segments, and two numbers for each
+    sums_at: int  # where the numbers begin
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(
+    batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, multiprocessors, room, *, warps=None, stages=None, blocks=1
+):
+    """The plan for tensors of these sizes.
+
+    slot             bytes of a tile of keys, one of values, and the scales that come with them
+    low              whether both caches have 4 bits
+    multiprocessors  of the card
+    room             bytes of shared memory that a block may have
+    What is given by name is taken as it is, for measurements.
+    """
+    group = n_heads // n_kv_heads
+    panels = -(-group // PANEL)
+    heads = -(-group // panels)
+    slot = -(-slot // 128) * 128
+    for w in (warps,) if warps else (WARPS_4, WARPS, 4, 2, 1) if low and heads <= 8 else (WARPS, 4, 2, 1):
+        fixed = 4 * w * heads * (head_dim + 10) + heads * (2 * (head_dim + 8) + 4)
+        fit = (room - fixed) // (w * slot)
+        if fit >= 2:
+            break  # the first that leaves room for two tiles of each warp
+    stages = stages or max(1, min(STAGES_4 if low else STAGES, fit))
+    rows = n_kv_heads * panels
+    tiles = batch * rows * -(-kv_len // TILE)
+    shares = min(multiprocessors, tiles)
+    shared = w * stages * slot + fixed
+    if blocks == 1:
+        shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
+
+    count = -(-shares // (batch * rows)) + 1  # segments of a row
+    together = heads if heads * panels == group and batch * n_heads >= 2 * multiprocessors else 1
+    columns = together * head_dim // 4
+    teams = min(-(-count // MERGE_DEPTH), max(1, MERGE_THREADS // columns))
+    segments = shares + batch * rows
+    sums_at = segments * heads * head_dim
+    constants = (("HEAD_DIM", head_dim), ("GROUP", group), ("WARPS", w), ("TILE", TILE))
+    return Plan(
+        *(constants, stages, blocks, w, rows, shares, tiles // shares, tiles % shares, shared),
+        *(-(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
+    )

@@ -1,0 +1,360 @@
+"""A cache in 8 or 4 bits: how numbers become codes, and how the codes lie in memory.
+
+Which code a number gets is written out in ref/kv_cache.py; here it is the same, bit for bit, in torch, on the device of
+the tensor. Where a code lies follows from what decode.cu does with it. A tile is 16 tokens of one kv head. The lanes of
+a warp multiply it in steps of 16 channels with mma.m16n8k16, whose left operand, 16 rows by 16 columns, is spread so:
+lane 4g + c has the rows g and g + 8, and of each four columns. For keys, rows are tokens and columns channels; for
+values, rows are channels and columns tokens, since the product sums over columns. So the two lie differently:
+
+    codes   (batch, n_kv_heads, tiles, words, lane, 16 bytes)
+            8 bits  a word has 2 steps of [pair of columns][row][column of the pair]
+            4 bits  a word has 4 steps of [column of the pair][row][pair of columns], the last in the halves of a byte
+            keys    columns 4c .. 4c + 3 of the step
+            values  columns 2c, 2c + 1 and 2c + 8, 2c + 9
+    scale   keys, axis="token"     (batch, n_kv_heads, tiles, g, group, row)
+            keys, axis="channel"   (batch, n_kv_heads, groups, pair of steps, c, step, 4 columns)
+            values                 (batch, n_kv_heads, tiles, c, group, pair of columns, column)
+
+int8 and int4 are stored with 128 and 8 added; a byte of two int4 has the first in its lower half.
+"""
+
+import math
+
+import torch
+
+BITS = {8: 127, 4: 8, "fp8": 448}  # and the magnitude of a code that the largest number of a group is given
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+AXES, ROLES = ("token", "channel"), ("keys", "values")
+TILE, STEP = 16, 32  # tokens that lie together, and that decode.cu takes at a time
+SLICE = 1 << 24  # elements that are quantised at a time, about: a slice needs some ten times as many bytes
+
+
+def default_group(bits, axis, head_dim):
+    """One scale for a token and head in 8 bits, for 32 channels in 4; along the tokens for 128 of them, or 32."""
+    if bits == 4:
+        return 32
+    return head_dim if axis == "token" else 128
+
+
+class QuantizedKV:
+    """Keys or values of a batch of sequences, quantised: what `quantize` returns and `decode` reads.
+
+    shape   (batch, kv_len, n_kv_heads, head_dim)
+    dtype   of the tensor that was quantised, and of what `dequantize` returns
+    bits, axis, group, device
+    role    "keys" or "values": how the codes lie. Caches with a scale for each channel are keys; others start as values
+            unless `quantize` is told, and `decode` lays them out anew, in place, when it first takes them as keys
+    nbytes  of the codes and scales in use, in whole tiles of 16 tokens: what `decode` reads
+    recent  the exact tokens of the last, unfinished tile or group, for `append`
+    """
+
+    def __init__(self, like, bits, axis, group, role, room):
+        batch, _, n_kv_heads, head_dim = like.shape
+        self.shape = torch.Size((batch, 0, n_kv_heads, head_dim))
+        self.bits, self.axis, self.group, self.role = bits, axis, group, role
+        self.dtype, self.device = like.dtype, like.device
+        self.peak = 0.0  # the largest magnitude of a scale
+        self.recent = like.new_empty(batch, 0, n_kv_heads, head_dim)
+        self._step = group if axis == "channel" else TILE  # tokens that are quantised together
+        self.packed, self.scale = self._memory(room)
+
+    def __repr__(self):
+        return f"<QuantizedKV {tuple(self.shape)} bits={self.bits} axis={self.axis!r} group={self.group} {self.role}>"
+
+    @property
+    def nbytes(self):
+        tiles, groups = self._extent(self.shape[1])
+        return sum(t[:, :, :n].numel() * t.element_size() for t, n in ((self.packed, tiles), (self.scale, groups)))
+
+    @property
+    def capacity(self):
+        """Tokens that there is room for; `append` makes more when it is needed."""
+        return self.packed.shape[2] * TILE
+
+    @property
+    def slot_bytes(self):
+        """Bytes of STEP tokens of codes, and the most that comes with them of scales."""
+        tiles = STEP // TILE
+        return tiles * self.packed[0, 0, 0].numel() + 2 * self.scale[0, 0, 0].numel() * (
+            tiles if self.axis == "token" else 1
+        )
+
+    def codes(self):
+        """The codes as they stand in ref/kv_cache.py: int8 (batch, kv_len, n_kv_heads, head_dim), or bytes of e4m3."""
+        codes = torch.empty(self.shape, dtype=torch.uint8 if self.bits == "fp8" else torch.int8, device=self.device)
+        for b, begin, end in self._slices():
+            codes[b : b + 1, begin:end] = _unpack(self.packed, self.bits, self.role, b, begin, end)
+        return codes
+
+    def scales(self):
+        """The scales as they stand in ref/kv_cache.py: float16, one for each group."""
+        batch, kv_len, n_kv_heads, head_dim = self.shape
+        _, groups = self._extent(kv_len)
+        scale = self.scale[:, :, :groups]
+        if self.axis == "channel":
+            scale = scale.transpose(4, 5)  # (batch, head, group, pair of steps, step, c, 4): channels in order
+            return scale.flatten(3).transpose(1, 2).contiguous()
+        order = (0, 2, 5, 3, 1, 4) if self.role == "keys" else (0, 2, 5, 3, 6, 1, 4)  # tile, tokens of it, head, group
+        return scale.permute(order).reshape(batch, groups * TILE, n_kv_heads, -1)[:, :kv_len].contiguous()
+
+    def dequantize(self, dtype=None):
+        """code · scale, rounded to a dtype; None: that of what was quantised. Beyond its largest number: that."""
+        dtype = dtype or self.dtype
+        values, scale = torch.empty(self.shape, dtype=dtype, device=self.device), self.scales()
+        limit = torch.finfo(dtype).max
+        for b, begin, end in self._slices():
+            codes = _unpack(self.packed, self.bits, self.role, b, begin, end)
+            x = (codes.view(torch.float8_e4m3fn) if self.bits == "fp8" else codes).float()
+            if self.axis == "token":
+                x.unflatten(3, (-1, self.group)).mul_(scale[b : b + 1, begin:end, :, :, None])
+            else:
+                groups = scale[b : b + 1, begin // self.group : -(-end // self.group)].float()
+                x *= groups.repeat_interleave(self.group, 1)[:, : end - begin]
+            values[b : b + 1, begin:end] = x.clamp_(-limit, limit)
+        return values
+
+    def append(self, kv_new):
+        """Put tokens behind the others, kv_new (batch, n, n_kv_heads, head_dim), n at least 1. Returns the cache.
+
+        The codes are those that quantising everything at once would give: a token may change the scale of the group
+        that it falls into, so the last, unfinished group is quantised again from its exact tokens. Finished groups
+        stay as they are. Where there is no more room, the cache moves to twice as much memory (quantize(capacity=)
+        avoids that). TypeError or ValueError as for `quantize`; the cache is unchanged then.
+        """
+        batch, kv_len, n_kv_heads, head_dim = self.shape
+        _expect_kv("append", "kv_new", kv_new, (batch, "n", n_kv_heads, head_dim))
+        if kv_new.dtype != self.dtype or kv_new.device != self.device:
+            wanted, got = (
+                f"{dtype} on {device}" for dtype, device in ((self.dtype, self.device), (kv_new.dtype, kv_new.device))
+            )
+            raise TypeError(f"append: kv_new must be of {wanted}, like the cache, got {got}")
+        peak = _peak("append", "kv_new", kv_new, self.bits)
+        if kv_len + kv_new.shape[1] > self.capacity:
+            self._move(max(kv_len + kv_new.shape[1], 2 * self.capacity))
+        self._put(kv_new, peak)
+        return self
+
+    def lay_out(self, role):
+        """Lay the codes and scales out for keys or values, in place (the tensors `packed` and `scale` are new ones)."""
+        if role != self.role:
+            if self.axis == "channel":
+                raise ValueError(
+                    "lay_out: a cache with axis='channel' holds keys, so its role must be 'keys', got 'values'"
+                )
+            old, was, scale = self.packed, self.role, self.scales()
+            self.role = role
+            self.packed, self.scale = self._memory(self.capacity)
+            for b, begin, end in self._slices():
+                codes = _unpack(old, self.bits, was, b, begin, end)
+                self._write(codes, scale[b : b + 1, begin:end], b, begin)
+        return self
+
+    def _put(self, kv, peak):
+        """Quantise tokens that follow the others, for which there is room."""
+        batch, kv_len, n_kv_heads, head_dim = self.shape
+        before = self.recent.shape[1]
+        many = max(1, SLICE // (self._step * n_kv_heads * head_dim)) * self._step
+        for b in range(batch):
+            for t in range(0, before + kv.shape[1], many):  # from the first recent token on
+                x = kv[b : b + 1, max(0, t - before) : t - before + many]
+                if t == 0:
+                    x = torch.cat([self.recent[b : b + 1], x], 1)
+                codes, scale = _codes(x.float(), self.bits, self.axis, self.group)
+                self._write(codes, scale, b, kv_len - before + t)
+        kv_len += kv.shape[1]
+        left = kv_len % self._step
+        self.shape = torch.Size((batch, kv_len, n_kv_heads, head_dim))
+        self.peak = max(self.peak, peak)
+        joined = torch.cat([self.recent, kv[:, max(0, kv.shape[1] - left) :]], 1)
+        self.recent = joined[:, joined.shape[1] - left :].clone()
+
+    def _write(self, codes, scale, b, begin):
+        """Put the codes and scales of one sequence in their places, from the token `begin` on, where a tile begins."""
+        length, tile = codes.shape[1], begin // TILE
+        tiles = -(-length // TILE)
+        codes = _pack(_pad(codes, tiles * TILE), self.bits, self.role)
+        self.packed[b, :, tile : tile + tiles] = codes.view(codes.shape[0], tiles, *self.packed.shape[3:])
+        if self.axis == "channel":
+            first, groups, n_kv_heads, head_dim = begin // self.group, *scale.shape[1:]
+            scale = scale[0].view(groups, n_kv_heads, head_dim // 32, 2, 4, 4).permute(1, 0, 2, 4, 3, 5)
+            self.scale[b, :, first : first + groups] = scale
+            return
+        scale = _pad(scale, tiles * TILE)[0]
+        if self.role == "keys":
+            scale = scale.view(tiles, 2, 8, *scale.shape[1:]).permute(3, 0, 2, 4, 1)
+        else:
+            scale = scale.view(tiles, 2, 4, 2, *scale.shape[1:]).permute(4, 0, 2, 5, 1, 3)
+        self.scale[b, :, tile : tile + tiles] = scale
+
+    def _memory(self, tokens):
+        """Zeroed codes and scales for so many tokens. Zeros, so that what no token has written is a number."""
+        batch, _, n_kv_heads, head_dim = self.shape
+        tiles, groups = self._extent(-(-tokens // STEP) * STEP)
+        width, n_groups = head_dim * (4 if self.bits == 4 else 8) // 256, head_dim // self.group
+        if self.axis == "channel":
+            of_group = (head_dim // 32, 4, 2, 4)
+        else:
+            of_group = (8, n_groups, 2) if self.role == "keys" else (4, n_groups, 2, 2)
+        packed = torch.zeros(batch, n_kv_heads, tiles, width, 32, 16, dtype=torch.uint8, device=self.device)
+        return packed, torch.zeros(batch, n_kv_heads, groups, *of_group, dtype=torch.float16, device=self.device)
+
+    def _extent(self, tokens):
+        """(tiles of codes, groups of scales) of so many tokens; where scales belong to tokens, a tile is a group."""
+        return -(-tokens // TILE), -(-tokens // (self.group if self.axis == "channel" else TILE))
+
+    def _move(self, tokens):
+        old = self.packed, self.scale
+        self.packed, self.scale = self._memory(tokens)
+        for new, before in zip((self.packed, self.scale), old):
+            new[:, :, : before.shape[2]] = before
+
+    def _slices(self):
+        """(sequence, first token, one past the last) of pieces that are unpacked at a time."""
+        batch, kv_len, n_kv_heads, head_dim = self.shape
+        step = math.lcm(self._step, TILE)
+        many = max(1, SLICE // (step * n_kv_heads * head_dim)) * step
+        return [(b, t, min(t + many, kv_len)) for b in range(batch) for t in range(0, kv_len, many)]
+
+
+def quantize(kv, bits, *, axis="token", group=None, role=None, capacity=None):
+    """Quantise keys or values, kv (batch, kv_len, n_kv_heads, head_dim) of float16, bfloat16 or float32.
+
+    bits      8 (int8), 4 (int4) or "fp8" (e4m3)
+    axis      "token": a scale for `group` channels of a token and head. "channel": a scale for `group` tokens of a
+              channel and head, for keys, some of whose channels are much larger than the rest
+    group     axis="token": a multiple of 16 that divides head_dim; axis="channel": a multiple of 32. None: one scale
+              for a token and head, or for 128 tokens, in 8 bits; 32 on either axis in 4 bits
+    role      "keys" or "values"; None: see QuantizedKV
+    capacity  tokens to make room for, kv_len or more
+
+    head_dim is a multiple of 64. Takes bits / 8 bytes an element and 2 for each scale. Runs on the tensor's device, and
+    waits for it, to look for numbers that cannot be stored: NaN and infinity, and what needs a scale beyond float16,
+    are named in a ValueError. TypeError or ValueError names any other argument; nothing has been made by then.
+    """
+    if isinstance(bits, bool) or bits not in tuple(BITS):
+        raise ValueError(f"quantize: bits must be 8, 4 or 'fp8', got {bits!r}")
+    if axis not in AXES:
+        raise ValueError(f"quantize: axis must be 'token' or 'channel', got {axis!r}")
+    _expect_kv("quantize", "kv", kv, ("batch", "kv_len", "n_kv_heads", "head_dim"))
+    _, kv_len, _, head_dim = kv.shape
+    if head_dim % 64 or head_dim > 256:
+        raise ValueError(f"quantize: head_dim must be 64, 128, 192 or 256, got {head_dim}")
+    group = default_group(bits, axis, head_dim) if group is None else group
+    unit, whole = (16, head_dim) if axis == "token" else (STEP, group)
+    fits = isinstance(group, int) and not isinstance(group, bool) and group > 0
+    if not fits or group % unit or whole % group:
+        divisor = f" and a divisor of head_dim, {head_dim}," if axis == "token" else ""
+        raise ValueError(f"quantize: group must be a multiple of {unit}{divisor} with axis={axis!r}, got {group!r}")
+    if role not in (None, *ROLES) or (axis == "channel" and role == "values"):
+        raise ValueError(f"quantize: role must be 'keys', or 'values' with axis='token', or None, got {role!r}")
+    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < kv_len):
+        raise ValueError(f"quantize: capacity must be a whole number of kv_len, {kv_len}, or more, got {capacity!r}")
+    peak = _peak("quantize", "kv", kv, bits)
+    role = role or ("keys" if axis == "channel" else "values")
+    cache = QuantizedKV(kv, bits, axis, group, role, capacity or kv_len)
+    cache._put(kv.detach(), peak)
+    return cache
+
+
+def _expect_kv(where, name, kv, shape):
+    if not isinstance(kv, torch.Tensor):
+        raise TypeError(f"{where}: {name} must be a torch tensor, got {type(kv).__name__}")
+    if kv.dtype not in DTYPES:
+        raise TypeError(f"{where}: {name} must be of {' or '.join(map(str, DTYPES))}, got {kv.dtype}")
+    if kv.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{where}: {name} must be on the CPU or on a CUDA device, got a tensor on {kv.device}")
+    if kv.layout is not torch.strided:
+        raise ValueError(f"{where}: {name} must be a dense tensor, got layout {kv.layout}")
+    fits = len(kv.shape) == 4 and 0 not in kv.shape
+    if not fits or any(n != m and not isinstance(m, str) for n, m in zip(kv.shape, shape)):
+        raise ValueError(
+            f"{where}: {name} must have shape ({', '.join(map(str, shape))}), none of it 0, got {tuple(kv.shape)}"
+        )
+
+
+def _peak(where, name, kv, bits):
+    """The largest scale that these numbers will have. ValueError for what cannot be stored, with its first index."""
+    largest, limit = 0.0, 65504 * float(BITS[bits])
+    many = max(1, SLICE // kv[0, 0].numel())
+    for b, sequence in enumerate(kv.detach()):
+        for begin in range(0, len(sequence), many):
+            size = sequence[begin : begin + many].float().abs()
+            top = float(size.amax())  # NaN if there is one
+            if not top <= limit:
+                bad = ~torch.isfinite(size) if not math.isfinite(top) else size > limit
+                index = (b, *torch.nonzero(bad)[0].tolist())
+                index = (b, begin + index[1], *index[2:])
+                wanted = "be finite" if not math.isfinite(top) else f"not pass {limit:.6g} in magnitude"
+                raise ValueError(f"{where}: {name} must {wanted}, got {kv[index].item()} at {index}")
+            largest = max(largest, top)
+    return largest / BITS[bits]
+
+
+def _codes(x, bits, axis, group):
+    """(codes, scale) of x (1, length, n_kv_heads, head_dim), float32. Every operation rounds as NumPy's does."""
+    length = x.shape[1]
+    if axis == "token":
+        grouped, over = x.unflatten(3, (-1, group)), 4
+    else:
+        grouped, over = _pad(x, -(-length // group) * group).unflatten(1, (-1, group)), 2  # zeros change no maximum
+    low, high = grouped.amin(over, keepdim=True), grouped.amax(over, keepdim=True)
+    m = torch.where(-low >= high, low, high)
+    largest = torch.full((), BITS[bits], dtype=torch.float32, device=x.device)  # a tensor: a number would become 1 / it
+    scale = _round_up_to_half(m.abs() / largest)
+    if bits == 4:
+        scale = torch.where(m > 0, -scale, scale)
+    y = torch.where(scale != 0, grouped / scale.float(), 0.0)
+    if bits == "fp8":
+        codes = y.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    else:
+        codes = y.round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127).to(torch.int8)
+    codes = codes.flatten(3) if axis == "token" else codes.flatten(1, 2)[:, :length]
+    return codes, scale.squeeze(over)
+
+
+def _round_up_to_half(x):
+    """The smallest float16 that is not below x, 0 or more."""
+    half = x.half()
+    return (half.view(torch.int16) + (half.float() < x)).view(torch.float16)
+
+
+def _pad(x, length):
+    """x with zeros behind its tokens, so that there are `length` of them."""
+    missing = length - x.shape[1]
+    return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1) if missing else x
+
+
+def _pack(codes, bits, role):
+    """Codes (1, tiles * 16, n_kv_heads, head_dim) -> bytes (n_kv_heads, tiles, words, lane, 16), some axes in parts."""
+    _, length, n_kv_heads, head_dim = codes.shape
+    tiles, steps = length // TILE, head_dim // TILE
+    if bits != "fp8":
+        codes = (codes + (8 if bits == 4 else -128)).view(torch.uint8)  # int8: 128 and -128 are one byte
+    if role == "keys":  # -> head, tile, step, g, c, pair, row, column
+        codes = codes.view(tiles, 2, 8, n_kv_heads, steps, 4, 2, 2).permute(3, 0, 4, 2, 5, 6, 1, 7)
+    else:
+        codes = codes.view(tiles, 2, 4, 2, n_kv_heads, steps, 2, 8).permute(4, 0, 5, 7, 2, 1, 6, 3)
+    if bits != 4:
+        return codes.unflatten(2, (-1, 2)).permute(0, 1, 2, 4, 5, 3, 6, 7, 8).contiguous()
+    codes = codes.permute(0, 1, 2, 3, 4, 7, 6, 5)  # column, row, pair
+    codes = codes[..., 0] | codes[..., 1] << 4
+    return codes.unflatten(2, (-1, 4)).permute(0, 1, 2, 4, 5, 3, 6, 7).contiguous()
+
+
+def _unpack(packed, bits, role, b, begin, end):
+    """The codes (1, end - begin, n_kv_heads, head_dim) of tokens of a sequence; `begin` is where a tile begins."""
+    packed = packed[b, :, begin // TILE : -(-end // TILE)]
+    n_kv_heads, tiles, words = packed.shape[:3]
+    if bits == 4:
+        bytes_ = packed.view(n_kv_heads, tiles, words, 8, 4, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6, 7).flatten(2, 3)
+        codes = torch.stack([bytes_ & 15, bytes_ >> 4], -1).permute(0, 1, 2, 3, 4, 7, 6, 5)
+    else:
+        codes = packed.view(n_kv_heads, tiles, words, 8, 4, 2, 2, 2, 2).permute(0, 1, 2, 5, 3, 4, 6, 7, 8).flatten(2, 3)
+    if role == "keys":  # from head, tile, step, g, c, pair, row, column
+        codes = codes.permute(1, 6, 3, 0, 2, 4, 5, 7)
+    else:
+        codes = codes.permute(1, 5, 4, 7, 0, 2, 6, 3)
+    codes = codes.reshape(1, tiles * TILE, n_kv_heads, -1)[:, : end - begin]
+    if bits == "fp8":
+        return codes.contiguous()
+    return codes.view(torch.int8) - (8 if bits == 4 else -128)

@@ -1,0 +1,160 @@
+"""The exercises of chapter 07: stubs say so, solutions pass, planted wrong answers are rejected."""
+
+import numpy as np
+import pytest
+import torch
+from exercise_tools import expect_one_verdict, expect_rejected, load, printed
+from wrong.attention_mix import BUG, CARDS, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
+
+from exercises.checks import attention_mix as checks
+from kernels.attention import mix
+
+NAME = "07_attention_mix"
+ANSWERS = {1: "loads", 2: "split_source", 3: "bug_source", 4: "ordered_source", 5: "group_source"}
+RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
+LOADS = tuple(f"l1tex__t_{what}_pipe_lsu_mem_global_op_ld.sum" for what in ("requests", "sectors"))
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    return load("solutions", NAME)
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    return load("exercises", NAME)
+
+
+def judge(number, answer):
+    return getattr(checks, f"exercise_{number}")(answer)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_stub_is_not_done_yet(number, stubs, capsys):
+    exercise = judge(number, stubs[ANSWERS[number]])
+    assert not exercise.passed
+    if number == RUNS_ALREADY:
+        assert exercise.message.startswith("not yet: wrong at 1 token, 2 warps, head_dim = 32, with att and v all ones")
+        assert "out[0, 0] is 0, expected 1" in exercise.message
+    else:
+        assert exercise.message == "not done yet"
+    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+
+
+def test_the_bugs_author_saw_nothing(stubs):
+    """On the cases that the statement names, the kernel with the two defects is right, races looked for."""
+    kernel, rng = checks.compiled(stubs["bug_source"], "mix"), np.random.default_rng()
+    for kv_len, warps in ((64, 1), (97, 1), (64, 2), (128, 4), (128, 8), (64, 4), (64, 8)):
+        att, v = checks.inputs(rng, 4, 2, kv_len, 32)
+        out = np.full((4, 32), np.nan, np.float32)
+        sizes = (np.int32(4), np.int32(2), np.int32(kv_len), np.int32(32))
+        checks.launched(kernel, 4, (32, warps), att, v, out, *sizes, at="", check_races=True)
+        checks.compare("out", out, checks.truth(att, v), "")
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
+    expect_one_verdict(lambda: judge(number, solutions[ANSWERS[number]]), 2, capsys)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
+    assert judge(number, RIGHT[number]).passed
+
+
+@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
+def test_wrong_answer_is_rejected(number, mistake, capsys):
+    answer, says = WRONG[number][mistake]
+    expect_rejected(judge(number, answer), says)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_enough_wrong_answers_are_planted(number):
+    assert len(WRONG[number]) >= 3
+
+
+@pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
+def test_a_check_bears_whatever_a_source_is(given, capsys):
+    for number in ANSWERS:
+        exercise = judge(number, given)
+        assert not exercise.passed and exercise.message.startswith("not yet: ")
+        assert number == 1 or "raised" not in exercise.message
+
+
+def test_an_endless_loop_ends(capsys):
+    source = changed(SPLIT, ("t < last; t++", "t < last; t += 0"))
+    assert "is there an endless loop?" in judge(2, source).message
+
+
+@pytest.mark.parametrize("n_heads, kv_len, head_dim", [(4, 64, 32), (2, 32, 128), (8, 96, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_expected_counts_are_the_machines(n_heads, kv_len, head_dim, dtype):
+    att, v = torch.rand(n_heads, kv_len).to(dtype), torch.rand(kv_len, 2, head_dim).to(dtype)
+    for along, rungs in (("time", ["mix_naive"]), ("channels", ["mix_split", "mix_shared"])):
+        for rung in rungs:
+            report = mix.counters(rung, att, v)
+            counts = tuple(report.counters[name] for name in LOADS)
+            assert counts == checks.loads(n_heads, kv_len, head_dim, dtype.itemsize, along)
+
+
+# Right answers that are not the solution's
+
+ROUNDED_UP = changed(
+    SPLIT,
+    (
+        SHARE,
+        "    int share = (kv_len + gridDim.y - 1) / gridDim.y;\n"
+        "    int first = blockIdx.y * share, last = min(kv_len, first + share);\n",
+    ),
+)
+REST_LAST = changed(
+    SPLIT,
+    (
+        SHARE,
+        "    int share = kv_len / gridDim.y, first = blockIdx.y * share;\n"
+        "    int last = blockIdx.y == gridDim.y - 1 ? kv_len : first + share;\n",
+    ),
+)
+LIKE_CARDS = changed(
+    SPLIT, (SHARE, ""), ("int t = first; t < last; t++", "int t = blockIdx.y; t < kv_len; t += gridDim.y")
+)
+FROM_ZERO = changed(ORDERED, ("float total = partials[i];", "float total = 0;"), ("int y = 1; y", "int y = 0; y"))
+ROUNDED = changed(BUG, (CARDS, PUBLISHED), ("kv_len / blockDim.y;", "(kv_len + blockDim.y - 1) / blockDim.y;"))
+ROUNDED = changed(ROUNDED, ("(warp + 1) * share &&", "min(kv_len, (warp + 1) * share) &&"))
+TWO_SUMS = changed(  # two arrays in turns need no second barrier
+    BUG,
+    ("float sums[32]", "float both[2][32]"),
+    ("if (warp == 0) sums[lane] = 0;", "if (warp == 0) both[0][lane] = both[1][lane] = 0;"),
+    ("        float sum = 0;", "        float *sums = both[first / 32 % 2], sum = 0;"),
+    ("        __syncthreads(); // 2\n", ""),
+)
+FLAT = changed(
+    GROUPED,
+    ("sums[WARPS][GROUP][32]", "sums[GROUP * WARPS * 32]"),
+    ("sums[warp][j][lane]", "sums[(j * WARPS + warp) * 32 + lane]"),
+    ("sums[w][warp][lane]", "sums[(warp * WARPS + w) * 32 + lane]"),
+)
+
+
+@pytest.mark.parametrize(
+    "number, source",
+    [
+        (2, ROUNDED_UP),
+        (2, REST_LAST),
+        (2, LIKE_CARDS),
+        (3, ROUNDED),
+        (3, TWO_SUMS),
+        (4, FROM_ZERO),
+        (5, FLAT),
+    ],
+)
+def test_other_right_answers_pass(number, source, capsys):
+    exercise = judge(number, source)
+    assert exercise.passed, exercise.message
+
+
+def test_the_notebook_prints_what_the_checks_say():
+    said = printed("exercises", NAME)
+    assert len(said) == len(ANSWERS)
+    assert all(text.count("\n") == 1 for text in said.values())
+    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1

@@ -1,0 +1,179 @@
+"""The exercises of chapter 09: stubs say so, solutions pass, planted wrong answers are rejected."""
+
+import numpy as np
+import pytest
+from exercise_tools import expect_one_verdict, expect_rejected, load, printed
+from wrong.kv_quantization import FLIGHT, PACKING, RIGHT, SCORES, WRONG, append
+from wrong.warp_gemv import changed
+
+from exercises.checks import kv_quantization as checks
+
+NAME = "09_kv_quantization"
+ANSWERS = {
+    1: "quantize_rows",
+    2: "packing_source",
+    3: "scores_source",
+    4: "flight_source",
+    5: "scores",
+    6: "append",
+}
+CUDA = (2, 3, 4)
+RUNS_ALREADY = 4  # the stub of "find the bug" is code that runs
+
+
+@pytest.fixture(scope="module")
+def solutions():
+    return load("solutions", NAME)
+
+
+@pytest.fixture(scope="module")
+def stubs():
+    return load("exercises", NAME)
+
+
+def judge(number, answer):
+    return getattr(checks, f"exercise_{number}")(answer)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_stub_is_not_done_yet(number, stubs, capsys):
+    exercise = judge(number, stubs[ANSWERS[number]])
+    assert not exercise.passed
+    if number == RUNS_ALREADY:
+        assert exercise.message.startswith("not yet: at kv_len = 1, capacity = 1: kernel mix, line ")
+        assert "now[b] = v[(slice + 8 * b) * 32 + lane]" in exercise.message
+    else:
+        assert exercise.message == "not done yet"
+    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+
+
+def test_the_bugs_author_saw_nothing(stubs):
+    """In a large cache full of zeros the kernel that reads past the end is right."""
+    kernel = checks.compiled(stubs["flight_source"], "mix")
+    for kv_len in (64, 128, 300):
+        checks._flight(kernel, np.random.default_rng(), kv_len, 4096, beyond=0)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
+    expect_one_verdict(lambda: judge(number, solutions[ANSWERS[number]]), 2, capsys)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
+    exercise = judge(number, RIGHT[number])
+    assert exercise.passed, exercise.message
+
+
+@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
+def test_wrong_answer_is_rejected(number, mistake, capsys):
+    answer, says = WRONG[number][mistake]
+    expect_rejected(judge(number, answer), says)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_enough_wrong_answers_are_planted(number):
+    assert len(WRONG[number]) >= 3
+
+
+@pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
+def test_a_check_bears_whatever_a_source_is(given, capsys):
+    for number in CUDA:
+        exercise = judge(number, given)
+        assert not exercise.passed and exercise.message.startswith("not yet: ")
+        assert "raised" not in exercise.message
+
+
+@pytest.mark.parametrize(
+    "given", [lambda *_: 3, lambda *_: (3, 4), lambda *_: "", lambda *_: np.zeros(3), lambda *_: {}]
+)
+def test_a_check_bears_whatever_a_function_gives(given, capsys):
+    for number in set(ANSWERS) - set(CUDA):
+        exercise = judge(number, given)
+        assert not exercise.passed and exercise.message.startswith("not yet: ")
+        assert "raised" not in exercise.message
+
+
+def test_the_check_of_appends_puts_back_what_it_watched():
+    before = append.__globals__["quantize_group"]
+    assert checks.exercise_6(append).passed and append.__globals__["quantize_group"] is before
+
+
+def test_an_endless_loop_ends(capsys):
+    source = changed(SCORES, ("i += 32", "i += 0"))
+    assert "is there an endless loop?" in judge(3, source).message
+
+
+# Right answers that are not the solution's
+
+
+def in_turns(q, codes, scale, group):
+    """A group of channels at a time would do as well; here a token at a time."""
+    return np.array([codes[t] @ (scale[t // group] * np.float64(q)) for t in range(len(codes))])
+
+
+def by_where(x):
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    codes = np.zeros(x.shape, np.int8)
+    np.copyto(codes, np.rint(np.divide(127 * x, largest, out=np.zeros_like(x), where=largest > 0)), casting="unsafe")
+    return codes, (largest[:, 0] / 127).astype(np.float32)
+
+
+BY_PARTS = changed(
+    PACKING,
+    (
+        "uint2 eight = ((const uint2 *)codes)[i];",
+        "char4 *none = 0; uint2 eight = ((const uint2 *)codes)[i]; (void)none;",
+    ),
+    ("((int)(word << (28 - 4 * j)) >> 28) & 255", "((word >> 4 * j & 15 ^ 8) - 8) & 255"),  # the sign by xor and minus
+)
+GUARDED = changed(
+    FLIGHT,
+    (
+        "now[b] = token < kv_len ? v[token * 32 + lane] : __half2();",
+        "now[b] = __half2(); if (token < kv_len) now[b] = v[token * 32 + lane];",
+    ),
+)
+WITHOUT_NEXT = """
+#include <cuda_fp16.h>
+extern "C" __global__ void __launch_bounds__(256, 4)
+mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
+    __shared__ float2 sums[8][32];
+    int lane = threadIdx.x, slice = threadIdx.y;
+    float2 sum = {0, 0};
+    for (int t = slice; t < kv_len; t += 64) {
+        __half2 now[8];
+        float a[8];
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            bool there = t + 8 * b < kv_len;
+            now[b] = there ? v[(t + 8 * b) * 32 + lane] : __half2();
+            a[b] = there ? att[t + 8 * b] : 0;
+        }
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            float2 pair = __half22float2(now[b]);
+            sum.x += a[b] * pair.x, sum.y += a[b] * pair.y;
+        }
+    }
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice > 0) return;
+    for (int s = 1; s < 8; s++) sum.x += sums[s][lane].x, sum.y += sums[s][lane].y;
+    out[lane] = sum;
+}"""
+
+
+@pytest.mark.parametrize(
+    "number, answer", [(1, by_where), (2, BY_PARTS), (4, GUARDED), (4, WITHOUT_NEXT), (5, in_turns)]
+)
+def test_other_right_answers_pass(number, answer, capsys):
+    exercise = judge(number, answer)
+    assert exercise.passed, exercise.message
+
+
+def test_the_notebook_prints_what_the_checks_say():
+    said = printed("exercises", NAME)
+    assert len(said) == len(ANSWERS)
+    assert all(text.count("\n") == 1 for text in said.values())
+    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1

@@ -1,0 +1,488 @@
+"""The quantised cache: the codes of ref/kv_cache.py bit for bit, errors as promised, appending, and decode attention on
+the SIMT machine: right on hostile shapes, without a race, with an error for what the contract does not allow."""
+
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import ref.attention
+import ref.kv_cache
+import simt
+from kernels import kv_cache
+from kernels.kv_cache import QuantizedKV, counters, decode, quantize
+from kernels.kv_cache.plan import TILE, plan
+from kernels.kv_cache.quantization import default_group
+from lab import cuda
+
+on_machine = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
+BITS = [8, 4, "fp8"]
+AXES = ["token", "channel"]
+GUARD, FENCE = 64, 1234.0
+ROOM = 227 * 1024  # bytes of shared memory that a block may have on an H200
+
+
+def normal(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
+
+
+def outliers(kv, channels=(3, 17, 40, 63), times=20):
+    kv = kv.clone()
+    kv[..., list(channels)] *= times
+    return kv
+
+
+def relative(out, wanted):
+    out, wanted = (np.asarray(x.double() if isinstance(x, torch.Tensor) else x, np.float64) for x in (out, wanted))
+    return np.linalg.norm(out - wanted) / np.linalg.norm(wanted)
+
+
+def same(cache, quantized):
+    """A cache against what ref.kv_cache.quantize returns, bit for bit."""
+    assert np.array_equal(cache.codes().numpy(), quantized.codes)
+    assert np.array_equal(cache.scales().view(torch.int16).numpy(), quantized.scale.view(np.int16))
+
+
+# The format
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("bits", BITS)
+def test_codes_and_scales_are_the_references(bits, axis, dtype, monkeypatch):
+    monkeypatch.setattr(kv_cache.quantization, "SLICE", 1 << 14)  # so that it goes by slices
+    for batch, kv_len, n_kv_heads, head_dim, group in [
+        (2, 203, 3, 64, None),
+        (1, 1, 1, 128, None),
+        (2, 97, 2, 128, 64),
+    ]:
+        kv = normal(batch, kv_len, n_kv_heads, head_dim, dtype=dtype)
+        kv[0, 0, 0, :32] = 0
+        kv[-1, -1, -1] *= 2.0**-13  # float16 scales are subnormal here
+        kv[0, 0, -1, 40:] = -0.0
+        cache = quantize(kv, bits, axis=axis, group=group)
+        wanted = ref.kv_cache.quantize(kv.float().numpy(), bits, axis=axis, group=cache.group)
+        same(cache, wanted)
+        exact = torch.from_numpy(ref.kv_cache.dequantize(wanted))
+        assert torch.equal(cache.dequantize(), exact.to(dtype))
+        assert torch.equal(cache.dequantize(torch.float32), exact)
+        assert cache.shape == kv.shape and cache.dtype == dtype
+        assert cache.peak == pytest.approx(float(np.abs(wanted.scale).max()), rel=2e-3, abs=1e-7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bits=some.sampled_from(BITS),
+    axis=some.sampled_from(AXES),
+    kv_len=some.integers(1, 150),
+    groups=some.sampled_from([1, 2, 4]),
+    exponent=some.integers(-18, 12),
+    seed=some.integers(0, 1 << 20),
+)
+def test_any_numbers_are_the_references(bits, axis, kv_len, groups, exponent, seed):
+    rng = np.random.default_rng(seed)
+    kv = (
+        rng.standard_normal((1, kv_len, 1, 64)) * 2.0 ** rng.integers(exponent - 4, exponent + 1, (1, kv_len, 1, 64))
+    ).astype(np.float32)
+    group = 64 // groups if axis == "token" else 32 * groups
+    cache = quantize(torch.from_numpy(kv), bits, axis=axis, group=group)
+    same(cache, ref.kv_cache.quantize(kv, bits, axis=axis, group=group))
+
+
+@pytest.mark.parametrize("bits, allowed", [(8, 0.01), ("fp8", 0.03), (4, 0.09)])
+def test_errors_are_as_promised(bits, allowed):
+    kv = normal(1, 512, 4, 128)
+    for axis in AXES:
+        assert relative(quantize(kv, bits, axis=axis).dequantize(), kv) <= allowed
+    kv = outliers(kv)
+    ordinary = [c for c in range(128) if c not in (3, 17, 40, 63)]
+    found = quantize(kv, bits, axis="channel").dequantize()
+    assert relative(found, kv) <= 2 * allowed
+    assert relative(found[..., ordinary], kv[..., ordinary]) <= 2 * allowed
+    if bits == 4:  # which is why keys are quantised so
+        assert relative(quantize(kv, bits).dequantize()[..., ordinary], kv[..., ordinary]) > 4 * allowed
+
+
+def test_the_bytes_of_a_cache():
+    kv = normal(2, 256, 4, 128, dtype=torch.float16)
+    elements = kv.numel()
+    for bits, axis, wanted in [(8, "token", 8 + 16 / 128), (8, "channel", 8 + 16 / 128), ("fp8", "token", 8 + 16 / 128),
+                               (4, "token", 4 + 16 / 32), (4, "channel", 4 + 16 / 32)]:  # fmt: skip
+        assert 8 * quantize(kv, bits, axis=axis).nbytes == wanted * elements
+    assert 8 * quantize(kv, 4, group=128).nbytes == (4 + 16 / 128) * elements
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_laid_out_anew_it_is_the_same(bits):
+    kv = normal(2, 77, 2, 128)
+    cache = quantize(kv, bits)
+    codes, scales, packed = cache.codes(), cache.scales(), cache.packed
+    assert cache.role == "values" and cache.lay_out("keys").role == "keys"
+    assert not torch.equal(cache.packed, packed)
+    assert torch.equal(cache.packed, quantize(kv, bits, role="keys").packed)
+    assert torch.equal(cache.codes(), codes) and torch.equal(cache.scales(), scales)
+    assert torch.equal(cache.lay_out("values").packed, packed)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("bits", BITS)
+def test_appending_is_quantising_the_whole(bits, axis):
+    kv = normal(2, 331, 2, 64, dtype=torch.bfloat16)
+    whole = quantize(kv, bits, axis=axis)
+    for capacity in (None, 400):
+        cache = quantize(kv[:, :1], bits, axis=axis, capacity=capacity)
+        at = 1
+        for n in (1, 13, 1, 16, 17, 1, 100, 3, 128, 50):
+            assert cache.append(kv[:, at : at + n]) is cache
+            at += n
+        assert at == 331 and cache.shape == kv.shape and cache.capacity >= (capacity or at)
+        assert torch.equal(cache.codes(), whole.codes()) and torch.equal(cache.scales(), whole.scales())
+        assert torch.equal(cache.recent, whole.recent) and cache.peak == whole.peak
+    room = quantize(kv[:, :100], bits, axis=axis, capacity=331)
+    packed = room.packed
+    assert room.append(kv[:, 100:]).packed is packed
+
+
+def test_a_cache_does_not_keep_what_it_was_made_of():
+    kv = normal(1, 40, 1, 64)
+    cache = quantize(kv, 8, axis="channel")
+    assert cache.recent.untyped_storage().nbytes() == 40 * 64 * 4
+    before = cache.recent.clone()
+    kv.zero_()
+    assert torch.equal(cache.recent, before)
+
+
+BAD_QUANTIZE = {
+    "bits": ((normal(1, 3, 1, 64), 3), {}, ValueError, "bits must be 8, 4 or 'fp8', got 3"),
+    "bits as a bool": ((normal(1, 3, 1, 64), True), {}, ValueError, "bits must be"),
+    "axis": ((normal(1, 3, 1, 64), 8), {"axis": "head"}, ValueError, "axis must be 'token' or 'channel', got 'head'"),
+    "group": ((normal(1, 3, 1, 64), 4), {"group": 24}, ValueError, "group must be a multiple of 16"),
+    "group over head_dim": ((normal(1, 3, 1, 64), 4), {"group": 128}, ValueError, "divisor of head_dim, 64"),
+    "group of tokens": ((normal(1, 3, 1, 64), 4), {"group": 16, "axis": "channel"}, ValueError, "multiple of 32"),
+    "role": ((normal(1, 3, 1, 64), 4), {"role": "values", "axis": "channel"}, ValueError, "role must be"),
+    "capacity": ((normal(1, 3, 1, 64), 4), {"capacity": 2}, ValueError, "capacity must be a whole number of kv_len, 3"),
+    "not a tensor": ((np.zeros((1, 3, 1, 64)), 8), {}, TypeError, "kv must be a torch tensor, got ndarray"),
+    "dtype": ((normal(1, 3, 1, 64).double(), 8), {}, TypeError, "got torch.float64"),
+    "rank": ((normal(3, 1, 64), 8), {}, ValueError, r"kv must have shape \(batch, kv_len, n_kv_heads, head_dim\)"),
+    "empty": ((normal(1, 0, 1, 64), 8), {}, ValueError, r"none of it 0, got \(1, 0, 1, 64\)"),
+    "head_dim": ((normal(1, 3, 1, 80), 8), {}, ValueError, "head_dim must be 64, 128, 192 or 256, got 80"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_QUANTIZE)
+def test_what_cannot_be_quantised_is_named(what):
+    args, options, kind, words = BAD_QUANTIZE[what]
+    with pytest.raises(kind, match=words):
+        quantize(*args, **options)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bits", BITS)
+def test_nan_and_infinity_are_named(bits, bad, monkeypatch):
+    monkeypatch.setattr(kv_cache.quantization, "SLICE", 1 << 12)
+    kv = normal(2, 200, 2, 64, dtype=torch.float16)
+    kv[1, 123, 1, 7] = kv[1, 150, 0, 0] = bad
+    with pytest.raises(ValueError, match=r"kv must be finite, got -?(nan|inf) at \(1, 123, 1, 7\)"):
+        quantize(kv, bits, axis="channel")
+    cache = quantize(kv[:1], bits)
+    packed, shape = cache.packed.clone(), cache.shape
+    with pytest.raises(ValueError, match=r"kv_new must be finite, got -?(nan|inf) at \(0, 3, 1, 7\)"):
+        cache.append(kv[1:, 120:])
+    assert cache.shape == shape and torch.equal(cache.packed, packed)
+    kv = normal(1, 5, 1, 64)
+    kv[0, 4, 0, 2] = 65504 * 449
+    with pytest.raises(ValueError, match=r"kv must not pass .* at \(0, 4, 0, 2\)"):
+        quantize(kv, bits)
+
+
+def test_what_cannot_be_appended_is_named():
+    cache = quantize(normal(2, 5, 1, 64), 8)
+    with pytest.raises(ValueError, match=r"kv_new must have shape \(2, n, 1, 64\)"):
+        cache.append(normal(1, 5, 1, 64))
+    with pytest.raises(TypeError, match="torch.float32 on cpu, like the cache, got torch.float16 on cpu"):
+        cache.append(normal(2, 5, 1, 64).half())
+
+
+# Decode attention
+
+
+def between(tensor):
+    """A copy that lies between fences."""
+    home = torch.full((tensor.numel() + 2 * GUARD,), FENCE, dtype=tensor.dtype)
+    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor), home
+
+
+def caches(batch, kv_len, n_kv_heads, head_dim, bits, axis, group=None, value_bits=None):
+    k, v = (normal(batch, kv_len, n_kv_heads, head_dim, seed=seed) for seed in (1, 2))
+    return quantize(k, bits, axis=axis, group=group), quantize(v, value_bits or bits)
+
+
+def attention(q, k, v, scale=None, kv_lens=None):
+    lens = None if kv_lens is None else kv_lens.numpy()
+    k, v = (x.dequantize(torch.float32).numpy().astype(np.float64) for x in (k, v))
+    return ref.attention.decode_attention(q.double().numpy(), k, v, scale, kv_lens=lens)
+
+
+SHAPES = [  # batch, n_heads, n_kv_heads, kv_len, head_dim
+    (1, 4, 1, 1, 128),
+    (2, 8, 2, 33, 64),
+    (1, 5, 1, 127, 128),
+    (2, 3, 3, 200, 64),
+]
+FORMATS = [(8, "channel", None), (4, "channel", None), (4, "token", None), ("fp8", "token", None), (8, "token", 32)]
+
+
+@on_machine
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits, axis, group", FORMATS)
+def test_right_on_hostile_shapes(bits, axis, group, dtype):
+    for batch, n_heads, n_kv_heads, kv_len, head_dim in SHAPES if dtype == torch.float16 else SHAPES[1:2]:
+        q = normal(batch, n_heads, head_dim, dtype=dtype, seed=3)
+        k, v = caches(batch, kv_len, n_kv_heads, head_dim, bits, axis, group)
+        out, home = between(torch.full(q.shape, torch.nan, dtype=dtype))
+        assert decode(q, k, v, out=out) is out
+        assert relative(out, attention(q, k, v)) <= 2e-3
+        assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
+        assert torch.equal(decode(q, k, v, pdl=True), out)
+
+
+@on_machine
+@pytest.mark.parametrize("n_heads, n_kv_heads, head_dim", [(16, 1, 64), (20, 1, 64), (2, 2, 256), (3, 1, 192)])
+def test_any_group_of_heads_and_long_heads(n_heads, n_kv_heads, head_dim):
+    q = normal(1, n_heads, head_dim, dtype=torch.float16)
+    k, v = caches(1, 70, n_kv_heads, head_dim, 4, "channel", value_bits=8)
+    assert relative(decode(q, k, v), attention(q, k, v)) <= 2e-3
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis", [(8, "channel"), (4, "token"), ("fp8", "channel")])
+def test_lengths_of_their_own(bits, axis):
+    batch, kv_len = 5, 150
+    q = normal(batch, 4, 64, dtype=torch.float16)
+    lens = torch.tensor([1, 150, 32, 149, 33], dtype=torch.int32)
+    k, v = (normal(batch, kv_len, 2, 64, seed=seed) for seed in (1, 2))
+    for b, n in enumerate(lens):  # what lies behind must not count
+        k[b, n:], v[b, n:] = 30, 60000
+    k, v = quantize(k, bits, axis=axis, group=32), quantize(v, bits)
+    assert relative(decode(q, k, v, 0.3, kv_lens=lens), attention(q, k, v, 0.3, lens)) <= 2e-3
+
+
+@on_machine
+def test_large_and_small_numbers():
+    """Operands are float16: queries, scales and weights must stay in its range."""
+    q, k, v = normal(1, 4, 64), normal(1, 100, 1, 64, seed=1), normal(1, 100, 1, 64, seed=2)
+    for large, small in [(1e30, 1e-33), (1e-20, 1e17), (3e4, 1e-6)]:
+        for times in (1e-4, 60000.0 / 4):
+            x = (q * large).to(torch.bfloat16)
+            for bits, axis in [(8, "channel"), (4, "token")]:
+                a, b = quantize(k * min(times, 100), bits, axis=axis), quantize((v * times).clamp(-60000, 60000), bits)
+                scale = small / min(times, 100)
+                assert relative(decode(x, a, b, scale), attention(x, a, b, scale)) <= 4e-3, (large, times, bits)
+
+
+@pytest.fixture
+def one_multiprocessor(monkeypatch):
+    """So that a warp has several tiles one after another, and a block several segments."""
+    monkeypatch.setattr(kv_cache.decoding, "_card", lambda device: (1, ROOM))
+
+
+@on_machine
+@pytest.mark.parametrize(
+    "bits, axis, group", [(8, "channel", 64), (4, "channel", 32), (4, "token", None), ("fp8", "channel", 128)]
+)
+def test_the_ring_goes_round(bits, axis, group, one_multiprocessor):
+    q = normal(3, 4, 64, dtype=torch.float16)
+    k, v = caches(3, 1300, 1, 64, bits, axis, group)
+    assert relative(decode(q, k, v), attention(q, k, v)) <= 2e-3
+    lens = torch.tensor([1300, 65, 777], dtype=torch.int32)
+    assert relative(decode(q, k, v, kv_lens=lens), attention(q, k, v, None, lens)) <= 2e-3
+
+
+def jumping():
+    """Scores that grow, fall and jump by hundreds: the maximum that a warp knows is stale. q, k, and v."""
+    n = 1500
+    slopes = [
+        torch.linspace(-30, 30, n),
+        torch.linspace(30, -30, n),
+        40.0 * (torch.arange(n) % 100 == 63),
+        torch.linspace(0, 3, n),
+    ]
+    k = torch.stack(slopes)[:, :, None, None] + 0.3 * normal(4, n, 1, 64)
+    return (
+        torch.ones(4, 2, 64, dtype=torch.float16),
+        quantize(k, 8, axis="channel", group=64),
+        quantize(normal(4, n, 1, 64), 4),
+    )
+
+
+@on_machine
+def test_the_maximum_may_come_late_or_early(one_multiprocessor):
+    q, k, v = jumping()
+    for b, (out, wanted) in enumerate(zip(decode(q, k, v, 0.4), attention(q, k, v, 0.4))):
+        assert relative(out, wanted) <= 2e-3, b
+
+
+MISTAKES = {  # in decode.cu: (what stands there, what is put in its place)
+    "values are not waited for": ('"n"(2 * STAGES - 2)', '"n"(2 * STAGES)'),
+    "keys come too late": ('"n"(2 * STAGES - 1)', '"n"(2 * STAGES)'),
+    "lanes do not meet": ("// keys\n            __syncwarp();", "// keys"),
+    "no barrier in the exchange": ("                __syncthreads();\n#pragma unroll 1", "#pragma unroll 1"),
+    "the sum of weights is not scaled": ("l[n][i] *= shrink;", ""),
+    "scales of the first group for all": ("(begins || here.place.tile * TILE % LATE == 0)", "begins"),
+    "scales at whole groups only": ("|| entered || tile * TILE % LATE", "|| tile * TILE % LATE"),
+    "a token too many": (">= tokens) s[half]", "> tokens) s[half]"),
+    "slices relative to different maxima": ("const float share = exp2_fast(pair.x - high);", "const float share = 1;"),
+    "offset of keys forgotten": ("OFFSETS && step <", "false && step <"),
+}
+
+
+@on_machine
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeypatch):
+    right, wrong = MISTAKES[what]
+    text = (kv_cache.decoding.HERE / "decode.cu").read_text()
+    assert text.count(right) == 1
+
+    def load(path, options):
+        if path.name != "decode.cu":
+            return cuda.load(path, options)
+        return cuda.compile(text.replace(right, wrong), (*options, f"-I{path.parent}"))
+
+    monkeypatch.setattr(kv_cache.decoding, "cuda", types.SimpleNamespace(load=load))
+    monkeypatch.setattr(kv_cache.decoding, "_kernels", kv_cache.decoding._kernels.__wrapped__)
+    q, k, v = jumping()
+    lens = torch.tensor([1500, 1409, 777, 1490], dtype=torch.int32)
+    try:
+        scale, out = 0.4, torch.empty_like(q)
+        kv_cache.decoding._launch(q, k, v, scale, lens, out, False, check_races=True)
+    except simt.SimtError:
+        return  # a race, or a read of shared memory that has not come yet
+    wanted = attention(q, k, v, scale, lens)
+    assert not max(relative(o, w) for o, w in zip(out, wanted)) <= 4e-3
+
+
+@on_machine
+def test_after_appending():
+    q = normal(1, 4, 64, dtype=torch.float16)
+    k, v = normal(1, 75, 2, 64, seed=1), normal(1, 75, 2, 64, seed=2)
+    a, b = quantize(k[:, :40], 4, axis="channel"), quantize(v[:, :40], 4)
+    a.append(k[:, 40:]), b.append(v[:, 40:])
+    assert torch.equal(decode(q, a, b), decode(q, quantize(k, 4, axis="channel"), quantize(v, 4)))
+
+
+@on_machine
+def test_plain_tensors_go_to_the_other_kernel():
+    q = normal(1, 4, 64, dtype=torch.float16)
+    k, v = (normal(1, 20, 2, 64, dtype=torch.float16, seed=seed) for seed in (1, 2))
+    assert relative(decode(q, k, v), ref.attention.decode_attention(*(x.double().numpy() for x in (q, k, v)))) <= 2e-3
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis", [(8, "channel"), (4, "channel"), (4, "token"), ("fp8", "token")])
+def test_no_race_and_every_byte_once(bits, axis):
+    q = normal(2, 4, 128, dtype=torch.float16)
+    k, v = caches(2, 256, 1, 128, bits, axis)
+    split, merge = counters(q, k, v, check_races=True)
+    sectors = split.counters["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"]
+    extra = 2 * 128 * 4 * 2 / 32  # q: one warp reads a head, for each share
+    least = (k.nbytes + v.nbytes) / 32
+    assert least <= sectors <= 1.4 * least + extra * 16  # scales of channels are read by each warp that needs them
+    assert "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum" in split.counters
+
+
+# How it is launched
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    batch=some.integers(1, 256),
+    n_kv_heads=some.integers(1, 16),
+    group=some.integers(1, 70),
+    head_dim=some.sampled_from([64, 128, 192, 256]),
+    kv_len=some.integers(1, 1 << 21),
+    low=some.booleans(),
+    processors=some.integers(1, 200),
+    room=some.sampled_from([ROOM, 163 * 1024, 99 * 1024]),
+)
+def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, processors, room):
+    slot = (32 if low else 64) * head_dim + 8 * head_dim
+    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, slot, low, processors, room)
+    tiles = batch * p.rows * -(-kv_len // TILE)
+    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares <= processors and p.each >= 1
+    assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
+    assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
+    assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group
+    assert p.shared <= room
+    segments, heads = p.shares + batch * p.rows, -(-group // -(-group // 16))
+    assert p.sums_at == segments * heads * head_dim and p.floats == p.sums_at + 2 * segments * heads
+
+
+def test_the_room_for_weights_is_the_kernels():
+    header = (kv_cache.decoding.HERE.parent / "attention" / "flash.cuh").read_text()
+    assert f"constexpr float FEW = {kv_cache.decoding.FEW};" in header
+
+
+def test_the_default_groups():
+    assert [default_group(bits, axis, 128) for bits in BITS for axis in AXES] == [128, 128, 32, 32, 128, 128]
+
+
+def bad_calls():
+    q = normal(1, 4, 64, dtype=torch.float16)
+    k, v = quantize(normal(1, 9, 2, 64), 8, axis="channel"), quantize(normal(1, 9, 2, 64), 8)
+    lens = torch.tensor([9], dtype=torch.int32)
+    yield "q of float32", (q.float(), k, v), {}, TypeError, "q must be of torch.float16 or torch.bfloat16"
+    yield (
+        "one plain tensor",
+        (q, k, normal(1, 9, 2, 64)),
+        {},
+        TypeError,
+        "two QuantizedKV or two tensors, got Tensor as v",
+    )
+    yield (
+        "heads",
+        (normal(1, 3, 64, dtype=torch.float16), k, v),
+        {},
+        ValueError,
+        "n_heads must be a multiple of n_kv_heads",
+    )
+    yield (
+        "head_dim",
+        (normal(1, 4, 128, dtype=torch.float16), k, v),
+        {},
+        ValueError,
+        r"k must have shape \(1, kv_len, n_kv",
+    )
+    yield "lengths", (q, k, quantize(normal(1, 8, 2, 64), 8)), {}, ValueError, r"v must have shape \(1, 9, 2, 64\)"
+    yield (
+        "v by channel",
+        (q, k, quantize(normal(1, 9, 2, 64), 8, axis="channel")),
+        {},
+        ValueError,
+        "v must be quantised with",
+    )
+    yield "one cache", (q, v, v), {}, ValueError, "two caches, got one for both"
+    yield "kv_lens", (q, k, v), {"kv_lens": lens + 1}, ValueError, "kv_lens must be from 1 to kv_len, 9, got 10"
+    yield "kv_lens' dtype", (q, k, v), {"kv_lens": lens.long()}, TypeError, "kv_lens must be of torch.int32"
+    yield "scale", (q, k, v), {"scale": math.inf}, ValueError, "scale must be finite"
+    yield "out", (q, k, v), {"out": q}, ValueError, "out must not share memory with q"
+    yield "out's shape", (q, k, v), {"out": q.new_empty(1, 4, 32)}, ValueError, r"out must have shape \(1, 4, 64\)"
+
+
+@pytest.mark.parametrize("what", [call[0] for call in bad_calls()])
+def test_what_is_not_allowed_is_named(what, monkeypatch):
+    monkeypatch.setattr(kv_cache.decoding, "_launch", lambda *args: pytest.fail("launched"))
+    _, args, options, kind, words = next(call for call in bad_calls() if call[0] == what)
+    role = args[1].role
+    with pytest.raises(kind, match=words):
+        decode(*args, **options)
+    assert args[1].role == role
+
+
+def test_what_a_cache_says_of_itself():
+    assert repr(quantize(normal(1, 9, 2, 64), 4)) == "<QuantizedKV (1, 9, 2, 64) bits=4 axis='token' group=32 values>"
+    assert isinstance(quantize(normal(1, 9, 2, 64), 4), QuantizedKV)
