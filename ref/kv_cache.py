@@ -39,10 +39,10 @@ class Quantized:
 
 
 def default_group(bits, axis, head_dim):
-    """8 bits: all channels of a token and head, or 64 tokens. 4 bits: 32 of either (fewer if 32 does not divide)."""
+    """8 bits: all channels of a token and head, or 128 tokens. 4 bits: 32 of either (fewer if 32 does not divide)."""
     if bits == 4:
         return gcd(32, head_dim) if axis == "token" else 32
-    return head_dim if axis == "token" else 64
+    return head_dim if axis == "token" else 128
 
 
 def quantize(kv, bits, *, axis="token", group=None):
