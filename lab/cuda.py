@@ -11,6 +11,7 @@ Nothing compiles before it is needed, and nothing compiles twice.
 import math
 import numbers
 import operator
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ DEFAULT_ARCH = "sm_90"  # what the SIMT machine and the disassembly take where n
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MAX_SHARED = 227 * 1024  # bytes of shared memory a block can ask for on compute capability 9.0
 OLDEST = (8, 0)
+TENSOR, STRIDED = torch.Tensor, torch.strided  # looked up at every launch
+NUMBERS = {int, float, bool, type(None)}  # the usual types of what is no tensor
 PLAIN = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8}
 PLAIN |= {torch.uint64, torch.uint32, torch.uint16, torch.uint8}
 BITS = {  # what NumPy has no name for goes to the SIMT machine as bits
@@ -195,21 +198,24 @@ class Kernel:
         TypeError or ValueError names the argument, what was expected and what came, before anything has run.
         Gradients are not tracked. On a card, errors inside the kernel show up at a later synchronisation.
         """
-        kinds = []  # all that the checks look at, apart from the values of numbers
+        kinds = []  # all that the checks look at, apart from the values of numbers; most of what a launch costs
         for arg in args:
-            if isinstance(arg, torch.Tensor):
-                kinds += (arg.dtype, arg.device, arg.layout is torch.strided and arg.is_contiguous())
+            kind = type(arg)
+            if kind is TENSOR or (kind not in NUMBERS and isinstance(arg, TENSOR)):
+                kinds += (arg.dtype, arg.device, arg.layout is STRIDED and arg.is_contiguous())
             else:
-                kinds.append(arg.dtype if isinstance(arg, np.void) else type(arg))
+                kinds.append(arg.dtype if isinstance(arg, np.void) else kind)
         kinds = tuple(kinds)
         plan = self._plans.get(kinds)
         if plan is None:
             plan = self._plans[kinds] = self._plan(args)
-        tensors, scalars, function = plan
+        tensors, integers, others, function = plan
         values = list(args)
-        for index, convert in scalars:
+        for index, convert in others:
             values[index] = convert(values[index])
         if function is None:
+            for index, convert in integers:
+                values[index] = convert(values[index])
             return self._simulate(grid, block, values, tensors, shared, cluster, check_races, step_limit)
 
         if check_races:
@@ -233,12 +239,40 @@ class Kernel:
         else:
             wanted = f"a torch.cuda.Stream of cuda:{function.device}, where the tensors are"
             raise TypeError(f"{self.name}: stream must be {wanted}, got {stream!r}")
-        function.launch(shape, values, raw, pdl, cluster)
+        try:
+            function.launch(shape, values, raw, pdl, cluster)
+        except struct.error:  # before the launch: an integer is too large, or not written as most are
+            for index, convert in integers:
+                values[index] = convert(values[index])
+            function.launch(shape, values, raw, pdl, cluster)
+
+    def unchecked(self, grid, block, *args, shared=0, pdl=False, **options):
+        """The same launch in half the host time, for a caller who has looked at the tensors: the first argument is one,
+        and all lie contiguously on one device, with the dtypes that the kernel takes.
+
+        On a card that is believed, from the second launch of one grid on; whether numbers fit is looked at as ever. On
+        the SIMT machine, and with further options, it is the checked launch.
+        """
+        device = args[0].get_device()  # -1: the CPU
+        function = self._functions.get(device)
+        if function and not options:
+            try:
+                shape = self._shapes[function, grid, block, shared]
+                # None: a null pointer
+                values = [arg.data_ptr() if isinstance(arg, TENSOR) else arg or 0 for arg in args]
+                return function.launch(shape, values, cuda_driver.current_stream(device), pdl)
+            except (KeyError, TypeError, OverflowError, struct.error):
+                pass  # before the launch: the checked one does it, or says what is wrong
+        return self(grid, block, *args, shared=shared, pdl=pdl, **options)
 
     # Before the launch: look at everything once, and remember what was found.
 
     def _plan(self, args):
-        """(indices of the tensors, [(index, how to convert a scalar)], Function or None for the CPU), or an error."""
+        """What a launch with such arguments does, or an error.
+
+        (indices of the tensors, [(index, how to convert an integer)], [(index, how to convert what else is no tensor)],
+        Function or None for the CPU). On a card `struct` looks at integers, so they need no conversion as a rule.
+        """
         device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), None)
         on_card = device is not None and device.type == "cuda"
         parameters = self.entry(device.index if on_card else None).parameters
@@ -246,11 +280,12 @@ class Kernel:
             listed = ", ".join(map(str, parameters)) or "none"
             many = f"{len(parameters)} arguments after grid and block"
             raise TypeError(f"{self.name}: takes {many} ({listed}), got {len(args)}")
-        tensors, scalars, first = [], [], None
+        tensors, integers, others, first = [], [], [], None
         for index, (arg, parameter) in enumerate(zip(args, parameters)):
             if not isinstance(arg, torch.Tensor):
                 parameter.expect_scalar(self.name, arg)
-                scalars.append((index, cuda_signature.converter(self.name, parameter, on_card)))
+                group = others if arg is None or parameter.kind in ("float", "struct") else integers
+                group.append((index, cuda_signature.converter(self.name, parameter, on_card)))
                 continue
             self._expect_tensor(arg, parameter)
             first = first or parameter.name
@@ -263,7 +298,7 @@ class Kernel:
             raise TypeError(
                 f"{self.name}: at least one argument must be a tensor, whose device says where to run, got none"
             )
-        return tuple(tensors), tuple(scalars), self._function(device.index) if on_card else None
+        return tensors, integers, others, self._function(device.index) if on_card else None
 
     def _expect_tensor(self, tensor, parameter):
         """Raise unless this tensor can stand for this parameter."""

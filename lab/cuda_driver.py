@@ -82,8 +82,15 @@ def load(image, device, name):
     return module
 
 
-class _Slot(threading.local):
-    """The buffers of one launch. One set for each thread: ctypes lets other threads run during the call."""
+class _Slots(threading.local):
+    """One slot for each thread: ctypes lets other threads run during the call."""
+
+    def __init__(self, parameters):
+        self.slot = _Slot(parameters)
+
+
+class _Slot:
+    """The buffers of one launch."""
 
     def __init__(self, parameters):
         self.config = ctypes.create_string_buffer(CONFIG.size)
@@ -134,7 +141,7 @@ class Function:
         self.max_shared = value.value - self.static_shared  # bytes that a launch may ask for
         self._allowed = 48 * 1024 - self.static_shared  # ... without saying so first
         self._pdl = capability(device) >= (9, 0)
-        self._slot = _Slot(parameters)
+        self._slots = _Slots(parameters)
         self._call = cuda.cuLaunchKernelEx
 
     def _attribute(self, which):
@@ -160,7 +167,7 @@ class Function:
         values  one number for each parameter (bytes for a struct), as the parameters' codes in `struct` want them
         stream  the raw handle
         """
-        slot = self._slot
+        slot = self._slots.slot
         if values:
             slot.pack(slot.values, 0, *values)
         config = (shape, stream, pdl and self._pdl, cluster)

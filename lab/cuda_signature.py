@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
-INTEGERS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # codes of Python's struct
+INTEGERS = {1: "b", 2: "h", 4: "i", 8: "q"}  # codes of Python's struct
 QUALIFIERS = r"\b(?:const|volatile|restrict|__restrict__|__restrict|__grid_constant__|struct)\b"
 DTYPES = {  # pointers whose type leaves no doubt; through uint4* or unsigned* a kernel may read anything
     "float": (torch.float32,),
@@ -47,7 +47,7 @@ class Parameter:
         """How Python's struct writes it."""
         if self.kind == "float":
             return "f" if self.size == 4 else "d"
-        return f"{self.size}s" if self.kind == "struct" else INTEGERS[self.size]
+        return {"struct": f"{self.size}s", "integer": INTEGERS.get(self.size)}.get(self.kind, "Q")
 
     @property
     def dtypes(self):
@@ -91,14 +91,21 @@ def converter(where, parameter, on_card):
     bits = 8 * parameter.size
 
     def integer(value):
-        value = int(value or 0)  # None is a null pointer
+        if value is None:  # a null pointer
+            return null
+        value = int(value)
         if not low <= value < high:
             raise ValueError(f"{where}: {parameter.name} = {value} does not fit in {bits} bits")
-        return value & mask if on_card else (signed if value < top else unsigned)(value)
+        if not on_card:
+            return (signed if value < top else unsigned)(value)
+        if parameter.kind == "integer":
+            return value if value < top else value - high  # the same bits, as `struct` wants them
+        return value & mask
 
     if "integer" in parameter.kind or parameter.kind == "pointer":
         low, top, high, mask = -(1 << bits - 1), 1 << bits - 1, 1 << bits, (1 << bits) - 1
         signed, unsigned = getattr(np, f"int{bits}"), getattr(np, f"uint{bits}")
+        null = 0 if on_card else signed(0)
         if on_card:
             return integer
         return lambda value: value if isinstance(value, np.generic) else integer(value)
@@ -108,7 +115,7 @@ def converter(where, parameter, on_card):
 
         def real(value):
             value = float(value)
-            if abs(value) > largest and value not in (math.inf, -math.inf):
+            if abs(value) > largest and math.isfinite(value):
                 raise ValueError(f"{where}: {parameter.name} = {value} does not fit in {bits} bits")
             return value if on_card else kind(value)
 

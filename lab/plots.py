@@ -486,7 +486,7 @@ def token_shares(kv_len, shares, title="", row=64):
     axis.set_title(f"{title}: {said}" if title else said, loc="left", fontsize=11)
     axis.set(xlim=(-0.3, row + 0.3), ylim=(lines, 0), xticks=[])
     axis.set_yticks([n + 0.5 for n in range(lines)], [f"from {n * row}" for n in range(lines)], fontsize=8)
-    axis.set_xlabel("tokens, the newest last (numbers: the first token of that block)", fontsize=9)
+    axis.set_xlabel("tokens, the newest last (a number: that block begins here)", fontsize=9)
     for side in axis.spines.values():
         side.set_visible(False)
     axis.tick_params(length=0)

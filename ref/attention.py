@@ -109,14 +109,16 @@ def merge(outs, lses):
     3. mix         out = (sum over i of w[i] · out[i]) / (sum over i of w[i])
     4. log-sum     lse = m + log(sum over i of w[i])
 
-    The out of an empty piece (lse -inf) is not looked at. Where all pieces are empty the result is empty too. The
-    result is a piece like any other: merging is associative and commutative, up to rounding.
+    The out of an empty piece (lse -inf) is not looked at. Where all pieces are empty the result is
+    empty too. The result is a piece like any other: merging is associative and commutative, up to
+    rounding.
     """
     outs, lses = np.asarray(outs, np.float64), np.asarray(lses, np.float64)
     if lses.ndim == 0 or len(lses) == 0:
         raise ValueError(f"lses must hold at least one piece, got shape {lses.shape}")
     if outs.shape[:-1] != lses.shape:
-        raise ValueError(f"outs must have the shape of lses, {lses.shape}, and head_dim after it, got {outs.shape}")
+        wanted = f"the shape of lses, {lses.shape}, and head_dim after it"
+        raise ValueError(f"outs must have {wanted}, got {outs.shape}")
     m = lses.max(axis=0)  # 1
     all_empty = m == -np.inf
     w = np.exp(lses - np.where(all_empty, 0, m))  # 2: never -inf - -inf, which is NaN

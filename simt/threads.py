@@ -128,7 +128,8 @@ class Threads:
 
     def poisoned(self, result, in_range, mode, lane, clamp, members, mask):
         """A shuffle's result; undefined, so spoilt, where the lane that is read does not take part."""
-        active = np.broadcast_to(self.member_lanes(members) & mask, np.broadcast_shapes(mask.shape, (1, 1, 32)))
+        named = self.member_lanes(members)
+        active = np.broadcast_to(named & mask, np.broadcast_shapes(named.shape, mask.shape, (1, 1, 32)))
         there, _ = shuffle(mode, active.astype(np.uint32), lane, clamp)
         lost = in_range & (there == 0)
         return np.where(lost, POISON, result) if (lost & mask).any() else result

@@ -1,6 +1,7 @@
 """kernels.attention.decode on the SIMT machine: right on hostile lengths, groups and plans, the counters that it is
 built for, no race, the same bits every time, and an error before anything is written for whatever is not allowed."""
 
+import functools
 import re
 import sys
 
@@ -11,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import ref.attention
+import simt
 from kernels import attention
 from kernels.attention import decoding
+from kernels.attention.arguments import DTYPES
 from kernels.attention.plan import TILE, plan
+from lab import cuda
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
@@ -38,6 +42,11 @@ def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.float16, s
     return q, k, v, between(torch.full(shapes[0], torch.nan, dtype=dtype), FENCE, skip)
 
 
+def whole_source(name):
+    """A kernel's source with its header in it."""
+    return (decoding.HERE / name).read_text().replace('#include "flash.cuh"', (decoding.HERE / "flash.cuh").read_text())
+
+
 def fences_stand(out):
     home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
     first, last = out.storage_offset(), out.storage_offset() + out.numel()
@@ -59,6 +68,23 @@ def launch(q, k, v, out, kv_lens=None, scale=None, check_races=False, **chosen):
     """decode, with a plan of our choice."""
     scale = q.shape[2] ** -0.5 if scale is None else scale
     decoding._launch(q, k, v, scale, kv_lens, out, False, chosen, check_races=check_races)
+    return out
+
+
+def launch_changed(change, q, k, v, out, kv_lens=None, scale=None, check_races=False, **chosen):
+    """What decode launches, with change(source) compiled instead of each source. Scratch memory is in two pieces, no
+    larger than the plan says, and full of NaN."""
+    (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q.shape, k.shape
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *decoding.card(q.device), **chosen)
+    also = {"DTYPE": DTYPES[q.dtype], "LENS": int(kv_lens is not None), "STAGES": p.stages}
+    also |= {"THREADS": p.threads, "TOGETHER": p.together}
+    options = [f"-D{name}={value}" for name, value in (dict(p.constants) | also).items()]
+    split, merge = (getattr(cuda.compile(change(whole_source(f"{n}.cu")), options), n) for n in ("decode", "merge"))
+    scratch = [torch.full((size,), torch.nan) for size in (p.sums_at, p.floats - p.sums_at)]
+    sizes, scale = (kv_len, batch, p.rows, p.each, p.rest), head_dim**-0.5 if scale is None else scale
+    args, races = (*sizes, scale * decoding.LOG2_E, 0), {"check_races": check_races}
+    split(p.shares, 32 * p.warps, q, k, v, kv_lens, *scratch, *args, shared=p.shared, **races)
+    merge(batch * n_heads // p.together, p.threads, *scratch, kv_lens, out, *sizes, p.shares, **races)
     return out
 
 
@@ -133,8 +159,31 @@ def test_nothing_behind_the_length_leaks(dtype):
     close(alone, q[3:4], k[3:4, :17], v[3:4, :17])
 
 
-def test_scores_that_rise_fall_and_jump():
-    """The running maximum is left behind by up to 8 in units of log 2: rising scores move it, the others must not."""
+@pytest.mark.parametrize("lens", [[100, 0, 1 << 30, -5], [0, 0, 0, 0], [0, 1, 0, 0]], ids=str)
+def test_lengths_that_are_none_are_clamped(lens):
+    """As on a card, where nobody has looked at them; shares without a tile, and sequences in no share."""
+    q, k, v, out = problem(4, 100, 8, 2, 64)
+    for b, length in enumerate(lens):
+        k[b, max(0, length) :], v[b, max(0, length) :] = torch.nan, torch.nan
+    launch(q, k, v, out, torch.tensor(lens, dtype=torch.int32), check_races=True)
+    for b, length in enumerate(min(max(length, 0), 100) for length in lens):
+        if length:
+            close(out[b : b + 1], q[b : b + 1], k[b : b + 1, :length], v[b : b + 1, :length])
+        else:
+            assert (out[b] == 0).all()
+    assert fences_stand(out)
+
+
+def test_scratch_memory_may_hold_anything_and_is_as_large_as_it_must_be():
+    """The sums lie behind the partials in one tensor; apart, either shows whoever goes past its end."""
+    for batch, n_heads, n_kv_heads, chosen in ((3, 8, 4, {}), (1, 34, 2, dict(shares=5)), (2, 6, 2, dict(warps=2))):
+        q, k, v, out = problem(batch, 90, n_heads, n_kv_heads, 32)
+        for lens in (None, torch.tensor([90, 1, 33][:batch], dtype=torch.int32)):
+            launch_changed(lambda source: source, q, k, v, out.fill_(torch.nan), lens, **chosen)
+            close(out, q, k, v, kv_lens=lens)
+
+
+def scores_that_rise_fall_and_jump(launch=launch):
     tokens = 400
     for ramp in (0.05, 0.4, -0.4, 3.0, -3.0):
         q, k, v, out = problem(1, tokens, 4, 1, 64)
@@ -143,6 +192,28 @@ def test_scores_that_rise_fall_and_jump():
         k[0, :, 0, 0] = ramp * torch.arange(-tokens // 2, tokens // 2)
         k[0, 123, 0, 0] = 90.0
         close(launch(q, k, v, out, scale=0.7, warps=2, side=1, shares=3), q, k, v, 0.7)
+
+
+def test_scores_that_rise_fall_and_jump():
+    """The running maximum is left behind by up to 8 in units of log 2: rising scores move it, the others must not."""
+    scores_that_rise_fall_and_jump()
+
+
+MISTAKES = {
+    "the sum of weights is not corrected": ("l[r] *= scale;", ""),
+    "the weighted values are not corrected": ("o[n][2 * r] *= scale, o[n][2 * r + 1] *= scale;", ";"),
+    "the maximum stays too far behind": ("constexpr float FEW = 8;", "constexpr float FEW = 40;"),
+    "warps are joined without their maxima": ("const float scale = exp2_fast(m[r] - high);", "const float scale = 1;"),
+    "segments are merged without their maxima": ("const float w = exp2_fast(pair[d].x - high);", "const float w = 1;"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_the_online_softmax_would_be_seen(mistake):
+    old, new = MISTAKES[mistake]
+    assert old in whole_source("decode.cu") + whole_source("merge.cu")
+    with pytest.raises(AssertionError, match="<= 0.001"):
+        scores_that_rise_fall_and_jump(functools.partial(launch_changed, lambda source: source.replace(old, new)))
 
 
 def test_scores_of_minus_infinity_count_for_nothing():
@@ -154,12 +225,27 @@ def test_scores_of_minus_infinity_count_for_nothing():
     close(out, q, k[:, kept], v[:, kept])
 
 
+def test_scores_that_are_all_minus_infinity_are_nan_as_in_the_reference():
+    q, k, v, out = problem(1, 100, 8, 2, 64)
+    q.abs_()
+    k[:, :, 1] = -torch.inf
+    attention.decode(q, k, v, out=out)
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(np.isnan(wanted(q, k, v)), out.isnan().numpy())
+    close(out[:, :4], q[:, :4], k[:, :, :1], v[:, :, :1])
+
+
 def test_nan_stays_in_its_heads():
     q, k, v, out = problem(2, 90, 8, 2, 64)
     k[0, 50, 1, 3] = torch.nan
     v[1, 89, 0, 63] = torch.inf
     attention.decode(q, k, v, out=out)
     assert out[0, 4:].isnan().all() and (out[1, :4, 63] == torch.inf).all()
+    mine = q.clone()
+    mine[1, 6, 0] = torch.nan  # of one head of a panel
+    assert torch.equal(
+        attention.decode(mine, k, v).isnan().all(-1).nonzero(), torch.tensor([*[[0, h] for h in range(4, 8)], [1, 6]])
+    )
     rest = out[1, 4:], q[1:, 4:], k[1:, :, 1:], v[1:, :, 1:]
     close(rest[0][None], *rest[1:])
     assert not out[0, :4].isnan().any() and not out[1, :4, :63].isnan().any()
@@ -191,11 +277,76 @@ def test_what_the_tensor_cores_do_not_take_goes_to_split():
     close(attention.decode(q, k, v, out=out), q, k, v)
     q, k, v, out = problem(1, 40, 4, 1, 64, skip=1)  # addresses that are no multiples of 16 bytes
     close(attention.decode(q, k, v, out=out, pdl=True), q, k, v)
+    q, k, v, _ = problem(1, 40, 4, 1, 64)
+    for n in range(4):  # it is enough that one of them lies so
+        q, k, v, out = (problem(1, 40, 4, 1, 64, skip=int(i == n))[i] for i in range(4))
+        with pytest.raises(
+            ValueError, match="decode_in_shares: " + ("decode leaves" if n == 3 else "[qkv] must start")
+        ):
+            decoding.decode_in_shares(q, k, v, 3, out=out)
+        close(attention.decode(q, k, v, out=out), q, k, v)
     q, k, v, out = problem(1, 40, 4, 1, 64, torch.float32)
     right = wanted(q, k, v)
     assert np.abs(attention.decode(q, k, v, out=out).double().numpy() - right).max() < 1e-5 * np.abs(right).max()
     with pytest.raises(ValueError, match="counters: decode leaves these tensors to the rung split"):
         decoding.counters(q, k, v)
+
+
+# The promise of pdl: what happens before griddepcontrol.wait
+
+
+def until_the_wait(name, options, *changes):
+    """A kernel that ends where it would wait for the one before, with its source changed."""
+    source = whole_source(name)
+    for old, new in (('asm volatile("griddepcontrol.wait;" ::: "memory");', 'asm volatile("exit;");'), *changes):
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    return getattr(cuda.compile(source, options), name.removesuffix(".cu"))
+
+
+def run_until_the_wait(length, kv_len, shares, early, *changes, own_lengths=True, cache=None):
+    """With one element of everything that the kernels ahead may write or still read, and a cache that ends before the
+    newest token: who touches more goes past an end. Returns the report."""
+    p = plan(1, 8, 2, 64, kv_len, 132, ROOM, True, shares=shares)
+    options = ["-DDTYPE=__half", f"-DLENS={int(own_lengths)}", f"-DSTAGES={p.stages}"]
+    kernel = until_the_wait("decode.cu", options + [f"-D{name}={value}" for name, value in p.constants], *changes)
+    q, partial, sums = (torch.ones(1, dtype=torch.float16), torch.ones(1), torch.ones(1))
+    k = v = torch.ones(length - 1 if cache is None else cache, 2, 64, dtype=torch.float16)
+    lens = torch.tensor([length], dtype=torch.int32) if own_lengths else None
+    sizes = kv_len, 1, p.rows, p.each, p.rest
+    return kernel(p.shares, 32 * p.warps, q, k, v, lens, partial, sums, *sizes, 0.1, early, shared=p.shared)
+
+
+@pytest.mark.parametrize("length", [2, 16, 17, 100, 1000])
+def test_what_may_come_late_is_not_touched_before_the_wait(length):
+    for shares in (1, 7, 1000):
+        report = run_until_the_wait(length, 1000, shares, 1)
+        if length > 100:
+            assert report.counters["smsp__inst_executed_op_ldgsts.sum"] > 0  # and the ring is filled
+        if length == 1000:
+            run_until_the_wait(length, 1000, shares, 1, own_lengths=False)
+
+
+def test_a_plain_launch_touches_nothing_before_the_wait():
+    """Not even the lengths: the kernel before may write them."""
+    report = run_until_the_wait(1000, 1000, 7, 0, cache=1)
+    assert report.counters[SECTORS.format("ld")] == report.counters[SECTORS.format("st")] == 0
+
+
+def test_who_reads_the_newest_token_early_is_found_out():
+    newest = " || next.tile + 1 == next.tiles", ""
+    query = "if (waited && ask_q) {", "if (ask_q) {"
+    for change in (newest, query):
+        with pytest.raises(simt.MemoryFault):
+            run_until_the_wait(100, 1000, 7, 1, change)
+
+
+def test_merge_reads_lengths_alone_before_the_wait():
+    constants = ["-DDTYPE=__half", "-DHEAD_DIM=64", "-DGROUP=4", "-DSIDE=2", "-DWARPS=4", "-DLENS=1", "-DTHREADS=64"]
+    lens, one = torch.tensor([100, 7], dtype=torch.int32), torch.ones(1)
+    kernel = until_the_wait("merge.cu", constants)
+    report = kernel(16, 64, one, one, lens, one.half(), 1000, 2, 1, 0, 0, 9)
+    assert report.counters[SECTORS.format("ld")] > 0 and report.counters[SECTORS.format("st")] == 0
 
 
 # What the machine counts
@@ -209,7 +360,34 @@ def test_no_race(chosen):
     launch(q, k, v, out, torch.tensor([150, 16, 99], dtype=torch.int32), shares=5, check_races=True, **chosen)
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+BARRIERS = {  # in which kernel, with its header; what is taken out, and which of several
+    "the copies of other lanes": ("decode.cu", "__syncwarp();", 2),
+    "who still reads a slot of the ring": ("decode.cu", "__syncwarp();", 3),
+    "the queries": ("decode.cu", "__syncwarp();", 1),
+    "the maxima of all warps": ("decode.cu", "__syncthreads();", 0),
+    "the sums of all warps": ("decode.cu", "__syncthreads();", 1),
+    "the sums of all teams": ("merge.cu", "__syncthreads();", 2),
+    "the copies of its own": ("decode.cu", '"n"(STAGES - 1)', 0),
+}
+
+
+@pytest.mark.parametrize("what", BARRIERS)
+def test_the_race_check_would_see_a_missing_wait_for(what):
+    name, wait, number = BARRIERS[what]
+
+    def change(source):
+        if source != whole_source(name):
+            return source
+        parts = source.split(wait)
+        instead = '"n"(STAGES)' if "STAGES" in wait else ""
+        return wait.join(parts[: number + 1]) + instead + wait.join(parts[number + 1 :])
+
+    q, k, v, out = problem(3, 150, 8, 4, 64)
+    with pytest.raises((simt.RaceError, simt.MemoryFault)):
+        launch_changed(change, q, k, v, out, shares=5, warps=4, side=1, stages=2, check_races=True)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128])
 def test_the_cache_is_read_once_and_without_bank_conflicts(head_dim):
     q, k, v, _ = problem(1, 992, 8, 4, head_dim)
     first, second = decoding.counters(q, k, v, stages=2, shares=20)
@@ -313,3 +491,71 @@ def test_errors_name_the_argument():
     raises(ValueError, "decode: out must have shape (2, 8, 64)", q, k, v, out=q[:1].clone())
     raises(ValueError, "decode: out must not share memory with v", q, k, v, out=v.view(-1)[:1024].view(2, 8, 64))
     raises(ValueError, "decode: out must not share memory with q", q, k, v, out=q)
+
+
+BAD = {  # what changes of q, k, v and the options, the error, its words
+    "k an array": ({"k": np.ones((2, 20, 2, 64), "f2")}, TypeError, "k must be a torch tensor, got ndarray"),
+    "no sequence": (
+        {"q": torch.ones(0, 8, 64).half()},
+        ValueError,
+        "q must have shape (batch, n_heads, head_dim), none",
+    ),
+    "more kv heads than heads": ({"q": torch.ones(2, 1, 64).half()}, ValueError, "got 1 query heads and 2 kv heads"),
+    "head_dim 264": (
+        {"q": torch.ones(2, 8, 264).half(), **dict.fromkeys("kv", torch.ones(2, 20, 2, 264).half())},
+        ValueError,
+        "head_dim must be a multiple of 8 and at most 256, got 264",
+    ),
+    "q sparse": ({"q": torch.ones(2, 8, 64).half().to_sparse()}, ValueError, "q must be a dense tensor, got layout"),
+    "k between two bytes": (
+        {"k": torch.frombuffer(bytearray(2 * 20 * 2 * 64 * 2 + 1), dtype=torch.float16, offset=1).view(2, 20, 2, 64)},
+        ValueError,
+        "k must be aligned to its element size, got 0x",
+    ),
+    "all on meta": (
+        {name: torch.ones(shape, device="meta").half() for name, shape in (("q", (2, 8, 64)), ("k", (2, 20, 2, 64)))},
+        ValueError,
+        "q must be on the CPU or on a CUDA device, got a tensor on meta",
+    ),
+    "v on meta": (
+        {"v": torch.ones(2, 20, 2, 64, device="meta").half()},
+        ValueError,
+        "v must be on cpu, like the first",
+    ),
+    "scale a truth value": ({"scale": True}, TypeError, "scale must be a number or None, got bool"),
+    "scale NaN": ({"scale": float("nan")}, ValueError, "scale must be finite, got nan"),
+    "kv_lens a list": ({"kv_lens": [5, 5]}, TypeError, "kv_lens must be a torch tensor, got list"),
+    "kv_lens of rank 2": (
+        {"kv_lens": torch.ones(2, 1).int()},
+        ValueError,
+        "kv_lens must have shape (2,), none of it 0",
+    ),
+    "kv_lens of every other": ({"kv_lens": torch.ones(4).int()[::2]}, ValueError, "kv_lens must be contiguous"),
+    "out of another dtype": ({"out": torch.ones(2, 8, 64)}, TypeError, "out must be of torch.float16, like the first"),
+    "out strided": ({"out": torch.ones(2, 64, 8).half().mT}, ValueError, "out must be contiguous"),
+    "out wants gradients": (
+        {"out": torch.ones(2, 8, 64).half().requires_grad_()},
+        ValueError,
+        "out must not require gradients",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_nothing_is_launched_on_bad_input(what, monkeypatch):
+    changes, kind, words = BAD[what]
+    monkeypatch.setattr(decoding, "_launch", lambda *_, **__: pytest.fail("it was launched"))
+    q, k, v, out = problem(2, 20, 8, 2, 64)
+    given = {"q": q, "k": k, "v": v, "out": out} | changes
+    with pytest.raises(kind, match=re.escape(words)) as caught:
+        attention.decode(**given)
+    assert str(caught.value).startswith("decode: ") and out.isnan().all() and fences_stand(out)
+
+
+def test_out_must_not_lie_over_the_lengths():
+    home = torch.zeros(2 * 8 * 64, dtype=torch.float16)
+    lens = home[:4].view(torch.int32).fill_(5)
+    q, k, v, _ = problem(2, 20, 8, 2, 64)
+    with pytest.raises(ValueError, match="decode: out must not share memory with kv_lens"):
+        attention.decode(q, k, v, kv_lens=lens, out=home.view(2, 8, 64))
+    assert lens.tolist() == [5, 5]

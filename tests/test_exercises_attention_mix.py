@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from exercise_tools import expect_one_verdict, expect_rejected, load, printed
-from wrong.attention_mix import BUG, CARDS, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
+from wrong.attention_mix import BUG, CARDS, END, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
 
 from exercises.checks import attention_mix as checks
 from kernels.attention import mix
@@ -134,6 +134,26 @@ FLAT = changed(
     ("sums[warp][j][lane]", "sums[(j * WARPS + warp) * 32 + lane]"),
     ("sums[w][warp][lane]", "sums[(warp * WARPS + w) * 32 + lane]"),
 )
+A_ROW_EACH = changed(  # a row of sums for each warp: no atomics
+    BUG,
+    ("float sums[32]", "float sums[32][32]"),
+    ("    if (warp == 0) sums[lane] = 0;\n    __syncthreads();\n", ""),
+    ("atomicAdd(&sums[lane], sum);", "sums[warp][lane] = sum;"),
+    ("            if (d", "            for (int w = 1; w < blockDim.y; w++) sum += sums[w][lane];\n            if (d"),
+    ("= sums[lane];\n            sums[lane] = 0;\n", "= sum;\n"),
+)
+ONE_WARP = changed(
+    GROUPED,
+    (
+        END,
+        "    if (warp > 0 || d >= head_dim) return;\n"
+        "    for (int j = 0; j < GROUP; j++) {\n"
+        "        float total = 0;\n"
+        "        for (int w = 0; w < WARPS; w++) total += sums[w][j][lane];\n"
+        "        out[((long long)kv_head * GROUP + j) * head_dim + d] = total;\n"
+        "    }\n",
+    ),
+)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +164,10 @@ FLAT = changed(
         (2, LIKE_CARDS),
         (3, ROUNDED),
         (3, TWO_SUMS),
+        (3, A_ROW_EACH),
         (4, FROM_ZERO),
         (5, FLAT),
+        (5, ONE_WARP),
     ],
 )
 def test_other_right_answers_pass(number, source, capsys):

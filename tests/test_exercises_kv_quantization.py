@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from exercise_tools import expect_one_verdict, expect_rejected, load, printed
-from wrong.kv_quantization import FLIGHT, PACKING, RIGHT, SCORES, WRONG, append
+from wrong.kv_quantization import FLIGHT, NEXT, NOW, PACKING, RIGHT, SCORES, WRONG, append
 from wrong.warp_gemv import changed
 
 from exercises.checks import kv_quantization as checks
@@ -134,6 +134,12 @@ GUARDED = changed(
         "now[b] = __half2(); if (token < kv_len) now[b] = v[token * 32 + lane];",
     ),
 )
+UNUSED = changed(  # what is not loaded is not used either
+    FLIGHT,
+    (NOW, "if (token < kv_len) now[b] = v[token * 32 + lane];"),
+    (NEXT, "if (token < kv_len) next[b] = v[token * 32 + lane];"),
+    ("float a = token < kv_len ? att[token] : 0;", "if (token >= kv_len) break;\n            float a = att[token];"),
+)
 WITHOUT_NEXT = """
 #include <cuda_fp16.h>
 extern "C" __global__ void __launch_bounds__(256, 4)
@@ -165,7 +171,7 @@ mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
 
 
 @pytest.mark.parametrize(
-    "number, answer", [(1, by_where), (2, BY_PARTS), (4, GUARDED), (4, WITHOUT_NEXT), (5, in_turns)]
+    "number, answer", [(1, by_where), (2, BY_PARTS), (4, GUARDED), (4, UNUSED), (4, WITHOUT_NEXT), (5, in_turns)]
 )
 def test_other_right_answers_pass(number, answer, capsys):
     exercise = judge(number, answer)

@@ -327,6 +327,136 @@ def test_the_maximum_may_come_late_or_early(one_multiprocessor):
         assert relative(out, wanted) <= 2e-3, b
 
 
+READ_CODES = """
+#include <cuda_fp16.h>
+#include "codes.cuh"
+extern "C" __global__ void read(const unsigned *words, __half *keys, __half *values) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    unsigned own[FORMAT::WORDS], a[4];
+    for (int w = 0; w < FORMAT::WORDS; w++) own[w] = words[i * FORMAT::WORDS + w];
+    FORMAT::keys(a, own);
+    *reinterpret_cast<uint4 *>(keys + 8 * i) = make_uint4(a[0], a[1], a[2], a[3]);
+    FORMAT::values(a, own);
+    *reinterpret_cast<uint4 *>(values + 8 * i) = make_uint4(a[0], a[1], a[2], a[3]);
+}
+"""
+
+
+@on_machine
+@pytest.mark.parametrize("bits", BITS)
+def test_every_code_becomes_its_number(bits):
+    """All codes in every place of a lane's words, without an error in any bit; e4m3's two NaN are never stored."""
+    name, header = kv_cache.decoding.FORMATS[bits], kv_cache.decoding.HERE / "codes.cuh"
+    every = np.array([c for c in range(16 if bits == 4 else 256) if bits != "fp8" or c & 127 != 127])
+    stored = np.stack([np.roll(every, 37 * place + 5) for place in range(8)], 1)  # (codes, places of a lane)
+    stored = np.concatenate([stored, np.repeat(every[:, None], 8, 1)])
+    stored = np.concatenate([stored, np.repeat(stored[:1], -len(stored) % 32, 0)])
+    if bits == 4:  # a byte has a number of the first two registers below, and one of the last two above
+        words = (stored[:, :4] | stored[:, 4:] << 4).astype(np.uint8)
+        order = [0, 2, 1, 3, 4, 6, 5, 7]  # bytes 0 and 2 are the halves of a register, and 1 and 3
+    else:
+        words, order = stored.astype(np.uint8), range(8)
+    module = cuda.compile(READ_CODES, (f"-DFORMAT={name}", f"-I{header.parent}"))
+    keys, values = (torch.zeros(len(stored), 8, dtype=torch.float16) for _ in range(2))
+    words = torch.from_numpy(words.reshape(len(stored), -1).copy()).view(torch.int32).view(torch.uint32)
+    module.read(len(stored) // 32, 32, words, keys, values)
+    if bits == "fp8":
+        key = value = ref.kv_cache.E4M3[stored]
+    else:
+        offset, unit = (8, 2.0**-9) if bits == 4 else (128, 2.0**-9)
+        key, value = stored * 2.0**-24, (stored - offset) * unit
+        if bits == 4:
+            key = key * np.array([1, 1, 1, 1, 16, 16, 16, 16])
+    assert np.array_equal(keys.double().numpy(), key[:, order])
+    assert np.array_equal(values.double().numpy(), value[:, order])
+
+
+def every_code(bits, n):
+    """Numbers whose codes, with scale 1 (int4: -1), are all there are; over and over to make n of them."""
+    codes = {8: np.arange(-127, 128), 4: np.arange(7, -9, -1), "fp8": ref.kv_cache.E4M3[np.arange(256) & 127 != 127]}
+    return torch.from_numpy(np.resize(-codes[4] if bits == 4 else codes[bits], n).astype(np.float32))
+
+
+@on_machine
+@pytest.mark.parametrize("bits", BITS)
+def test_every_code_of_values_comes_out(bits):
+    """Keys that are 0 give all tokens the same weight, so tokens that are the same are the result, to the last bit."""
+    v = torch.stack([every_code(bits, 256).roll(17 * b) for b in range(4)]).view(4, 1, 4, 64)
+    v[..., 0] = {8: 127, 4: 8, "fp8": 448}[bits]  # the largest of each group, so that scales are 1
+    v = v.expand(4, 32, 4, 64)
+    k, cache = quantize(torch.zeros_like(v), 8, axis="channel"), quantize(v, bits, group=64)
+    assert torch.equal(cache.dequantize(), v)
+    assert torch.equal(decode(normal(4, 8, 64, dtype=torch.float16), k, cache), v[:, 0].half().repeat_interleave(2, 1))
+
+
+@on_machine
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("bits", BITS)
+def test_every_code_of_keys_weighs_what_it_should(bits, axis):
+    """Query head h looks at channel h: the log of the quotient of two weights is code · scale. Each code is seen with
+    the scale that brings it to where float16 tells neighbours apart."""
+    batch, largest = 1 if bits == 4 else 5, {8: 127, 4: 8, "fp8": 448}[bits]
+    k = torch.zeros(batch, 3, 1, 64)
+    k[:, 1] = every_code(bits, batch * 63).view(batch, 1, 63)[..., [0, *range(63)]]
+    k[:, 1, :, 0] = k[:, 2] = largest  # so that scales are 1; the third token does not count
+    cache, lens = quantize(k, bits, axis=axis, group={"token": 64, "channel": 32}[axis]), torch.full((batch,), 2).int()
+    assert torch.equal(cache.dequantize(), k)
+    v = torch.zeros(batch, 3, 1, 64)
+    v[:, 0, :, 0] = v[:, 1, :, 1] = 1
+    v = quantize(v, 8)
+    q = torch.eye(64, dtype=torch.float16).expand(batch, 64, 64).contiguous()
+    wanted = k[:, 1, 0].double()
+    found = torch.where(wanted == 0, 0.0, math.nan).double()
+    for e in range(-9, 10, 2):
+        score = wanted.abs() * 2.0**e
+        out = decode(q, cache, v, 2.0**e, kv_lens=lens).double()
+        found = torch.where((score > 0.7) & (score <= 2.8), torch.log(out[..., 1] / out[..., 0]) / 2.0**e, found)
+    half_a_step = wanted.abs() / 32 if bits == "fp8" else 0.5  # to the next code, at the least
+    assert ((found - wanted).abs() <= 0.9 * half_a_step).all()
+
+
+@on_machine
+@pytest.mark.parametrize("scale", [0.0, -0.2, -3])
+def test_any_scale(scale):
+    q, (k, v) = normal(2, 4, 64, dtype=torch.bfloat16), caches(2, 41, 2, 64, 8, "channel")
+    assert relative(decode(q, k, v, scale), attention(q, k, v, scale)) <= 4e-3
+
+
+@on_machine
+def test_out_may_begin_anywhere_that_is_a_multiple_of_4_bytes():
+    q, (k, v) = normal(1, 4, 64, dtype=torch.float16), caches(1, 20, 2, 64, 8, "channel")
+    home = torch.full((300,), FENCE, dtype=torch.float16)
+    assert torch.equal(decode(q, k, v, out=home[2:258].view(1, 4, 64)), decode(q, k, v))
+    home.fill_(FENCE)
+    with pytest.raises(ValueError, match="out must start at an address divisible by 4"):
+        decode(q, k, v, out=home[1:257].view(1, 4, 64))
+    assert (home == FENCE).all()
+
+
+@on_machine
+@pytest.mark.parametrize("bits", BITS)
+def test_small_values(bits):
+    q, k = normal(1, 4, 64, dtype=torch.float16), quantize(normal(1, 300, 2, 64, seed=1), 8, axis="channel")
+    v = quantize(normal(1, 300, 2, 64, seed=2) * 1e-3, bits)
+    assert relative(decode(q, k, v), attention(q, k, v)) <= 2e-3
+    q, v = q.bfloat16(), quantize(normal(1, 300, 2, 64, seed=2) * 1e-4, bits)  # as float16 the result were subnormal
+    assert relative(decode(q, k, v), attention(q, k, v)) <= 4e-3
+
+
+@on_machine
+@pytest.mark.parametrize("bits", BITS)
+def test_keys_and_values_may_change_places(bits):
+    """Caches that were laid out anew are read and appended to as before."""
+    a, b = normal(1, 75, 2, 64, seed=1), normal(1, 75, 2, 64, seed=2)
+    q, k, v = normal(1, 4, 64, dtype=torch.float16), quantize(a[:, :41], bits), quantize(b[:, :41], bits)
+    assert relative(decode(q, k, v), attention(q, k, v)) <= 2e-3
+    assert relative(decode(q, v, k), attention(q, v, k)) <= 2e-3
+    k.append(a[:, 41:]), v.append(b[:, 41:])
+    assert (k.role, v.role) == ("values", "keys")
+    assert torch.equal(decode(q, k, v), decode(q, quantize(a, bits, role="keys"), quantize(b, bits)))
+    same(k, ref.kv_cache.quantize(a.numpy(), bits, group=k.group))
+
+
 MISTAKES = {  # in decode.cu: (what stands there, what is put in its place)
     "values are not waited for": ('"n"(2 * STAGES - 2)', '"n"(2 * STAGES)'),
     "keys come too late": ('"n"(2 * STAGES - 1)', '"n"(2 * STAGES)'),

@@ -1,5 +1,6 @@
 """One call for a CUDA C++ kernel: what reaches the SIMT machine, what is refused, and what the code looks like."""
 
+import struct
 import sys
 import types
 
@@ -127,6 +128,38 @@ def test_scalars_get_the_type_of_their_parameter(module, machine):
     values = machine.calls[0][3][1:]
     assert [type(v) for v in values] == kinds
     assert values == (-1, 65535, 2**32 - 1, 2**64 - 1, 1, 1.0, 2.0)
+
+
+def test_unchecked_is_the_checked_launch_on_the_machine(module, machine):
+    for _ in range(2):
+        assert module.axpy.unchecked(3, 32, X, Y, 8, 0.5, shared=16, check_races=True) == "report"
+        with pytest.raises(TypeError, match="y must be a tensor .*, got int 3"):
+            module.axpy.unchecked(3, 32, X, 3, 8, 0.5)
+    name, grid, block, args, shared, races = machine.calls[1]
+    assert (name, grid, block, shared, races) == ("axpy", (3, 1, 1), (32, 1, 1), 16, True)
+    assert args[2:] == (8, 0.5) and len(machine.calls) == 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_integers_keep_their_bits_on_a_card(size):
+    """Signed or not, an integer is written as its bits; `struct` refuses what is then converted, or refused by name."""
+    top = 1 << 8 * size - 1
+    for kind in ("integer", "pointer or integer") if size == 8 else ("integer",):
+        parameter = cuda_signature.Parameter("n", kind, size, "int")
+        convert = cuda_signature.converter("k", parameter, True)
+        for value in (0, 1, -1, top - 1, top, 2 * top - 1, -top, np.dtype(f"i{size}").type(-3), True):
+            written = struct.pack("=" + parameter.code, convert(value))
+            assert written == (int(value) % (2 * top)).to_bytes(size, "little")
+            try:
+                assert struct.pack("=" + parameter.code, value) == written, "unconverted"
+            except struct.error:
+                pass
+        for value in (2 * top, -top - 1):
+            with pytest.raises(struct.error):
+                struct.pack("=" + parameter.code, value)
+            with pytest.raises(ValueError, match=f"k: n = {value} does not fit in {8 * size} bits"):
+                convert(value)
+    assert cuda_signature.converter("k", cuda_signature.Parameter("p", "pointer", 8), True)(None) == 0
 
 
 def test_views_keep_their_misalignment(module, machine):

@@ -125,6 +125,33 @@ def test_every_kind_of_argument(module):
         1, 1, out, 3, 300, np.int32(2**31 - 1), np.int64(2**40), False, np.float32(3), 4, pair, out.float()
     )
     assert out.tolist() == [3, 300, 2**31 - 1, 2**40, 0, 3, 4, 1.25, -7, 0]
+    module.all_kinds(1, 1, out, 255, 65535, 2**32 - 2, 2**64 - 3, np.True_, float("inf"), np.float64(2), pair, None)
+    assert out.tolist() == [-1, -1, -2, -3, 1, float("inf"), 2, 1.25, -7, 1], "as unsigned numbers of the same bits"
+
+
+def test_unchecked(module):
+    x, n = numbers(64), 64
+    for by in (2.0, 3.0, -0.5):  # the first is checked, whatever is said
+        y = torch.full((n,), float("nan"), device="cuda")
+        assert module.scale.unchecked(2, 32, x, y, n, by) is None
+        assert torch.equal(y, x * by)
+    y.zero_()
+    for args, kind, said in [
+        ((x, y, 2**32, 1.0), ValueError, "n = 4294967296 does not fit in 32 bits"),
+        ((x, y, n, 1e39), ValueError, r"by = 1e\+39 does not fit in 32 bits"),
+        ((x, y, n), TypeError, "takes 4 arguments after grid and block"),
+        ((x, y, 8.0, 1.0), TypeError, "n must be an int .*, got float 8.0"),
+        ((x, [1], n, 1.0), TypeError, "y must be a tensor .*, got list"),
+        ((x, y, x, 1.0), TypeError, "n must be an int .*, got a tensor"),
+        ((x.cpu(), y, n, 1.0), ValueError, "y must be on cpu, like x, got a tensor on cuda:0"),
+    ]:
+        with pytest.raises(kind, match=said):
+            module.scale.unchecked(2, 32, *args)
+    assert not y.any()
+    with pytest.raises(ValueError, match="compiled for at most 64 threads per block"):
+        module.bounded.unchecked(1, 65, x)
+    module.scale.unchecked([2], [32], x, torch.nn.Parameter(y), n, np.float32(4))
+    assert torch.equal(y, x * 4)
 
 
 def test_three_dimensions(module):

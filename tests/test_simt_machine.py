@@ -709,3 +709,18 @@ def test_unless_nobody_uses_it():
     y = np.zeros(32, np.float32)
     simt.compile(SHUFFLES)["ignored"](1, 32, y, np.int32(5))
     assert y[:5].tolist() == [2, 4, 6, 3, 4]
+
+
+def test_a_shuffle_whose_members_come_from_memory():
+    """One value for each block, while the lanes that run are the same in all."""
+    y, members = ints(3 * 32), np.full(3, -1, np.int32)
+    run(
+        """(int* y, const int* members) {
+      int lane = threadIdx.x;
+      y[blockIdx.x * 32 + lane] = __shfl_xor_sync(members[blockIdx.x], lane + 100 * blockIdx.x, 1); }""",
+        3,
+        32,
+        y,
+        members,
+    )
+    assert y.tolist() == [100 * block + (lane ^ 1) for block in range(3) for lane in range(32)]

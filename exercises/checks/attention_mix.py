@@ -224,7 +224,7 @@ def _partial(kernel, rng, shape, kv_len, splits):
         raise Wrong(
             f"wrong at {at}: partials[{place}] was never written, or only added to: it is NaN, as before the launch"
         )
-    compare("the sum over partials", partials.sum(axis=0, dtype=np.float64), truth(before["att"], before["v"]), at)
+    compare("partials.sum(0)", partials.sum(axis=0, dtype=np.float64), truth(before["att"], before["v"]), at)
     unchanged({"att": att, "v": v}, before, at)
     _no_atomics(report, at)
     return report
@@ -241,7 +241,9 @@ def _add(kernel, rng, outputs, splits):
     for row in before[1:]:
         wanted += row
     if not np.array_equal(out, wanted) and np.allclose(out, wanted, rtol=1e-4, atol=1e-4):
-        raise Wrong(f"at {at} out is right to within rounding, but was not added up from the first split to the last")
+        raise Wrong(
+            f"at {at} out is right to within rounding, but was not added up from the first split to the last, in float"
+        )
     compare("out", out, wanted, at)
     unchanged({"partials": partials}, {"partials": before}, at)
     _no_atomics(report, at)

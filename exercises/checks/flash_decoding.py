@@ -3,7 +3,9 @@
 The learner's CUDA C++ runs on the SIMT machine, which also looks for races. Quality is counted, never timed.
 """
 
+import contextlib
 import numbers
+import tracemalloc
 import warnings
 import weakref
 
@@ -16,6 +18,7 @@ from lab.exercise import Exercise, Wrong
 
 TOLERANCE = 1e-4  # of a kernel in fp32: scores of a thousand are rounded by 1e-4
 EXACT = 1e-9  # of NumPy in float64
+WIDE = 2000  # numbers in a value, where memory is counted
 
 
 # Exercise 1: softmax over a stream
@@ -49,7 +52,30 @@ def exercise_1(stream_mean):
             values = rng.standard_normal((len(scores), 3)) + 2
             weights = np.exp(scores - scores.max())
             _vector(stream_mean(_stream(scores, values, name)), weights @ values / weights.sum(), f"with {name}")
+        with _counted_memory() as most:
+            stream_mean((float(t % 7), np.full(WIDE, float(t))) for t in range(200))
+            kept = most() / np.zeros(WIDE).nbytes
+        exercise.require(
+            kept < 40,
+            f"with 200 tokens of {WIDE:,} numbers your function held as much memory as {kept:.0f} values at once; "
+            "keep two sums and a maximum, not the tokens",
+        )
     return exercise.report(f"right on {len(named)} streams, without a look back")
+
+
+@contextlib.contextmanager
+def _counted_memory():
+    """Gives a function that says by how many bytes memory had grown at most, since the start."""
+    running = tracemalloc.is_tracing()
+    if not running:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        yield lambda: tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not running:
+            tracemalloc.stop()
 
 
 def _stream(scores, values, name):

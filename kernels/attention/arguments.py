@@ -1,5 +1,6 @@
 """Look at the tensors of an attention call before anything is launched, and say what is wrong in one sentence."""
 
+import functools
 import math
 import numbers
 
@@ -32,25 +33,35 @@ def expect_decode(where, q, k, v, scale=None, kv_lens=None, out=None, *, alignme
 
 def _all_well(q, k, v, alignment):
     """What _say_what_is_wrong looks for, without the words: a third of the time, at every call."""
-    if not (type(q) is type(k) is type(v) is torch.Tensor and q.dtype in DTYPES and q.dtype == k.dtype == v.dtype):
+    if not type(q) is type(k) is type(v) is torch.Tensor:
         return False
-    shape, cache, device = q.shape, k.shape, q.device
+    dtype, device = q.dtype, q.device
     return (
-        len(shape) == 3
-        and len(cache) == 4
-        and cache == v.shape
-        and (shape[0], shape[2]) == (cache[0], cache[3])
-        and 0 not in shape
-        and 0 not in cache
-        and shape[1] % cache[2] == 0
-        and shape[2] in HEAD_DIMS
-        and device.type in ("cpu", "cuda")
+        dtype in DTYPES
+        and dtype is k.dtype is v.dtype
         and device == k.device == v.device
+        and (q.is_cuda or q.is_cpu)
         and q.layout is k.layout is v.layout is torch.strided
         and q.is_contiguous()
         and k.is_contiguous()
         and v.is_contiguous()
-        and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % max(alignment, q.element_size()) == 0
+        and _go_together(q.shape, k.shape, v.shape)
+        and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % max(alignment, dtype.itemsize)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _go_together(q, k, v):
+    """Whether q, k and v can have these shapes."""
+    return (
+        len(q) == 3
+        and len(k) == 4
+        and k == v
+        and (q[0], q[2]) == (k[0], k[3])
+        and 0 not in q
+        and 0 not in k
+        and q[1] % k[2] == 0
+        and q[2] in HEAD_DIMS
     )
 
 
@@ -95,7 +106,7 @@ def expect(where, name, value, like, shape, dtypes=None):
     if value.device != like.device:
         raise ValueError(f"{where}: {name} must be on {like.device}, like the first tensor, got one on {value.device}")
     have = value.shape
-    if len(have) != len(shape) or any(n == 0 or (n != m and not isinstance(m, str)) for n, m in zip(have, shape)):
+    if (have != shape or 0 in have) and not _matches(have, shape):
         wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise ValueError(f"{where}: {name} must have shape {wanted}, none of it 0, got {tuple(have)}")
     if value.layout is not torch.strided:
@@ -107,6 +118,11 @@ def expect(where, name, value, like, shape, dtypes=None):
         )
     if value.data_ptr() % value.element_size():  # from torch.frombuffer, say: a kernel cannot read it
         raise ValueError(f"{where}: {name} must be aligned to its element size, got {value.data_ptr():#x}")
+
+
+def _matches(have, shape):
+    """Whether a shape is what `expect` was told."""
+    return len(have) == len(shape) and all(n and (n == m or isinstance(m, str)) for n, m in zip(have, shape))
 
 
 def expect_scale(where, scale, head_dim):
@@ -123,7 +139,7 @@ def expect_scale(where, scale, head_dim):
 def expect_kv_lens(where, kv_lens, like, batch, kv_len):
     """Raise unless these can be the lengths of the sequences in a cache of kv_len tokens."""
     expect(where, "kv_lens", kv_lens, like, (batch,), (torch.int32,))
-    if kv_lens.device.type == "cpu":
+    if kv_lens.is_cpu:
         low, high = int(kv_lens.min()), int(kv_lens.max())
         if low < 1 or high > kv_len:
             bad = low if low < 1 else high
@@ -133,20 +149,18 @@ def expect_kv_lens(where, kv_lens, like, batch, kv_len):
 def memory(tensor):
     """The addresses of a contiguous tensor: (its first byte, one past its last)."""
     begin = tensor.data_ptr()
-    return begin, begin + tensor.numel() * tensor.element_size()
+    return begin, begin + tensor.nbytes
 
 
 def output(where, out, like, shape, **inputs):
     """The tensor to write to: a new one, or `out` once it has been looked at. Inputs that are None are passed over."""
     if out is None:
-        return torch.empty(shape, dtype=like.dtype, device=like.device)
-    expect(where, "out", out, like, tuple(shape))
+        return like.new_empty(*shape)  # in half the time of torch.empty(shape, ...)
+    expect(where, "out", out, like, shape)
     if out.requires_grad:
         raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
-    out_begin, out_end = memory(out)
+    begin, end = memory(out)
     for name, value in inputs.items():
-        if value is not None:
-            begin, end = memory(value)
-            if begin < out_end and out_begin < end:
-                raise ValueError(f"{where}: out must not share memory with {name}, got a tensor that does")
+        if value is not None and value.data_ptr() < end and begin < memory(value)[1]:
+            raise ValueError(f"{where}: out must not share memory with {name}, got a tensor that does")
     return out

@@ -15,7 +15,7 @@
    for each head and segment. 4 * kv_len * HEAD_DIM flops for each head.
 
    Compile with the constants of flash.cuh and STAGES. Launch with 32 * WARPS threads on as many
-   blocks as there are to be shares, at most one for each tile; rows = n_kv_heads * PANELS / SIDE.
+   blocks as there are to be shares, with LENS even more than tiles; rows = n_kv_heads * PANELS / SIDE.
    Shared memory: [WARPS][STAGES] tiles of k and v, [WARPS] queries of a panel, EXCHANGE floats.
    q, out (batch, n_heads, HEAD_DIM); k, v (batch, kv_len, n_kv_heads, HEAD_DIM); all addresses
    multiples of 16 bytes. scale: times log2(e). early: launched as a dependent. */

@@ -33,10 +33,13 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
              and v the newest token of each sequence (number kv_lens[b] - 1); never older tokens or kv_lens, which are
              read at once
 
-    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else. S is float32, weights are rounded
-    to the dtype of q. The same from run to run, bit for bit; pdl may change
-    the order of sums. For any kv_len and any group of query heads; a group of
-    more than 16 reads the cache once for each 16.
+    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else; where a kv head has more than 16
+    query heads, once for every 16 begun. The same from run to run, bit for bit; the order of sums depends on the
+    shapes, on the lengths of all sequences, and on pdl.
+
+    Scores and sums are float32. A weight is rounded to the dtype of q before it multiplies a value, but not in the sum
+    that divides: in float16, weights below 2**-25 of the largest may be lost, and values within 0.05 % of 65504 may
+    give infinity. A head whose scores are all -inf gives NaN, as softmax does.
 
     float32, a head_dim that is no multiple of 16, and addresses that are no multiples of 16 bytes are left to the rung
     `split`, which may not start early. Errors as in kernels/attention/__init__.py.
@@ -83,17 +86,25 @@ def _left_to_split(q, k, v, out):
 
 
 def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
-    batch, n_heads, head_dim = q.shape
-    _, kv_len, n_kv_heads, _ = k.shape
     pdl = bool(pdl)
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card(q.device), pdl, **(chosen or {}))
-    split, merge = _kernels(q.dtype, p.constants, kv_lens is not None, p.stages, p.threads, p.together)
-    partial = torch.empty(p.floats, dtype=torch.float32, device=q.device)
-    sums, sizes = partial[p.sums_at :], (kv_len, batch, p.rows, p.each, p.rest)
-    args = (q, k, v, kv_lens, partial, sums, *sizes, scale * LOG2_E, int(pdl))
-    first = split(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
+    p, split, merge, sizes, blocks = _prepared(
+        q.shape, k.shape, q.dtype, q.device, kv_lens is not None, pdl, **(chosen or {})
+    )
+    partial = q.new_empty(p.floats, dtype=torch.float32)
+    sums = partial[p.sums_at :]
+    args = (q, k, v, kv_lens, partial, sums, *sizes, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
+    first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     args = (partial, sums, kv_lens, out, *sizes, p.shares)
-    return first, merge(batch * n_heads // p.together, p.threads, *args, pdl=True, **options)
+    return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(q_shape, k_shape, dtype, device, lens, pdl, **chosen):
+    """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
+    (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card(device), pdl, **chosen)
+    split, merge = _kernels(dtype, p.constants, lens, p.stages, p.threads, p.together)
+    return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
 @functools.cache

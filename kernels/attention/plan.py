@@ -14,7 +14,7 @@ from lab.card import multiprocessors, shared_memory
 
 TILE = 16  # tokens
 PANEL = 16  # query heads of an mma, at most
-LONG, LONG_PDL = 24, 96  # tokens of a share, in tiles of eight heads, from which eight warps are better than four
+LONG, LONG_PDL = 24, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
 DEPTH = 5  # segments that a thread of merge.cu loads at once
 MERGE_THREADS = 512  # of a block of merge.cu, at most
 

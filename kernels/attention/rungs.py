@@ -9,8 +9,10 @@
              to the nearest of 0 and kv_len; a length of 0 gives zeros
     out      a tensor like q to write to, apart from the others
 
-Each must move `work(...)` bytes. Sums are fp32, and results are the same from run to run, bit for bit. What is not
-allowed raises TypeError or ValueError, before anything is written. At most 65,535 sequences and, for two_pass, heads.
+Each must move `work(...)` bytes. Sums are fp32, and results are the same from run to run, bit for bit. Scores that are
+all -inf give NaN, as softmax does, in two_pass, and zeros in the others, which cannot tell them from no token. What is
+not allowed raises TypeError or ValueError, before anything is written. At most 65,535 sequences and, for two_pass,
+heads.
 """
 
 import functools

@@ -24,7 +24,10 @@ def partials(
     GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """grid (n_kv_heads, splits, batch). GROUP query heads a KV head; ROWS and D: GROUP and HEAD_DIM, filled up."""
+    """grid (n_kv_heads, splits, batch). GROUP query heads a KV head.
+
+    ROWS and D: GROUP and HEAD_DIM, filled up.
+    """
     kv_head, split, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     splits, n_heads, length = tl.num_programs(1), n_kv_heads * GROUP, kv_len.to(tl.int64)
     if kv_lens is not None:

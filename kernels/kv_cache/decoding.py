@@ -33,14 +33,23 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     k, v     QuantizedKV of one shape, (batch, kv_len, n_kv_heads, head_dim), on q's device; bits may differ. v has
              axis="token". Or two plain tensors: then it is kernels.attention.decode
     scale    None: head_dim**-0.5
-    kv_lens  None, or int32 (batch,) from 1 to kv_len: how many tokens of each sequence count
-    out      a tensor like q to write to
-    pdl      True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch). Kernels
-             ahead may write q and out, and what appending to the newest group of tokens of each sequence changes
+    kv_lens  None, or int32 (batch,) from 1 to kv_len: how many tokens of each sequence count. On a card they are
+             not looked at beforehand: a length outside is taken as the nearest of 0 and kv_len, one of 0 gives zeros
+    out      a tensor like q to write to, apart from all others, at an address divisible by 4
+    pdl      True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch), and,
+             where that was launched so too, before the one ahead of that, and so on. They may write q, out, and what
+             appending to the newest group of tokens of each sequence changes; never older groups or kv_lens
 
-    Moves the bytes of k and v once. At its first call with a cache of axis="token" as k it lays that out for keys, in
-    place (QuantizedKV.lay_out), which a graph capture refuses with a RuntimeError: call it once before, or quantise
-    with role="keys". TypeError or ValueError names the argument, what was expected and what came.
+    Moves the bytes of k and v once. Against attention over the dequantised cache the error is about that of rounding
+    the result and the weights, 2e-3 where both are float16 and 4e-3 where the result is bfloat16; up to 1e-2 where all
+    values are below 1e-5, too small for their scales, which are float16.
+
+    At its first call with a cache of axis="token" as k it lays that out for keys, in place (QuantizedKV.lay_out), and
+    as values again when it is next taken as v; a graph capture refuses that with a RuntimeError: call decode once
+    before, or quantise with role="keys". A captured graph keeps kv_len, the addresses of the codes and the powers of
+    two that go with the largest scale: after `append` or `lay_out`, capture anew.
+
+    TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
     """
     if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         return attention.decode(q, k, v, scale, kv_lens=kv_lens, out=out, pdl=pdl)
@@ -61,6 +70,8 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, **options):
     batch, n_heads, head_dim = q.shape
     _, kv_len, n_kv_heads, _ = k.shape
     _lay_out(k, "keys"), _lay_out(v, "values")
+    if scale <= 0:  # decode.cu multiplies the -inf of tokens that do not count by it, too
+        q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
     slot = sum(_slot_bytes(cache.bits, cache.axis, cache.group, head_dim) for cache in (k, v))
     low = k.bits == v.bits == 4
     p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *_card(q.device))
@@ -166,4 +177,7 @@ def _expect_all(q, k, v, scale, kv_lens, out):
     if kv_lens is not None:
         expect_kv_lens("decode", kv_lens, q, batch, kv_len)
     inputs = {"q": q, "kv_lens": kv_lens, "k": k.packed, "k.scale": k.scale, "v": v.packed, "v.scale": v.scale}
-    return expect_scale("decode", scale, head_dim), output("decode", out, q, q.shape, **inputs)
+    scale, out = expect_scale("decode", scale, head_dim), output("decode", out, q, q.shape, **inputs)
+    if out.data_ptr() % 4:  # merge.cu writes two numbers at a time
+        raise ValueError(f"decode: out must start at an address divisible by 4, got {out.data_ptr():#x}")
+    return scale, out

@@ -119,7 +119,10 @@ class QuantizedKV:
         The codes are those that quantising everything at once would give: a token may change the scale of the group
         that it falls into, so the last, unfinished group is quantised again from its exact tokens. Finished groups
         stay as they are. Where there is no more room, the cache moves to twice as much memory (quantize(capacity=)
-        avoids that). TypeError or ValueError as for `quantize`; the cache is unchanged then.
+        avoids that). It waits for the device, once a sequence, to look for what cannot be stored; so a graph cannot
+        capture it, and a graph that has captured `decode` goes on with the old length and memory.
+
+        TypeError or ValueError as for `quantize`; the cache is unchanged then.
         """
         batch, kv_len, n_kv_heads, head_dim = self.shape
         _expect_kv("append", "kv_new", kv_new, (batch, "n", n_kv_heads, head_dim))
@@ -135,7 +138,8 @@ class QuantizedKV:
         return self
 
     def lay_out(self, role):
-        """Lay the codes and scales out for keys or values, in place (the tensors `packed` and `scale` are new ones)."""
+        """Lay the codes and scales out for keys or values (`packed` and `scale` are new tensors: it takes the memory of
+        the cache twice while it runs). ValueError for a cache with axis="channel", which holds keys."""
         if role != self.role:
             if self.axis == "channel":
                 raise ValueError(

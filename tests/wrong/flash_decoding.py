@@ -40,6 +40,21 @@ def _collected(pairs):
     return weights @ np.array(values) / weights.sum()
 
 
+def _collected_copies(pairs):
+    scores, values = zip(*((s, value.tolist()) for s, value in pairs))
+    weights = np.exp(np.array(scores) - max(scores))
+    return weights @ np.array(values) / weights.sum()
+
+
+def _stacked(pairs):
+    scores, values = [], np.zeros((0, 0))
+    for s, value in pairs:
+        scores.append(s)
+        values = np.vstack([values.reshape(-1, len(value)), value])
+    weights = np.exp(np.array(scores) - max(scores))
+    return weights @ values / weights.sum()
+
+
 def _without_values(pairs):
     total = sum(np.exp(s) for s, _ in pairs)
     return sum(np.exp(s) * value for s, value in pairs) / total
@@ -220,6 +235,8 @@ WRONG = {
         "the maximum starts at 0": (_stream(start=0.0), "with scores around -2000 element 0 is nan"),
         "-inf minus -inf": (_stream(skip=False), "with -inf first element 0 is nan"),
         "collects the stream": (_collected, "values before were still kept"),
+        "collects copies": (_collected_copies, "held as much memory as"),
+        "stacks the values": (_stacked, "held as much memory as"),
         "goes through it twice": (_without_values, "with 1 token the result has shape ()"),
     },
     2: {

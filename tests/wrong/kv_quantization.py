@@ -139,6 +139,8 @@ mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
 """
 NOW = "now[b] = token < kv_len ? v[token * 32 + lane] : __half2();"
 NEXT = "next[b] = token < kv_len ? v[token * 32 + lane] : __half2();"
+IF_NOW = "if (token < kv_len) now[b] = v[token * 32 + lane];"
+IF_NEXT = "if (token < kv_len) next[b] = v[token * 32 + lane];"
 LOOP = FLIGHT[FLIGHT.index("    #pragma unroll") : FLIGHT.index("    sums[slice][lane] = sum;")]
 SERIAL = """    for (int t = slice; t < kv_len; t += 8) {
         float2 pair = __half22float2(v[t * 32 + lane]);
@@ -388,6 +390,15 @@ WRONG = {
             changed(SCORES, ("q[head + 2 * i] *", "q[2 * i] *"), ("q[head + 2 * i + 1] *", "q[2 * i + 1] *")),
             "wrong at kv_len = 9, head_dim = 3",
         ),
+        "a second sum that begins with nothing": (
+            changed(
+                SCORES,
+                ("float sum = 0;", "float sum = 0, pairs_only;"),
+                ("sum += q[head + 2", "pairs_only += q[head + 2"),
+                ("    if (lane < head)", "    sum += pairs_only;\n    if (lane < head)"),
+            ),
+            "it is NaN, or was never written",
+        ),
         "adds in half precision": (
             changed(
                 SCORES,
@@ -449,6 +460,14 @@ WRONG = {
                 ("token < kv_len ? att[token] : 0", "att[token]"),
             ),
             "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "no load for a token that is not there, and no zero either": (
+            changed(FLIGHT, (NOW, IF_NOW), (NEXT, IF_NEXT)),
+            "right, but by luck: at kv_len = 9, capacity = 9 results are NaN",
+        ),
+        "no zero for the next batch": (
+            changed(FLIGHT, (NEXT, IF_NEXT)),
+            "right, but by luck: at kv_len = 100, capacity = 100 results are NaN",
         ),
         "one token more than there are": (
             changed(FLIGHT, ("token < kv_len ? v", "token <= kv_len ? v")),
