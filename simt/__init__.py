@@ -13,6 +13,7 @@ binding; it knows nothing of the course.
 """
 
 from simt.errors import (
+    AsyncFault,
     BarrierFault,
     CompileError,
     CompilerMissing,
@@ -27,8 +28,10 @@ from simt.errors import (
 )
 from simt.kernel import Buffer, Kernel, Module, compile, load
 from simt.races import RaceError
+from simt.tensor_map import TensorMap
 
 __all__ = [
+    "AsyncFault",
     "BarrierFault",
     "Buffer",
     "CompileError",
@@ -42,6 +45,7 @@ __all__ = [
     "RaceError",
     "SimtError",
     "StepLimit",
+    "TensorMap",
     "Trap",
     "Unsupported",
     "compile",

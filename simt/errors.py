@@ -41,6 +41,10 @@ class LaneFault(SimtError):
     """An instruction for lanes together (a shuffle, a vote) that not all the lanes it names have reached."""
 
 
+class AsyncFault(SimtError):
+    """Something asynchronous used against its rules: an mbarrier, a bulk copy, a wgmma that was not waited for."""
+
+
 class Deadlock(SimtError):
     """Every thread that is left waits, and nothing can change what it waits for."""
 

@@ -14,9 +14,11 @@ from simt.ptx import SIZES, Imm, Mem, Not, Pair, Reg, Sym, Vec
 NO_DESTINATION = {
     "st", "red", "bra", "brx", "bar", "barrier", "ret", "exit", "call", "cp", "membar", "fence", "prefetch",
     "prefetchu", "trap", "brkpt", "nanosleep", "griddepcontrol", "pragma", "discard", "applypriority", "stmatrix",
-    "pmevent",
+    "pmevent", "setmaxnreg",
 }  # fmt: skip
-TOGETHER = {"shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect", "wmma"}
+TOGETHER = {"shfl", "vote", "match", "redux", "mma", "ldmatrix", "stmatrix", "movmatrix", "elect", "wmma", "wgmma"}
+ALONE = [("wgmma", "fence"), ("wgmma", "commit_group"), ("wgmma", "wait_group")]  # by each warp
+WARPGROUP = Imm(0xFFFFFFFF, "warpgroup")
 ENDS = {"bra", "brx", "ret", "exit", "trap"}
 BARRIERS = {"bar", "barrier"}
 
@@ -92,10 +94,12 @@ def split_blocks(function):
         if op in ENDS or op in BARRIERS:
             starts.add(n + 1)
             together = None
-            if op in BARRIERS:
+            if op in BARRIERS and not counted(i):
                 joints.add(n + 1)
-        if op in TOGETHER:
+        if op in TOGETHER and i.parts[:2] not in ALONE:
             members = member_mask(i)
+            if op == "wgmma":
+                members = WARPGROUP
             if n not in starts and (together != members or not isinstance(members, Imm)):
                 joints.add(n)
                 starts.add(n)
@@ -115,9 +119,14 @@ def split_blocks(function):
             block.targets = [number_of(name, labels, number) for name in table]
         block.falls = op not in ENDS or last.guard is not None
         label_there = end in labels.values()
-        block.joint = op not in ENDS and (end in joints or label_there) and end < len(code)
+        block.joint = op not in ENDS and not counted(last) and (end in joints or label_there) and end < len(code)
         blocks.append(block)
     return blocks
+
+
+def counted(i):
+    """A barrier for some threads of the block: it may stop them though all have come (bar.sync 1, 128)."""
+    return i.parts[0] in BARRIERS and "sync" in i.parts and "warp" not in i.parts and len(i.operands) > 1
 
 
 def number_of(label, labels, number):
@@ -144,8 +153,8 @@ def registers(operand):
             return {name} if name != "_" else set()
         case Not(reg):
             return {reg.name}
-        case Mem(Reg(name), _):
-            return {name}
+        case Mem(base, _, coordinates):
+            return registers(base).union(*map(registers, coordinates))
         case Vec(items):
             return set().union(*map(registers, items))
         case Pair(first, second):
@@ -183,7 +192,7 @@ def destinations(i):
         return {f"{s.name}+0" for s in i.operands[0]} if isinstance(i.operands[0], tuple) else set()
     if op in BARRIERS and "red" in i.parts:
         return registers(i.operands[0])
-    if op in NO_DESTINATION or not i.operands:
+    if op in NO_DESTINATION or not i.operands or isinstance(i.operands[0], Mem):
         return set()
     return registers(i.operands[0])
 
@@ -199,7 +208,7 @@ def sources(i):
                 found |= {f"{s.name}+0" for s in group if isinstance(s, Sym)}
         return found
     operands = i.operands if op in NO_DESTINATION and "red" not in i.parts[1:] else i.operands[1:]
-    if i.operands and isinstance(i.operands[0], Mem):
+    if op == "wgmma" or (i.operands and isinstance(i.operands[0], Mem)):
         operands = i.operands
     for o in operands:
         found |= registers(o)
@@ -217,7 +226,8 @@ def waits(body):
         for i in body:
             volatile = i.parts[0] == "ld" and {"volatile", "acquire", "relaxed"} & set(i.parts)
             heard = told and i.parts[:2] == ("ld", "shared")
-            if i.parts[0] == "atom" or volatile or heard or sources(i) & tainted:
+            seen = i.parts[:2] in (("mbarrier", "test_wait"), ("mbarrier", "try_wait"))
+            if i.parts[0] == "atom" or seen or volatile or heard or sources(i) & tainted:
                 tainted |= destinations(i)
                 told = told or i.parts[:2] == ("st", "shared")
         if (len(tainted), told) == before:
@@ -288,8 +298,8 @@ def insert(out, called, call, prefix):
                 return Reg(prefix + name) if name in called.registers else o
             case Sym(name):
                 return symbols.get(name, o)
-            case Mem(base, offset):
-                return Mem(moved(base), offset)
+            case Mem(base, offset, coordinates):
+                return Mem(moved(base), offset, tuple(map(moved, coordinates)))
             case Not(reg):
                 return Not(moved(reg))
             case Vec(items):

@@ -14,6 +14,7 @@ from simt.memory import REGION, Space
 from simt.program import Program
 from simt.races import Races
 from simt.report import Report
+from simt.tensor_map import BYTES, TensorMap
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
@@ -83,7 +84,8 @@ class Kernel:
     """kernel(grid, block, *args, shared=0, check_races=False) runs it and returns a Report.
 
     grid, block   how many blocks, and threads in a block: an int, or a tuple of up to 3
-    args          NumPy arrays (written in place) for pointers, NumPy scalars (np.int32(n)) for values
+    args          NumPy arrays (written in place) for pointers, NumPy scalars (np.int32(n)) for values, a TensorMap for
+                  a __grid_constant__ CUtensorMap
     shared        bytes of dynamic shared memory
     check_races   report two threads that touch the same memory with no order between them (slower)
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
@@ -109,7 +111,7 @@ class Kernel:
                 f"shared: expected at most {SHARED_LIMIT - program.shared_size} bytes ({SHARED_LIMIT} less the "
                 f"{program.shared_size} that {self.name} declares); got {shared}"
             )
-        values, spaces = self.bind(args)
+        values, spaces, maps = self.bind(args)
         races = None
         if check_races:
             races = Races()
@@ -117,7 +119,7 @@ class Kernel:
             program.start()
             buffers = program.global_spaces(self.module.kept) | spaces
             parameters = Parameters(program, values)
-            launch = Launch(program, grid, block, parameters, buffers, shared, races, step_limit)
+            launch = Launch(program, grid, block, parameters, buffers, shared, races, step_limit, maps)
             try:
                 launch.run()
             except SimtError as error:
@@ -142,11 +144,12 @@ class Kernel:
 
     def bind(self, args):
         """The arguments as bytes of parameters, and the buffers they point to."""
-        parameters, names = self.program.parameters, self.program.argument_names
+        program = self.program
+        parameters, names = program.parameters, program.argument_names
         if len(args) != len(parameters):
             wanted = ", ".join(f"{n} ({describe(p)})" for n, p in zip(names, parameters))
             raise LaunchError(f"args: {self.name} expects {len(parameters)}: {wanted}; got {len(args)}")
-        values, arrays = {}, []
+        values, arrays, maps = {}, [], {}
         for n, (p, name, a) in enumerate(zip(parameters, names, args)):
             misalignment = 0
             if isinstance(a, Buffer):
@@ -156,14 +159,24 @@ class Kernel:
             if isinstance(a, np.ndarray):
                 check_array(p, name, a)
                 arrays.append((n, name, a, misalignment))
+            elif isinstance(a, TensorMap):
+                if p.size != BYTES:
+                    raise LaunchError(f"{name}: expected {describe(p)}; got a TensorMap, a struct of {BYTES} bytes")
+                values[p.name] = bytes(BYTES)
+                if p.name in program.structs:
+                    maps[program.symbols[p.name]] = a
             elif isinstance(a, (np.generic, bytes)):
                 values[p.name] = scalar_bytes(p, name, a)
             else:
                 raise LaunchError(f"{name}: expected {describe(p)}; got {type(a).__name__} {short(a)}{hint(a)}")
-        spaces, addresses = place(arrays, len(self.program.globals) + 1)
+        spaces, addresses = place(arrays, len(program.globals) + len(program.structs) + 1)
         for n, address in addresses.items():
             values[parameters[n].name] = int(address).to_bytes(8, "little")
-        return values, spaces
+        for p, name in zip(parameters, names):
+            if p.name in program.structs:
+                region, data = program.structs[p.name], np.frombuffer(values[p.name], np.uint8).copy()
+                spaces[region] = Space(name, data, region << REGION, data.size, writable=False)
+        return values, spaces, maps
 
 
 def place(arrays, region):
@@ -269,7 +282,7 @@ def describe(p):
     if p.type == "b8" and p.size == 2:
         return "2 bytes, such as np.float16"
     if p.type == "b8" and p.size > 1:
-        return f"a struct of {p.size} bytes"
+        return f"a struct of {p.size} bytes" + (", such as a simt.TensorMap" if p.size == BYTES else "")
     if p.size == 8 and p.type != "f64":
         return "an array, or a 64-bit integer such as np.int64"
     kind = {"f": "float"}.get(p.type[0], "int")

@@ -13,10 +13,13 @@ it is a deadlock.
 
 import numpy as np
 
+from simt.barriers import Barriers
+from simt.bulk import Bulk
 from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupported
-from simt.integers import Lazy
+from simt.integers import Lazy, unpack
 from simt.memory import Memory
 from simt.threads import Threads
+from simt.warpgroup import Warpgroups
 from simt.words import Words, spans
 
 PART = 32768  # threads that run together
@@ -27,10 +30,11 @@ WORK_PER_STEP = 40_000  # instructions of single threads that an average step ma
 class Launch:
     """One launch: what all its parts share."""
 
-    def __init__(self, program, grid, block, parameters, buffers, shared_size, races, step_limit):
+    def __init__(self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None):
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
         self.races, self.step_limit = races, step_limit
+        self.maps = maps or {}  # address of a parameter -> TensorMap
         self.steps = 0
         self.quiet = False  # all parts have started, and nobody has stored anything since all looked last
         self.printed = []
@@ -79,6 +83,8 @@ class Part(Threads, Words):
             launch.buffers, self.shape, program.shared_size + launch.shared_size, program.local_size,
             program.counters, self, launch.races,
         )  # fmt: skip
+        self.barriers, self.bulk, self.warpgroups = Barriers(self), Bulk(self), Warpgroups(self)
+        self.arrivals = {}  # bar.arrive: {number: arrivals by block}
         self.registers = list(program.initial_registers)
         self.specials = {}
         thread = np.arange(launch.warps * 32).reshape(1, launch.warps, 32)
@@ -149,7 +155,7 @@ class Part(Threads, Words):
                 for target, some in after[1]:
                     self.go(target, some, last)
             else:
-                self.waiting.append(after)
+                self.waiting += self.entries(after)
                 self.release(after[0])
 
     def go(self, target, mask, origin):
@@ -196,6 +202,8 @@ class Part(Threads, Words):
 
     def leave(self, mask):
         """These threads are done."""
+        if self.bulk.stores:
+            self.bulk.check_left(mask)
         if mask is None:
             self.alive = np.zeros((1, 1, 1), bool)
             return
@@ -217,6 +225,28 @@ class Part(Threads, Words):
         return int(np.count_nonzero(warps)) * (self.shape[0] * self.shape[1] // warps.size)
 
     # Waiting.
+
+    def entries(self, entry):
+        """A wait as it is kept: at a barrier, the mask in full, and one entry for each number of a barrier."""
+        if entry[0] == "warp":
+            return [entry]
+        kind, after, mask, number, *rest = entry
+        mask = self.whole(self.exist if mask is None else mask)
+        if type(number) is int:
+            return [(kind, after, mask, number, *rest)]
+        numbers = unpack(number, 32)
+        found = np.unique(np.broadcast_to(numbers, self.shape)[mask]).tolist()
+        return [(kind, after, mask & (numbers == n), n, *rest) for n in found]
+
+    def bar_arrive(self, number, count, mask, line):
+        """bar.arrive: count as arrived at a barrier, and do not wait."""
+        everyone = self.whole(self.exist if mask is None else mask)
+        numbers = np.broadcast_to(unpack(number, 32), self.shape)
+        for n in np.unique(numbers[everyone]).tolist():
+            come = (everyone & (numbers == n)).sum(axis=(1, 2))
+            self.arrivals[n] = self.arrivals.get(n, 0) + come
+        self.block_barrier(mask, line)
+        self.release("block")
 
     def release(self, kind):
         """Let go whoever has no one left to wait for."""
@@ -251,12 +281,14 @@ class Part(Threads, Words):
             arrived = np.zeros(self.shape, bool)
             for entry in entries:
                 arrived |= entry[2]
-            counts = arrived.sum(axis=(1, 2))
+            counts = arrived.sum(axis=(1, 2)) + self.arrivals.get(entries[0][3], 0)
             needed = alive.sum(axis=(1, 2)) if entries[0][4] is None else entries[0][4]
-            done = ((counts >= needed) & (counts > 0)).reshape(-1, 1, 1)
+            done = ((counts >= needed) & arrived.any(axis=(1, 2))).reshape(-1, 1, 1)
             if not done.any():
                 rest.extend(entries)
                 continue
+            if entries[0][3] in self.arrivals:
+                self.arrivals[entries[0][3]] = np.where(done[:, 0, 0], 0, self.arrivals[entries[0][3]])
             if entries[0][4] is None:  # with a count, several places may share a barrier
                 self.check_same_barrier(entries, done)
             for _, after, mask, number, count, red, line in entries:
@@ -303,6 +335,12 @@ class Part(Threads, Words):
             block = self.program.blocks[at]
             line = next((i.line for i in block.instructions if i.line), 0)
             where = np.argwhere(self.whole(mask))[0]
+            if any(i.parts[0] == "wgmma" for i in block.instructions):
+                raise LaneFault(
+                    f"kernel {self.program.name}, line {line}{self.quote(line)}: the four warps of a warpgroup execute "
+                    f"a wgmma together, and some are elsewhere; warp {int(where[1])} of block "
+                    f"{self.block_text(int(where[0]))} waits here"
+                )
             active = self.whole(mask)[where[0], where[1]]
             gone = [n for n in range(32) if not active[n] and self.whole(self.alive)[where[0], where[1], n]]
             raise LaneFault(
@@ -324,9 +362,11 @@ class Part(Threads, Words):
         at, mask = min(self.yielded.items())
         block = self.program.blocks[at]
         line = next((i.line for i in block.instructions if i.line), 0)
+        lacks = self.barriers.lacks()
+        what = "for an mbarrier" if lacks else "for a value that nobody will store"
         raise Deadlock(
             f"kernel {self.program.name}, line {line}{self.quote(line)}: every thread that is left waits in a loop "
-            f"like this one for a value that nobody will store; {self.first_text(mask)}"
+            f"like this one {what}; {self.first_text(mask)}{'; ' if lacks else ''}{lacks}"
         )
 
     # What generated code calls: control.

@@ -131,6 +131,7 @@ class Memory:
         ).watch()
         self.one = Known(np.zeros((1, 1, 1), np.uint64))  # for addresses that all threads share
         self.version = 0  # grows with every store: how a waiting loop knows that looking again may help
+        self.arriving = {}  # for simt/bulk.py: loads that nobody has seen arrive
         self.copies, self.commits = [], 0  # asynchronous copies under way; how often they were committed
 
     # Finding the place.
@@ -306,7 +307,7 @@ class Memory:
 
     def raise_unwritten(self, memory, address, lane, size, site):
         kind = "unwritten"
-        if self.copies and memory is self.shared:
+        if (self.copies or self.arriving) and memory is self.shared:
             kind = "pending"
         raise MemoryFault(self.describe.access(self, kind, memory.name.split()[0], address, size, lane, site))
 

@@ -38,15 +38,21 @@ class Program:
         count = len(self.blocks)
         self.full_visits, self.full_threads = [0] * count, [0] * count
         self.masked_visits, self.masked_threads = [0] * count, [0] * count
+        self.tallies = {}
         for c in self.counters.values():
             c.requests = c.sectors = c.ideal = 0
+
+    def tally(self, line, name, count):
+        """Count what has a counter of the machine's own."""
+        here = self.tallies.setdefault(line, {})
+        here[name] = here.get(name, 0) + int(count)
 
     def place_variables(self):
         """Addresses: shared and local variables from 0 up; the module's own global and constant ones in regions."""
         self.symbols, self.shared_names = {}, []
         ends = {"shared": 0, "local": 0}
         external = []
-        self.globals = {}
+        self.globals, self.structs = {}, {}
         used = {o for i in self.flow.function.instructions for o in symbols_in(i.operands)}
         for name, v in (self.module.variables | self.flow.function.variables).items():
             if v.space in ends:
@@ -64,6 +70,13 @@ class Program:
                 region = len(self.globals) + 1
                 self.symbols[name] = region << REGION
                 self.globals[region] = v
+        code = [i for i in self.flow.function.instructions if i.parts[:2] not in (("ld", "param"), ("st", "param"))]
+        used = {o for i in code for o in symbols_in(i.operands)}
+        for p in self.parameters:  # those whose address is taken
+            if p.name in used:
+                region = len(self.globals) + len(self.structs) + 1
+                self.symbols[p.name] = region << REGION
+                self.structs[p.name] = region
         start = ends["shared"]
         for v in external:
             start = -(-start // max(v.align, 16)) * max(v.align, 16)
@@ -152,6 +165,9 @@ class Program:
                 for line, count in histogram.items():
                     add(line, "instructions", count * warps)
                     add(line, "thread_instructions", count * active)
+        for line, counts in self.tallies.items():
+            for key, value in counts.items():
+                add(line, key, value)
         for c in self.counters.values():
             op = "ld" if c.kind == "ldmatrix" else c.kind
             if op is None or not c.requests:
@@ -173,7 +189,7 @@ def symbols_in(operands):
         if isinstance(o, Sym):
             yield o.name
         elif isinstance(o, Mem):
-            yield from symbols_in((o.base,))
+            yield from symbols_in((o.base, *o.coordinates))
         elif isinstance(o, Vec):
             yield from symbols_in(o.items)
         elif isinstance(o, tuple):

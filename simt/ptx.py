@@ -35,10 +35,11 @@ class Sym:
 
 @dataclass(frozen=True, slots=True)
 class Mem:
-    """[base + offset]; base is a Reg, a Sym or None, offset in bytes."""
+    """[base + offset]; base is a Reg, a Sym or None, offset in bytes. Of a tensor map: [base, {a, b}]."""
 
     base: object
     offset: int
+    coordinates: tuple = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ def show(operand):
             return str(bits)
         case Imm(bits, kind):
             return f"0f{bits:08X}" if kind == "f32" else f"0d{bits:016X}"
-        case Mem(base, offset):
-            return f"[{'' if base is None else show(base)}{offset:+d}]" if offset else f"[{show(base)}]"
+        case Mem(base, offset, coordinates):
+            at = f", {show(Vec(coordinates))}" if coordinates else ""
+            return f"[{'' if base is None else show(base)}{offset:+d}{at}]" if offset else f"[{show(base)}{at}]"
         case Vec(items):
             return "{" + ", ".join(map(show, items)) + "}"
         case Not(reg):
@@ -434,8 +436,12 @@ def operand(text, scopes):
 
 
 def memory(text, scopes):
-    """[%rd1+4], [tile+8], [param0], [%r1, {..}] is not covered."""
-    found = re.match(r"\s*([\w$%.]+)\s*(?:([+-])\s*(-?(?:0[xX][0-9a-fA-F]+|\d+)))?\s*$", text)
+    """[%rd1+4], [tile+8], [param0], [%rd1, {%r1, %r2}]"""
+    address, *coordinates = split(text)
+    if coordinates:
+        found = memory(address, scopes)
+        return Mem(found.base, found.offset, operand(coordinates[0], scopes).items)
+    found = re.match(r"\s*([\w$%.]+)\s*(?:([+-])\s*(-?(?:0[xX][0-9a-fA-F]+|\d+)))?\s*$", address)
     if found is None:
         raise ValueError(f"expected an address like [%rd1+4]; found [{text}]")
     base, sign, number = found.groups()

@@ -18,9 +18,12 @@ later access if
 Two atomic or strong accesses are no race. Lanes of one warp are not ordered by running together: without a __syncwarp
 between them they are two threads like others. Threads that write the same value by the same line are let pass.
 
+mbarriers order like that: an arrival publishes, a wait that sees the phase complete acquires.
+
 What it does not see: a race that this run's order and inputs did not bring about; a reader hidden behind two later
-ones; a missing fence on the acquiring side; the scopes of fences and atomics; order by mbarriers, by barriers of a
-part of the block, or by volatile flags in shared memory; blocks of a very large grid whose shared memory is no longer
+ones; a missing fence on the acquiring side; the scopes of fences and atomics; that a barrier for a part of the block
+orders that part only; what bulk copies do to global memory; a wgmma's and a bulk store's reads once they have been
+waited for; order by volatile flags in shared memory; blocks of a very large grid whose shared memory is no longer
 remembered (REMEMBERED).
 """
 
@@ -39,14 +42,16 @@ class RaceError(SimtError):
     space           "shared" or "global"; buffer: its name, for global memory, else None
     offset          the byte, counted from the beginning of the buffer or of the block's shared memory
     first, second   (kind, line, block, thread): kind is "load", "store" or "atomic"
+    need            what is missing, where it is not plain order
     """
 
-    def __init__(self, space, buffer, offset, first, second, message=None):
-        super().__init__(message or describe(space, buffer, offset, first, second))
+    def __init__(self, space, buffer, offset, first, second, message=None, need=""):
+        self.need = need
+        super().__init__(message or describe(space, buffer, offset, first, second, need))
         self.space, self.buffer, self.offset, self.first, self.second = space, buffer, offset, first, second
 
 
-def describe(space, buffer, offset, first, second):
+def describe(space, buffer, offset, first, second, need=""):
     verbs = {"load": "reads", "store": "writes", "atomic": "updates"}
     where = f"byte {offset} of shared memory" if space == "shared" else f"byte {offset} of {buffer}"
 
@@ -54,7 +59,9 @@ def describe(space, buffer, offset, first, second):
         kind, line, block, thread = access
         return f"thread {thread} of block {block} {verbs[kind]} it in line {line}"
 
-    if first[2] != second[2]:
+    if need:
+        need = need[0].upper() + need[1:] + "."
+    elif first[2] != second[2]:
         need = "They are of different blocks: it takes a fence and a flag, or atomics, to order them."
     elif first[3] // 32 != second[3] // 32:
         need = "There is no __syncthreads() between them."
@@ -76,6 +83,8 @@ class Races:
         self.warps, self.known = {}, Grown(shape=(warp_size, warp_size))  # [warp's number, lane, other lane] -> time
         self.fences, self.fence_base = Grown(), Grown()  # thread -> time of its last fence, and of the barrier before
         self.stored = Grown()  # thread -> time of its last store to global memory
+        self.proxy = Grown()  # thread -> time of its last fence.proxy.async
+        self.copied = set()  # times of what bulk copies have written
         self.fenced = {}  # block -> Clock of what fences before its last barrier cover
         self.fenced_now = set()  # blocks with a fence since their last barrier
         self.published = {}  # (buffer, offset) -> Clock
@@ -140,6 +149,67 @@ class Races:
         else:
             some = (fences > 0) & (stored <= fences)
             clock.raise_threads(dict(zip(numbers[some].tolist(), fences[some].tolist())))
+
+    # What runs beside the threads: mbarriers order, bulk copies and wgmma read and write.
+
+    def clock(self):
+        return Clock()
+
+    def released(self, block, thread):
+        """The Clock of all that this thread has done or acquired until now."""
+        self.now = self.tick()
+        return self.to_publish(int(block), int(block) * WIDTH + int(thread), 0, True)
+
+    def acquired_by(self, block, thread, clock):
+        self.acquire(int(block), int(block) * WIDTH + int(thread), clock)
+
+    def proxy_fence(self, blocks, threads):
+        """fence.proxy.async by these threads."""
+        self.now = self.tick()
+        self.proxy.set(np.asarray(blocks, np.int64) * WIDTH + np.asarray(threads, np.int64), self.now)
+
+    def asynchronous(self, kind, offsets, size, block, threads, line):
+        """A bulk copy ("store": by one thread) or a wgmma's or bulk store's reading ("load") of shared memory.
+
+        A load is ordered behind a store if in every warp that issues it some lane is; ordinary stores need a
+        fence.proxy.async by the thread that stored, or by one that issues. Loads are not remembered.
+        """
+        offsets, threads = np.asarray(offsets, np.int64), np.asarray(threads, np.int64)
+        if kind == "store":
+            many = len(offsets)
+            self.shared("store", offsets, size, np.full(many, block), np.full(many, threads[0]), line)
+            self.copied.add(self.now)
+            return
+        places = self.rows_of(np.array([block]), int(offsets.max()) + size)[0] * self.row_bytes + offsets
+        self.now = self.tick("load", line)
+        shadow = self.memory.setdefault(None, Shadow(size))
+        at, lane = shadow.items_of(places, size)
+        writers, times = shadow.writer[at], shadow.write_time[at]
+        numbers = block * WIDTH + threads
+        fenced = int(self.proxy.get(numbers).max())
+        known = np.flatnonzero(writers != NOBODY)
+        _, first = np.unique(np.stack([writers[known], times[known]]), axis=1, return_index=True)
+        for n in known[first].tolist():
+            one, when = int(writers[n]), int(times[n])
+            was = self.kinds[when], int(self.lines.items[when]), one
+            for warp in np.unique(numbers // self.warp_size):
+                lanes = numbers[numbers // self.warp_size == warp]
+                if not any(self.in_order(one, when, int(other)) for other in lanes):
+                    self.report(None, offsets[lane[n]], was, ("load", line, int(lanes[0])))
+            if when not in self.copied and max(fenced, int(self.proxy.get(np.array([one]))[0])) < when:
+                need = (
+                    "a fence.proxy.async is missing after the store: without it bulk copies and wgmma may not see "
+                    "what ordinary stores have written"
+                )
+                self.report(None, offsets[lane[n]], was, ("load", line, int(numbers[0])), need)
+
+    def in_order(self, before, time, now):
+        """Is what `before` did at `time` known to thread `now`?"""
+        if before == now or (before // WIDTH == now // WIDTH and time < self.barriers.get(np.array([now // WIDTH]))[0]):
+            return True
+        if self.warps and self.ordered_in_warp(*(np.array([n]) for n in (before, time, now)))[0]:
+            return True
+        return self.acquired(now, before, time)
 
     # Accesses: arrays over the active lanes of one instruction.
 
@@ -317,12 +387,13 @@ class Races:
             mine.join(clock)
             mine.last = clock
 
-    def report(self, buffer, offset, first, second):
+    def report(self, buffer, offset, first, second, need=""):
         def full(access):
             kind, line, number = access
             return kind, line, int(number) // WIDTH, int(number) % WIDTH
 
-        raise RaceError("shared" if buffer is None else "global", buffer, int(offset), full(first), full(second))
+        space = "shared" if buffer is None else "global"
+        raise RaceError(space, buffer, int(offset), full(first), full(second), None, need)
 
 
 class Shadow:

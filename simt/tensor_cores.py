@@ -1,4 +1,4 @@
-"""Tensor-core instructions on registers: mma.sync, ldmatrix, stmatrix, movmatrix.
+"""Tensor-core instructions on registers: mma.sync, ldmatrix, stmatrix, movmatrix; the sums of wgmma.
 
 A matrix of 8 rows of four 32-bit words lies across a warp: lane 4 g + q holds word q of row g. A word is two f16 or
 bf16, four 8-bit numbers or one tf32. All operands are made of such pieces (PTX ISA, "Matrix Fragments for
@@ -76,6 +76,31 @@ def _product(left, right, c, lowest, half=False):
     total = np.trunc(products, out=products).sum(axis=-1) + np.trunc(c * scale)
     total /= scale
     return total if half else _cut(total)
+
+
+def accumulate(left, right, c, lowest, half=False):
+    """What `_product` gives, for many large matrices: left (n, M, K), right (n, N, K), c (n, M, N), as float64.
+
+    K after K, so that what is worked on stays in cache. -> float32, or with `half` float64 still to be rounded.
+    """
+    out = np.empty(c.shape, F64 if half else F32)
+    for one, (a, b, c_) in enumerate(zip(left, right, c)):
+        a, b = np.ascontiguousarray(a.T)[:, :, None], np.ascontiguousarray(b.T)[:, None, :]
+        exponents_a, exponents_b = (np.maximum(_exponent(x, lowest), -500).astype(np.int16) for x in (a, b))
+        largest = np.maximum(_exponent(c_, LOWEST["f16"] if half else -126), -500).astype(np.int16)
+        both = np.empty_like(largest)
+        for e, f in zip(exponents_a, exponents_b):
+            np.maximum(largest, np.add(e, f, out=both), out=largest)
+        scale = np.ldexp(1.0, 25 - largest.astype(np.int32))
+        total = np.trunc(c_ * scale)
+        product = np.empty_like(total)
+        for x, y in zip(a, b):
+            np.multiply(x, y, out=product)
+            np.multiply(product, scale, out=product)
+            np.add(total, np.trunc(product, out=product), out=total)
+        total /= scale
+        out[one] = total if half else _cut(total)
+    return out
 
 
 def _cut(x):

@@ -1,11 +1,14 @@
 """What threads know of themselves, and what they do together: special registers, shuffles' company, votes, barriers."""
 
+from contextlib import contextmanager
+
 import numpy as np
 
 from simt import banks, lanes, tensor_cores
-from simt.errors import LaneFault, Unsupported
+from simt.errors import LaneFault, MemoryFault, Unsupported
 from simt.generated import shuffle
 from simt.integers import pack, unpack
+from simt.memory import LOCAL_WINDOW, SHARED_WINDOW
 
 SPECIALS = {"ntid", "nctaid", "tid", "ctaid", "laneid", "warpid", "nwarpid", "dynamic_smem_size", "total_smem_size",
             "lanemask_eq", "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge",
@@ -147,29 +150,53 @@ class Threads:
         ]
         return both
 
+    def elect(self, members, mask):
+        """(the lowest lane that takes part, is it this one)"""
+
+        def leader(active):
+            return np.argmax(np.broadcast_to(active, (*active.shape[:2], 32)), axis=2, keepdims=True).astype(np.uint32)
+
+        first = self.by_members(members, mask, leader)
+        return first, np.arange(32).reshape(1, 1, 32) == first
+
     def redux(self, operation, value, members, mask):
         return self.by_members(members, mask, lambda active: lanes.redux(operation, *alike(value, active)))
 
     def ldmatrix(self, site, space, address, offset, count, trans, mask):
         """Lanes 0-7 give the rows of the first 8x8 matrix, 8-15 of the second, ..."""
-        rows_of = np.arange(32).reshape(1, 1, 32) < 8 * count
-        active = rows_of if mask is None else rows_of & mask
-        counter = self.program.counters[site]
-        kind, counter.kind = counter.kind, None  # counted below, not as a plain load
-        try:
+        with self.count_matrices(site, address, offset, count, mask) as active:
             parts = self.memory.load(site, space, address, offset, np.dtype(np.uint32), 4, active)
-        finally:
-            counter.kind = kind
         parts = [self.lanes32(p) for p in parts]
         rows = np.stack(parts, axis=-1).view(np.uint16)
-        value = unpack(address, 32)
+        return tensor_cores.ldmatrix(rows[..., :32, :], trans, count)
+
+    def stmatrix(self, site, space, address, offset, registers, trans, mask):
+        """The opposite of ldmatrix."""
+        count = len(registers)
+        rows = tensor_cores.stmatrix(registers, trans)
+        words = np.zeros((*rows.shape[:-2], 32, 4), np.uint32)
+        words[..., : 8 * count, :] = np.ascontiguousarray(rows).view(np.uint32)
+        values = [np.ascontiguousarray(words[..., k]) for k in range(4)]
+        with self.count_matrices(site, address, offset, count, mask) as active:
+            self.memory.store(site, space, address, offset, values, np.dtype(np.uint32), active)
+
+    @contextmanager
+    def count_matrices(self, site, address, offset, count, mask):
+        """Gives the lanes whose addresses count; the access is counted as one to matrices, not as a plain one."""
+        rows_of = np.arange(32).reshape(1, 1, 32) < 8 * count
+        counter = self.program.counters[site]
+        kind, counter.kind = counter.kind, None
+        try:
+            yield rows_of if mask is None else rows_of & mask
+        finally:
+            counter.kind = kind
+        value = unpack(address, 64 if type(address) is not int and address.known.width == 64 else 32)
         flat = np.broadcast_to(value, value.shape[:2] + (32,)).astype(np.int64) + offset
         each = banks.ldmatrix_wavefronts(flat, count, None if mask is None else mask)
         total = self.memory.total
         counter.requests += total(np.ones_like(each) if mask is None else (each > 0))
         counter.sectors += total(each)
         counter.ideal += total(np.where(each > 0, count, 0))
-        return tensor_cores.ldmatrix(rows[..., :32, :], trans, count)
 
     # Barriers that all threads reach together.
 
@@ -188,6 +215,62 @@ class Threads:
         if self.launch.races is not None:
             found = np.argwhere(self.whole(self.exist if mask is None else mask))
             self.launch.races.fence(found[:, 0] + self.first, found[:, 1] * 32 + found[:, 2])
+
+    def proxy_fence(self, mask):
+        """fence.proxy.async: what these threads have stored, bulk copies and wgmma may read."""
+        if self.launch.races is not None:
+            lanes = self.lanes_of(mask)
+            self.launch.races.proxy_fence(*self.who(lanes))
+
+    def only_block(self, rank, mask, line):
+        """mapa: a cluster has one block here."""
+        if np.broadcast_to(unpack(rank, 32), self.shape)[self.whole(self.exist if mask is None else mask)].any():
+            raise Unsupported("mapa", "clusters of blocks", line)
+
+    # Threads by number, for what one thread does by itself.
+
+    def lanes_of(self, mask):
+        """The numbers of the threads of a mask, in this part of the grid."""
+        return np.flatnonzero(self.whole(self.exist if mask is None else mask))
+
+    def who(self, lane):
+        """(block in the grid, thread in the block)"""
+        block, thread = np.divmod(lane, self.shape[1] * 32)
+        return block + self.first, thread
+
+    def shared_lanes(self, where, mask, line, what):
+        """(addresses in shared memory, numbers of the threads) of an operand (space, address, offset)."""
+        space, address, offset = where
+        lanes = self.lanes_of(mask)
+        if type(address) is int:
+            addresses = np.full(lanes.size, address + offset, np.int64)
+        else:
+            array = address.array()
+            array = np.broadcast_to(array, self.shape).reshape(-1)[lanes]
+            addresses = array.astype(np.int64) + offset
+        if space == "generic":
+            addresses = addresses - SHARED_WINDOW
+            outside = (addresses < 0) | (addresses >= LOCAL_WINDOW - SHARED_WINDOW)
+            if outside.any():
+                lane = int(lanes[np.argmax(outside)])
+                raise MemoryFault(self.trap_text(line, lane, f"{what} at an address that is not one of shared memory"))
+        return addresses, lanes
+
+    # For simt/races.py.
+
+    def race_at(self, kind, blocks, address, size, lanes, line):
+        """An access by these threads to one place in shared memory."""
+        if self.launch.races is not None:
+            _, threads = self.who(lanes)
+            self.tell(
+                lambda races: races.shared(kind, np.full(len(lanes), address), size, blocks + self.first, threads, line)
+            )
+
+    def race_async(self, kind, block, offsets, size, lanes, line):
+        """A bulk copy or a wgmma, issued by these threads of a block, reads or writes shared memory."""
+        if self.launch.races is not None:
+            _, threads = self.who(np.asarray(lanes))
+            self.tell(lambda races: races.asynchronous(kind, offsets, size, block + self.first, threads, line))
 
     def block_vote(self, operation, p):
         """__syncthreads_count, _and, _or where all threads are together."""

@@ -15,19 +15,25 @@ import numpy as np
 
 from simt import arithmetic
 from simt.errors import Unsupported
-from simt.flow import BARRIERS, ENDS, TOGETHER, destinations, member_mask
+from simt.flow import BARRIERS, ENDS, TOGETHER, counted, destinations, member_mask
 from simt.ptx import SIZES, Imm, Not, Pair, Reg, Sym
 from simt.threads import SPECIALS
 from simt.translate_arithmetic import Arithmetic
+from simt.translate_hopper import Hopper, carried_registers
 from simt.translate_lanes import Lanes
 from simt.translate_memory import MemoryAccess, passed_registers, uniform_registers
 from simt.types import DTYPES
 
 NOTHING = {"membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "prefetchu", "pragma", "discard",
-           "applypriority", "pmevent"}  # fmt: skip
+           "applypriority", "pmevent", "setmaxnreg"}  # fmt: skip
 
 
-class Translator(Arithmetic, MemoryAccess, Lanes):
+def stops(i):
+    """Does it wait for other threads of the block or the warp?"""
+    return i.parts[0] in BARRIERS and "arrive" not in i.parts
+
+
+class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
     """Translates the blocks of one kernel. `symbols` gives the address of each variable."""
 
     def __init__(self, flow, symbols, joins):
@@ -40,6 +46,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
         self.parameter_reads = []  # ... and back
         self.uniform = uniform_registers(flow.function.instructions)
         self.passed = passed_registers(flow.function.instructions)
+        self.carried = carried_registers(flow.function.instructions, self.kinds)
         self.counters = {}
 
     # A block, or several that follow each other without a jump.
@@ -66,7 +73,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
             for n, i in enumerate(block.instructions, block.start):
                 histogram[i.line] = histogram.get(i.line, 0) + 1
                 last = block is blocks[-1] and i is block.instructions[-1]
-                if last and (i.parts[0] in ENDS or (masked and i.parts[0] in BARRIERS)):
+                if last and (i.parts[0] in ENDS or (masked and stops(i)) or counted(i)):
                     written -= destinations(i)  # __syncthreads_count: set when all have come
                     break
                 self.instruction(n, i)
@@ -83,7 +90,11 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
     def check_members(self, block):
         """The masked form starts with lanes that work together: are all there that must be?"""
         for i in block.instructions:
-            if i.parts[0] in TOGETHER:
+            if i.parts[:2] == ("wgmma", "mma_async"):
+                self.out("absent = S.warpgroups.missing(M)")
+                self.out("if absent is not None: return ('lanes', absent)")
+                return
+            if i.parts[0] in TOGETHER and i.parts[0] != "wgmma":
                 if i.operands and any(o for o in [member_mask(i)] if isinstance(o, Reg) and o.name in block.writes):
                     return  # the mask is computed in this block; it is checked at the instruction
                 self.out(f"absent = S.missing({self.integer(member_mask(i), 32)}, M)")
@@ -93,7 +104,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
     def write_back(self, r):
         slot, name = self.slots[r], self.local(r)
         if self.masked_form:
-            self.out(f"R[{slot}] = {name} if alone else merge_{self.family(r)}(R[{slot}], {name}, M)")
+            merge = "S.warpgroups.merge" if r in self.carried else f"merge_{self.family(r)}"
+            self.out(f"R[{slot}] = {name} if alone else {merge}(R[{slot}], {name}, M)")
         else:
             self.out(f"R[{slot}] = {name}")
 
@@ -126,15 +138,15 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
                 self.out(f"if {p} is {wanted}: return -1")
                 self.out(f"if {p} is {not wanted}: return {after}")
                 self.out(f"return S.branch({p}, {wanted}, {mask}, -1, {after})")
-        elif op in BARRIERS and masked:
+        elif stops(i) and (masked or counted(i)):
             if i.guard is not None:
                 raise Unsupported(str(i), "a barrier with a condition", i.line)
-            self.barrier(i, block)
+            self.barrier(i, block, mask)
         else:
             self.out(f"return {after}")
 
-    def barrier(self, i, block):
-        """The end of a masked block: these lanes wait."""
+    def barrier(self, i, block, mask):
+        """The end of a masked block, or of one with a named barrier: these lanes wait."""
         parts, after = i.parts, block.number + 1
         if parts[:2] == ("bar", "warp"):
             self.out(f"return ('warp', {after}, M, {self.integer(i.operands[0], 32)}, {i.line})")
@@ -149,9 +161,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
             red = f"({parts[parts.index('red') + 1]!r}, {self.local(p.name)}, {want}, {self.slots[d.name]})"
         if len(operands) > 1:
             count = self.integer(operands[1], 32)
-        if "arrive" in parts:
-            raise Unsupported(str(i), "bar.arrive", i.line)
-        self.out(f"return ('block', {after}, M, {self.integer(operands[0], 32)}, {count}, {red}, {i.line})")
+        self.out(f"return ('block', {after}, {mask}, {self.integer(operands[0], 32)}, {count}, {red}, {i.line})")
 
     # Names.
 
@@ -231,7 +241,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
             return
         name = self.local(o.name)
         if guard is not None:
-            text = f"merge_{self.family(o.name)}({name}, {text}, {guard})"
+            merge = "S.warpgroups.merge" if o.name in self.carried else f"merge_{self.family(o.name)}"
+            text = f"{merge}({name}, {text}, {guard})"
         self.out(f"{name} = {text}")
 
     def set_array(self, o, text, dtype, guard=None):
@@ -263,10 +274,13 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
         op = i.parts[0]
         self.line = i.line
         self.out(f"# {i.line}: {i}")
+        if self.carried:
+            self.check_landed(i)
         guard = None
         if i.guard is not None:
             p, wanted = self.local(i.guard[0]), i.guard[1]
-            if op in ("ld", "st", "atom", "red", "cp", "call"):
+            if op in ("ld", "st", "atom", "red", "cp", "call", "mbarrier"):
+                self.guard = None
                 self.out(f"G = S.within({p}, {wanted}, {'M' if self.masked_form else 'None'})")
                 self.out("if G is not False:")
                 self.mask = "G"
@@ -287,7 +301,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes):
         method = getattr(self, "do_" + op, None)
         if op in NOTHING:
             if op in ("membar", "fence"):
-                self.out(f"S.fence({self.mask_text()})")
+                proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
+                self.out(f"S.{'proxy_fence' if proxy else 'fence'}({self.mask_text()})")
         elif method is not None and method(number, i) is not False:
             pass
         else:

@@ -90,6 +90,17 @@ class Lanes:
         for k, o in enumerate(items):
             self.set_array(o, f"t[{k}]", "u4", self.guard)
 
+    def do_stmatrix(self, number, i):
+        m, s = i.operands
+        self.members_now(i, Imm(0xFFFFFFFF))
+        address, offset = self.memory_operand(m)
+        self.counter(number, i, "st", shared=True)
+        given = ", ".join(self.all_lanes(o) for o in parts_of(s))
+        self.out(
+            f"S.stmatrix({number}, {self.space(i)!r}, {address}, {offset}, [{given}], {'trans' in i.parts}, "
+            f"{self.mask_text()})"
+        )
+
     def do_movmatrix(self, number, i):
         self.members_now(i, Imm(0xFFFFFFFF))
         given = self.all_lanes(i.operands[1])
@@ -103,6 +114,10 @@ class Lanes:
             raise Unsupported(str(i), "a barrier with a condition", i.line)
         if "warp" in i.parts:
             self.out(f"S.warp_barrier({self.integer(i.operands[0], 32)}, None, {i.line})")
+            return
+        if "arrive" in i.parts:
+            number, count = (self.integer(o, 32) for o in i.operands)
+            self.out(f"S.bar_arrive({number}, {count}, {self.mask_text()}, {i.line})")
             return
         if "red" in i.parts:
             d, p = i.operands[0], i.operands[-1]

@@ -173,7 +173,9 @@ class MemoryAccess:
             self.set_array(d, call, dtype)
 
     def do_cp(self, number, i):
-        if i.parts[1] != "async" or "bulk" in i.parts or "mbarrier" in i.parts:
+        if "bulk" in i.parts:
+            return self.bulk(number, i)
+        if i.parts[1] != "async" or "mbarrier" in i.parts:
             raise Unsupported(str(i), "", i.line)
         mask = self.mask_text()
         if "commit_group" in i.parts:
@@ -192,6 +194,7 @@ class MemoryAccess:
             b, y = self.memory_operand(source)
             self.counter(number, i, "ld", copy=True)
             self.out(f"S.memory.copy({number}, {a}, {x}, {b}, {y}, {size.bits}, {given}, {mask})")
+        return None
 
     def do_createpolicy(self, number, i):
         self.set(i.operands[0], "0", self.guard)

@@ -128,14 +128,36 @@ class Words:
         instruction = self.program.flow.function.instructions[number]
         how = set(instruction.parts)
         strong = "release" if {"release", "acq_rel"} & how else bool({"volatile", "acquire", "relaxed"} & how)
-        races = self.launch.races
         held = None
         if values is not None and len(values) == 1:
             held = np.broadcast_to(values[0], self.shape).reshape(-1)[lanes_flat]
+        if space is self.memory.shared and kind != "load" and (self.bulk.stores or self.warpgroups.flights):
+            self.check_readers(flat, size, lanes_flat // per, threads, counter.line)
+        line = counter.line
+        self.tell(lambda races: self.hand_over(races, kind, space, flat, size, blocks, threads, line, held, strong))
+
+    def tell(self, access):
+        """Make an access known to the race detector; the error it raises gets this part's words."""
         try:
-            self.hand_over(races, kind, space, flat, size, blocks, threads, counter.line, held, strong)
+            access(self.launch.races)
         except RaceError as e:
-            raise RaceError(e.space, e.buffer, e.offset, e.first, e.second, self.race_text(e)) from None
+            raise RaceError(e.space, e.buffer, e.offset, e.first, e.second, self.race_text(e), e.need) from None
+
+    def check_readers(self, flat, size, blocks, threads, line):
+        """A store to shared memory that a wgmma or a bulk store under way still reads is a race."""
+        for block in np.unique(blocks).tolist():
+            here = blocks == block
+            pieces = np.unique((flat[here][:, None] + np.array([0, size - 1])) // 16)
+            reader = self.bulk.reader(block, pieces)
+            if reader:
+                at, thread = int(flat[here][0]), int(threads[here][0])
+                access = "store", line, block + self.first, thread
+                raise RaceError(
+                    "shared", None, at, access, access,
+                    f"kernel {self.program.name}: race on shared memory{self.program.variable_at('shared', at)}: "
+                    f"thread {self.thread_text(thread)} of block {self.block_text(block)} writes it at line {line}"
+                    f"{self.quote(line)}, while {reader} still reads it: nothing has waited for it",
+                )  # fmt: skip
 
     def hand_over(self, races, kind, space, flat, size, blocks, threads, line, held, strong):
         if space is not None and space is self.memory.shared:
@@ -164,7 +186,9 @@ class Words:
             f"line {line}{self.quote(line)}"
             for kind, line, block, thread in (race.first, race.second)
         ]
-        if race.first[2] != race.second[2]:
+        if race.need:
+            need = race.need
+        elif race.first[2] != race.second[2]:
             need = "they are in different blocks: only atomics, or a fence and a flag, put them in order"
         elif race.first[3] // 32 != race.second[3] // 32:
             need = "there is no __syncthreads() between the two"

@@ -281,11 +281,11 @@ def test_text_that_is_no_ptx():
 @pytest.mark.parametrize(
     ("body", "instruction"),
     [
-        ('(long long* y) {\n __shared__ long long b;\n asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: '
-         '"r"((unsigned)__cvta_generic_to_shared(&b)));\n y[0] = b; }', "mbarrier.init.shared.b64"),
+        ('(long long* y) {\n __shared__ long long b;\n asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 '
+         '[%0], 8;" :: "r"((unsigned)__cvta_generic_to_shared(&b))); }', "mbarrier.complete_tx"),
         ('(int* y) {\n int s = 0;\n asm volatile("barrier.cluster.arrive;");\n y[0] = s; }', "barrier.cluster.arrive"),
-        ('(int* y) {\n __shared__ int b[9];\n asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], '
-         '[%1], 128;" :: "l"(y), "r"((unsigned)__cvta_generic_to_shared(b))); }', "cp.async.bulk.global"),
+        ('(int* y) {\n __shared__ int b[9];\n asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group'
+         '.add.u32 [%0], [%1], 128;" :: "l"(y), "r"((unsigned)__cvta_generic_to_shared(b))); }', "cp.reduce.async"),
         ('(int* y) {\n unsigned r;\n asm volatile("mov.u32 %0, %%pm0;" : "=r"(r));\n y[0] = r; }', "%pm0"),
         ('(int* y) {\n\n asm volatile("{.reg .pred p; setp.lt.u32 p, %0, 32; @p bar.sync 1, 32;}" :: '
          '"r"(threadIdx.x));\n}', "bar.sync"),
