@@ -26,7 +26,7 @@ class Unsupported(SimtError):
     def __init__(self, instruction, why="", line=0, where=""):
         before, after = f"{where}: " if where else "", f": {why}" if why else ""
         super().__init__(f"{before}{instruction}: not supported by the SIMT machine{after}")
-        self.instruction, self.why, self.line = instruction, why, line
+        self.instruction, self.why, self.line, self.where = instruction, why, line, where
 
 
 class MemoryFault(SimtError):

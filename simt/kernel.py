@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from simt import nvrtc, ptx
-from simt.errors import LaunchError, SimtError
+from simt.errors import LaunchError, SimtError, Unsupported
 from simt.machine import Launch
 from simt.memory import REGION, Space
 from simt.program import Program
@@ -123,9 +123,12 @@ class Kernel:
             try:
                 launch.run()
             except SimtError as error:
+                if isinstance(error, Unsupported) and error.line and not error.where:
+                    where = f"kernel {self.name}, line {error.line}{program.quote(error.line)}"
+                    error = Unsupported(error.instruction, error.why, error.line, where)
                 if launch.printed:
                     error.add_note("printed until then:\n" + "".join(launch.printed))
-                raise
+                raise error from None
             return Report(
                 self.name, self.module.source, program.counts(), printed="".join(launch.printed), grid=grid, block=block
             )

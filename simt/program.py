@@ -10,6 +10,8 @@ from simt.memory import REGION, Space
 from simt.ptx import Mem, Sym, Vec
 from simt.types import DTYPES
 
+QUOTED = 120  # characters of a source line in a message
+
 
 class Program:
     """One kernel of a module. `source` is the learner's text, quoted in errors and reports (may be empty)."""
@@ -137,7 +139,8 @@ class Program:
 
     def quote(self, line):
         if 0 < line <= len(self.source):
-            return f" `{self.source[line - 1].strip()}`"
+            text = self.source[line - 1].strip()
+            return f" `{text if len(text) <= QUOTED else text[: QUOTED - 3] + '...'}`"
         return ""
 
     def variable_at(self, space, address):
