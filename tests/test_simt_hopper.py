@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import pytest
+from hopper_kernels import GEMM, PRELUDE, wgmma
 
 import simt
 from simt import nvrtc
-from hopper_kernels import GEMM, PRELUDE, wgmma
 
 try:
     nvrtc.version()
