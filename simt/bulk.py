@@ -5,7 +5,8 @@ mbarrier's phase complete, the place they go to holds nothing, and reading it is
 second copy to a place whose first has not been waited for, or that a wgmma or a store under way still reads.
 
 A store is fetched from shared memory at once, too, and reaches global memory when its thread waits for its group. A
-thread that leaves before is reported: the block's shared memory may be gone before the copy has read it.
+thread that leaves before is reported: the block's shared memory may be gone before the copy has read it. So is a block
+that leaves with a load on its way.
 """
 
 from dataclasses import dataclass, field
@@ -131,6 +132,15 @@ class Bulk:
             if copy.lane in lanes:
                 self.fault(copy.line, copy.lane, "the thread ends and has not waited for this bulk store "
                            "(cp.async.bulk.commit_group, cp.async.bulk.wait_group)")  # fmt: skip
+
+    def check_arrived(self):
+        """Threads have left: a block that is gone may have no load on its way into its shared memory."""
+        if self.loads:
+            alive = self.part.whole(self.part.alive).any(axis=(1, 2))
+            for (block, _), copies in self.loads.items():
+                if not alive[block]:
+                    what = "the block ends and nobody has waited for this bulk load"
+                    self.fault(copies[0].line, copies[0].lane, what)
 
     def erase(self, blocks, start, size):
         """Nothing may be read there until it has been written."""

@@ -206,9 +206,11 @@ class Part(Threads, Words):
             self.bulk.check_left(mask)
         if mask is None:
             self.alive = np.zeros((1, 1, 1), bool)
+            self.bulk.check_arrived()
             return
         alive = True if self.alive is None else self.alive
         self.alive = alive & ~mask
+        self.bulk.check_arrived()
         for kind in {w[0] for w in self.waiting}:
             self.release(kind)
         for at in list(self.held):  # they may have waited for these

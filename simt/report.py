@@ -16,6 +16,7 @@ SUMS = (
     *(name.format(op) for name in (SHARED, WAVEFRONTS, CONFLICTS) for op in SHARED_OPS),
     "smsp__inst_executed_op_ldgsts.sum",
 )
+BESIDE = ("simt__bulk_load_bytes.sum", "simt__bulk_store_bytes.sum", "simt__wgmma.sum")  # names of our own
 COLUMNS = (
     ("warp", "instructions"),
     ("threads", "each"),
@@ -88,8 +89,9 @@ class Report:
         for number, text, cells in rows:
             numbers = "".join(f"  {cell:>{w}}" for cell, w in zip(cells, widths))
             out.append(f"{number:>5} {text:<{wide}}{numbers}".rstrip())
+        beside = [self.beside()] if self.beside() else []
         said = ["printed:", self.printed.rstrip("\n")] if self.printed else []
-        return "\n".join([*out, NOTE, *said])
+        return "\n".join([*out, *beside, NOTE, *said])
 
     def _repr_html_(self):
         head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in self.columns())
@@ -100,16 +102,23 @@ class Report:
             cells = "".join(f'<td style="{RIGHT}">{cell}</td>' for cell in cells)
             code = f'<td style="{LEFT};{MONO}">{html.escape(text)}</td>'
             body.append(f'<tr{rule}><td style="{RIGHT}">{number}</td>{code}{cells}</tr>')
+        beside = f"<div>{self.beside()}</div>" if self.beside() else ""
         said = f"<div>printed:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
         return (
             f"<div><div>{html.escape(self.title())}</div>"
             f'<table style="border-collapse:collapse;font-size:85%">'
             f'<thead><tr><th></th><th style="{LEFT}">line</th>{head}</tr>'
-            f"</thead><tbody>{''.join(body)}</tbody></table><div><small>{NOTE}</small></div>{said}</div>"
+            f"</thead><tbody>{''.join(body)}</tbody></table>{beside}<div><small>{NOTE}</small></div>{said}</div>"
         )
 
     def title(self):
         return f"{self.kernel}: grid {shape(self.grid)}, block {shape(self.block)}"
+
+    def beside(self):
+        """What bulk copies and wgmma did, which no column counts; empty if there were none."""
+        names = zip(("bytes to shared memory", "bytes from shared memory", "wgmma"), BESIDE)
+        found = [f"{self.counters[name]:,} {what}" for what, name in names if name in self.counters]
+        return "bulk copies and wgmma: " + ", ".join(found) if found else ""
 
     def columns(self):
         """The headings: without those on shared memory where none was used."""

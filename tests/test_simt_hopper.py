@@ -581,9 +581,12 @@ def test_a_copy_may_not_overwrite_what_wgmma_reads():
     with pytest.raises(simt.AsyncFault, match="which the wgmma of line .* still reads"):
         step(again, body)
     after = ("    wgmma_commit();\n", "    wgmma_commit();\n    wgmma_wait();\n" + again[1].partition("\n")[2])
-    step(after, body)
+    seen = ("    y[threadIdx.x] =", "    wait(&bar, 0);\n    y[threadIdx.x] =")
+    step(after, body, seen)
     beside = (again[0], again[1].replace("8208", "8192 + 1024"))  # not what it reads
-    step(beside, body)
+    step(beside, body, seen)
+    with pytest.raises(simt.AsyncFault, match="the block ends and nobody has waited for this bulk load"):
+        step(beside, body)
 
 
 # ---- mbarriers ----
@@ -844,3 +847,11 @@ def test_what_stays_unsupported(text, why):
     with pytest.raises(simt.Unsupported, match=why) as caught:
         run(f"asm volatile({text});", 1, 32, np.zeros(4, np.int32))
     assert "line" in str(caught.value) and re.search("asm volatile", str(caught.value))
+
+
+def test_reports_show_what_runs_beside_the_threads():
+    report = line()[1]
+    assert "bulk copies and wgmma: 1,280 bytes to shared memory, 1,280 bytes from shared memory" in str(report)
+    assert "1,280 bytes to shared memory" in report._repr_html_()
+    plain = run("y[threadIdx.x] = 1;", 1, 32, np.zeros(32, np.int32))
+    assert "bulk" not in str(plain) and not any(name.startswith("simt__") for name in plain.counters)
