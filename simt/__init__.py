@@ -8,8 +8,9 @@ It counts, it does not time: how long a launch takes here says nothing about a G
 what the L1 cache is asked for, not what memory delivers.
 
 Read it in this order: ptx.py (the text), flow.py (blocks), integers.py and memory.py (what registers and addresses
-are), translate.py (a block as a Python function), machine.py (who runs next). This room imports NumPy and the NVRTC
-binding; it knows nothing of the course.
+are), translate.py (a block as a Python function), machine.py (who runs next). Hopper's asynchronous instructions have
+barriers.py, bulk.py with tensor_map.py, and warpgroup.py. This room imports NumPy and the NVRTC binding; it knows
+nothing of the course.
 """
 
 from simt.errors import (

@@ -71,6 +71,38 @@ def test_edges_of_the_matmul_are_zeros():
     assert (c[100:] == 0).all() and (c[:, 90:] == 0).all()
 
 
+MUTANTS = {
+    "no wait for the tile": (("    wait(&full[s], i / STAGES % 2);\n", ""), simt.MemoryFault, "been seen to arrive"),
+    "no wait for the place": (("wait(&empty[s], i / STAGES % 2 ^ 1);", ""), simt.AsyncFault, "goes too, which nobody"),
+    "the consumer's parity": (("wait(&full[s], i / STAGES % 2)", "wait(&full[s], 0)"), simt.Deadlock, "lacks 8 of 8 arr"),
+    "the producer's parity": (("STAGES % 2 ^ 1", "STAGES % 2"), simt.Deadlock, "lacks 8 of 8 arrivals"),
+    "no wait for wgmma": (("    wgmma_wait();\n", ""), simt.AsyncFault, "wgmma of line .* still"),
+    "a place given back too early": (
+        ("    wgmma_commit();\n    wgmma_wait();\n    if (threadIdx.x % 32 == 0) arrive(&empty[s]);",
+         "    if (threadIdx.x % 32 == 0) arrive(&empty[s]);\n    wait(&full[(s + 1) % STAGES], (i + 1) / STAGES % 2);\n"
+         "    wait(&full[(s + 2) % STAGES], (i + 2) / STAGES % 2);\n    wait(&full[s], (i + 3) / STAGES % 2);\n"
+         "    wgmma_commit();\n    wgmma_wait();"),
+        simt.AsyncFault, "which the wgmma of line .* still reads",
+    ),
+    "a place never given back": ((" arrive(&empty[s]);", ";"), simt.Deadlock, "lacks 8 of 8 arrivals"),
+    "too few bytes announced": (("2 * HALF);\n      load2", "HALF);\n      load2"), simt.MemoryFault, "been seen to arr"),
+    "too many bytes announced": (("2 * HALF);\n      load2", "3 * HALF);\n      load2"), simt.Deadlock, "16384 bytes"),
+    "no commit": (("    wgmma_commit();\n", ""), simt.AsyncFault, "wgmma of line .* still"),
+    "tiles out of line": (("load2(tiles + s", "load2(tiles + 128 + s"), simt.MemoryFault, "multiple of 1024"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mistakes_in_the_pipeline_are_noticed(name):
+    (old, new), error, text = MUTANTS[name]
+    assert old in GEMM
+    a = RNG.standard_normal((128, 640)).astype(np.float16)
+    map, c = simt.TensorMap(a, (128, 64), swizzle=128), np.zeros((128, 128), np.float32)
+    kernel = simt.compile(GEMM.replace(old, new), arch="sm_90a")["gemm"]
+    with pytest.raises(error, match=text):
+        kernel(1, 288, map, map, c, np.int32(128), np.int32(640), shared=3 * 2**15)
+
+
 # ---- wgmma: where each element lies ----
 
 
