@@ -100,6 +100,12 @@ class Bulk:
             if copy.lane in lanes and copy.key < self.commits.get(copy.lane, 0) - left:
                 copy.finish(copy.data)
                 self.memory.version += 1
+                if self.part.launch.races is not None:
+                    block, thread = self.part.who(copy.lane)
+                    where = np.arange(copy.start // 16, (copy.start + copy.size) // 16)
+                    self.part.launch.races.waited(
+                        ("store", copy.lane, copy.start), where, int(block), [thread], copy.line
+                    )
             else:
                 rest.append(copy)
         self.stores = rest

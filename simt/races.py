@@ -22,9 +22,8 @@ mbarriers order like that: an arrival publishes, a wait that sees the phase comp
 
 What it does not see: a race that this run's order and inputs did not bring about; a reader hidden behind two later
 ones; a missing fence on the acquiring side; the scopes of fences and atomics; that a barrier for a part of the block
-orders that part only; what bulk copies do to global memory; a wgmma's and a bulk store's reads once they have been
-waited for; order by volatile flags in shared memory; blocks of a very large grid whose shared memory is no longer
-remembered (REMEMBERED).
+orders that part only; what bulk copies do to global memory; order by volatile flags in shared memory; blocks of a very
+large grid whose shared memory is no longer remembered (REMEMBERED).
 """
 
 import numpy as np
@@ -84,6 +83,7 @@ class Races:
         self.fences, self.fence_base = Grown(), Grown()  # thread -> time of its last fence, and of the barrier before
         self.stored = Grown()  # thread -> time of its last store to global memory
         self.proxy = Grown()  # thread -> time of its last fence.proxy.async
+        self.read = {}  # block -> {reader: (16-byte pieces, line, {its first thread: (its threads, time of the wait)})}
         self.copied = set()  # times of what bulk copies have written
         self.fenced = {}  # block -> Clock of what fences before its last barrier cover
         self.fenced_now = set()  # blocks with a fence since their last barrier
@@ -98,6 +98,8 @@ class Races:
         blocks = np.unique(np.asarray(blocks, np.int64))
         for block in self.fenced_now.intersection(blocks.tolist()):
             self.cover_fenced(block)
+        for block in self.read.keys() & set(blocks.tolist()):
+            del self.read[block]
         self.barriers.set(blocks, self.now)
         for block in self.thread_clocks.keys() & set(blocks.tolist()):
             for clock in self.thread_clocks.pop(block).values():
@@ -172,11 +174,13 @@ class Races:
         """A bulk copy ("store": by one thread) or a wgmma's or bulk store's reading ("load") of shared memory.
 
         A load is ordered behind a store if in every warp that issues it some lane is; ordinary stores need a
-        fence.proxy.async by the thread that stored, or by one that issues. Loads are not remembered.
+        fence.proxy.async by the thread that stored, or by one that issues. Loads are remembered when they have been
+        waited for (`waited`); until then the machine itself lets nobody write there.
         """
         offsets, threads = np.asarray(offsets, np.int64), np.asarray(threads, np.int64)
         if kind == "store":
             many = len(offsets)
+            self.overwritten(offsets, size, np.full(many, block), np.full(many, threads[0]), line, every=False)
             self.shared("store", offsets, size, np.full(many, block), np.full(many, threads[0]), line)
             self.copied.add(self.now)
             return
@@ -202,6 +206,36 @@ class Races:
                     "what ordinary stores have written"
                 )
                 self.report(None, offsets[lane[n]], was, ("load", line, int(numbers[0])), need)
+
+    def waited(self, reader, pieces, block, threads, line):
+        """These threads of a block know by a wait that `reader` (any name) has read these 16-byte pieces."""
+        self.now = self.tick("load", line)
+        known = self.read.setdefault(block, {}).setdefault(reader, (np.unique(pieces), line, {}))[2]
+        numbers = [block * WIDTH + int(t) for t in threads]
+        known[numbers[0]] = numbers, self.now
+
+    def overwritten(self, offsets, size, blocks, threads, line, every=True):
+        """A store to shared memory: what read there before must be known to be done.
+
+        Known by all who have waited (`every`), as ordinary stores need it; for a bulk copy one of them is enough, since
+        it is common to let one thread of a warpgroup speak for all.
+        """
+        for block in self.read.keys() & set(blocks.tolist()):
+            here = blocks == block
+            ends = (offsets[here][:, None] + np.array([0, size - 1])) // 16
+            for reader, (pieces, was, known) in list(self.read[block].items()):
+                hit = np.isin(ends, pieces).any(axis=1)
+                at, who = offsets[here][hit], threads[here][hit]
+                for n in np.unique(who // self.warp_size, return_index=True)[1].tolist():
+                    now = block * WIDTH + int(who[n])
+                    late = [
+                        first for first, (numbers, time) in known.items()
+                        if not any(self.in_order(number, time, now) for number in numbers)
+                    ]  # fmt: skip
+                    if late and (every or len(late) == len(known)):
+                        self.report(None, at[n], ("load", was, late[0]), ("store", line, now))
+                if hit.any() and not every:
+                    del self.read[block][reader]
 
     def in_order(self, before, time, now):
         """Is what `before` did at `time` known to thread `now`?"""

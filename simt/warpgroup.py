@@ -42,10 +42,9 @@ def form(opcode):
 
 
 class Descriptor:
-    """The fields of a matrix descriptor: bytes, and the swizzle's."""
+    """A matrix descriptor without its start: two strides in bytes, the base offset, the bytes of the swizzle."""
 
     def __init__(self, bits):
-        self.start = (bits & 0x3FFF) << 4
         self.leading = (bits >> 16 & 0x3FFF) << 4
         self.stride = (bits >> 32 & 0x3FFF) << 4
         self.base = bits >> 49 & 7
@@ -78,10 +77,10 @@ def pieces(rows, leading, stride, swizzle, along_k):
 class Flight:
     """Some wgmma of one group under way. open: (blocks, warps), who has not waited yet; group: its number, likewise."""
 
-    __slots__ = ("open", "group", "reads", "targets", "line")
+    __slots__ = ("open", "group", "reads", "targets", "line", "number")
 
-    def __init__(self, open_, group, reads, line):
-        self.open, self.group, self.reads, self.line = open_, group, reads, line
+    def __init__(self, open_, group, reads, line, number):
+        self.open, self.group, self.reads, self.line, self.number = open_, group, reads, line, number
         self.targets = []  # (array of a register, its values to be, lanes): filled in at the wait
 
 
@@ -91,7 +90,7 @@ class Warpgroups:
     def __init__(self, part):
         self.part, self.memory = part, part.memory
         self.groups = part.shape[1] // 4  # whole warpgroups of a block
-        self.flights = []
+        self.flights, self.issued = [], 0
         self.flying = {}  # id of a register's array -> (the array, [(Flight, values, lanes)])
         self.commits = np.zeros(part.shape[:2], np.int64)
         self.fenced = np.zeros(part.shape[:2], bool)
@@ -114,11 +113,23 @@ class Warpgroups:
             for array, values, lanes in flight.targets:
                 np.copyto(array, values, where=lanes & done[:, :, None])
             flight.open &= ~done
+            if self.part.launch.races is not None:
+                self.tell_waited(flight, done)
             if not flight.open.any():
                 flight.targets = []
         self.flights = [f for f in self.flights if f.open.any()]
         if not self.flights:
             self.flying.clear()
+
+    def tell_waited(self, flight, done):
+        """To simt/races.py: these warps know that the wgmma has read its operands."""
+        for name, (blocks, groups, pieces) in enumerate(flight.reads):
+            for block, group, where in zip(blocks.tolist(), groups.tolist(), pieces):
+                for warp in range(4 * group, 4 * group + 4):
+                    if done[block, warp]:
+                        reader = "wgmma", flight.number, name, group
+                        lanes = range(32 * warp, 32 * warp + 32)
+                        self.part.launch.races.waited(reader, where, block + self.part.first, lanes, flight.line)
 
     def multiply(self, what, d, a, b, accumulates, signs, trans, deferred, mask, line):
         """One wgmma.mma_async. d: registers; a: a descriptor, or registers; b: a descriptor. -> registers."""
@@ -145,7 +156,8 @@ class Warpgroups:
             c = np.where(p[:, None, None], c, 0.0)
         result = accumulate(left, right, c, LOWEST[kind], half=kind_d == "f16")
         part.program.tally(line, "simt__wgmma.sum", chosen.size)
-        flight = Flight(warps.copy(), np.where(warps, self.commits, 0), reads, line)
+        flight = Flight(warps.copy(), np.where(warps, self.commits, 0), reads, line, self.issued)
+        self.issued += 1
         self.flights.append(flight)
         registers = self.collect(result, kind_d, chosen)
         lanes = warps[:, :, None]

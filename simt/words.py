@@ -161,6 +161,8 @@ class Words:
 
     def hand_over(self, races, kind, space, flat, size, blocks, threads, line, held, strong):
         if space is not None and space is self.memory.shared:
+            if kind != "load" and races.read:
+                races.overwritten(flat, size, blocks, threads, line)
             races.shared(kind, flat, size, blocks, threads, line, held)
         elif space is None or space.steps == (0, 0, 0):
             regions = flat >> REGION

@@ -71,6 +71,18 @@ def test_edges_of_the_matmul_are_zeros():
     assert (c[100:] == 0).all() and (c[:, 90:] == 0).all()
 
 
+def test_a_place_given_back_before_it_is_read():
+    """With races looked for: the result of this run may even be right."""
+    wait, early = "    wait(&full[s], i / STAGES % 2);\n", "    if (threadIdx.x % 32 == 0) arrive(&empty[s]);"
+    late = next(line for line in GEMM.splitlines() if line.startswith(early))
+    source = GEMM.replace(late, "").replace(wait, wait + early + "\n")
+    a = RNG.standard_normal((128, 640)).astype(np.float16)
+    map, c = simt.TensorMap(a, (128, 64), swizzle=128), np.zeros((128, 128), np.float32)
+    kernel = simt.compile(source, arch="sm_90a")["gemm"]
+    with pytest.raises((simt.RaceError, simt.AsyncFault)):
+        kernel(1, 288, map, map, c, np.int32(128), np.int32(640), shared=3 * 2**15, check_races=True)
+
+
 @pytest.mark.parametrize("races", [False, True])
 def test_warpgroups_at_different_places(races):
     """Some warpgroups of some blocks add a step twice, by instructions that the others do not come to."""
@@ -290,8 +302,11 @@ def test_sums_are_those_of_mma():
     left, right = (x.astype(np.float16).astype(np.float64) for x in (left, right))
     c = c.astype(np.float32).astype(np.float64)
     left[0, :2], c[1, 0] = 0, 0
+    left[2, 5, 3], left[2, 6, 1], c[2, 9] = np.inf, np.nan, np.inf
     for half in (False, True):
-        assert (accumulate(left, right, c, LOWEST["f16"], half) == _product(left, right, c, LOWEST["f16"], half)).all()
+        with np.errstate(all="ignore"):
+            found, wanted = (f(left, right, c, LOWEST["f16"], half) for f in (accumulate, _product))
+        assert np.array_equal(found, wanted, equal_nan=True) and np.isnan(found).any()
 
 
 # ---- wgmma: faults ----
@@ -397,6 +412,10 @@ def test_races_with_wgmma():
         step(late, check_races=True)
     after = ("    wgmma_wait();\n", "    wgmma_wait();\n    __syncthreads();\n    ((int*)s)[threadIdx.x] = 1;\n")
     step(after, check_races=True)
+    with pytest.raises(
+        simt.RaceError, match=r"reads it at line .*wgmma.*writes it at line"
+    ):  # other warps may still read
+        step((after[0], after[1].replace("__syncthreads();", "")), check_races=True)
 
 
 # ---- tensor maps ----
@@ -526,6 +545,10 @@ def test_faults_of_stores():
     with pytest.raises(simt.RaceError, match="while the bulk store of line .* still reads it"):
         store(early, check_races=True)
     store(("wait_stores();", "wait_stores_read(); s[0] = 1;"), check_races=True)
+    others = "wait_stores_read(); } BARRIER s[2 * threadIdx.x] = 1; if (0) {"
+    store(("wait_stores();", others.replace("BARRIER", "__syncthreads();")), check_races=True)
+    with pytest.raises(simt.RaceError, match="thread .* writes it at line"):
+        store(("wait_stores();", others.replace("BARRIER", "")), check_races=True)
 
 
 def test_arguments_of_a_tensor_map():
