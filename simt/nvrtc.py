@@ -235,6 +235,8 @@ def _explain(log, name, options, folders):
         message.append(f"... and {len(blocks) - SHOWN} more")
     if any(HOST_CODE.search(block) for block in blocks):
         message.append(HOST_HINT)
+    if any("not supported on .target 'sm_90'" in block for block in blocks):
+        message.append('hint: instructions of Hopper alone (wgmma, setmaxnreg) need arch="sm_90a"')
     return "\n".join(message)
 
 

@@ -909,6 +909,11 @@ def test_stmatrix_undoes_ldmatrix():
     assert (y.reshape(4, 8, 8) == np.arange(256).reshape(4, 8, 8).swapaxes(1, 2)).all()
 
 
+def test_the_architecture_is_asked_for():
+    with pytest.raises(simt.CompileError, match='hint: .* need arch="sm_90a"'):
+        simt.compile(GEMM)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
