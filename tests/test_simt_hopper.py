@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hopper_kernels import GEMM, PRELUDE, wgmma
+from hopper_kernels import ATTENTION, GEMM, PRELUDE, wgmma
 
 import simt
 from simt import nvrtc
@@ -136,6 +136,41 @@ def test_mistakes_in_the_pipeline_are_noticed(name):
     kernel = simt.compile(GEMM.replace(old, new), arch="sm_90a")["gemm"]
     with pytest.raises(error, match=text):
         kernel(1, 288, map, map, c, np.int32(128), np.int32(640), shared=3 * 2**15)
+
+
+ATTENTION_MISTAKES = {
+    "none": ("", "", None),
+    "the other warps may still read Q": (
+        'asm volatile("bar.sync 1, 128;" ::: "memory");',
+        "",
+        "wgmma.* writes it at line",
+    ),
+    "the other warps may not have written O": (
+        'asm volatile("bar.sync 2, 128;" ::: "memory");',
+        "",
+        "no __syncthreads",
+    ),
+    "no proxy fence": ("  proxy_fence();\n", "", "fence.proxy.async is missing"),
+}
+
+
+@pytest.mark.parametrize("mistake", ATTENTION_MISTAKES)
+def test_attention_and_its_races(mistake):
+    old, new, text = ATTENTION_MISTAKES[mistake]
+    assert old in ATTENTION
+    kernel = simt.compile(ATTENTION.replace(old, new), arch="sm_90a")["attention"]
+    q, k, v = (RNG.standard_normal((230, 64)).astype(np.float16) for _ in range(3))
+    o = np.full((230, 64), np.nan, np.float16)
+    maps = [simt.TensorMap(x, (64, 64), swizzle=128) for x in (q, k, v, o)]
+    if text is not None:
+        with pytest.raises(simt.RaceError, match=text):
+            kernel(4, 160, *maps, shared=5 * 8192, check_races=True)
+        return
+    for races in (False, True):
+        kernel(4, 160, *maps, shared=5 * 8192, check_races=races)
+        p = np.exp2(q.astype(np.float64) @ k.astype(np.float64).T / 8) * np.tri(230)
+        right = p @ v.astype(np.float64) / p.sum(axis=1, keepdims=True)
+        assert np.abs(o - right).max() < 2e-3
 
 
 # ---- wgmma: where each element lies ----
