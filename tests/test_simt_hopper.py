@@ -148,7 +148,7 @@ ATTENTION_MISTAKES = {
     "the other warps may not have written O": (
         'asm volatile("bar.sync 2, 128;" ::: "memory");',
         "",
-        "no __syncthreads",
+        "there is no __sync",
     ),
     "no proxy fence": ("  proxy_fence();\n", "", "fence.proxy.async is missing"),
 }
