@@ -9,7 +9,7 @@ thread that leaves before is reported: the block's shared memory may be gone bef
 that leaves with a load on its way.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Copy:
     line: int
     data: np.ndarray
     key: int  # a load: the phase it counts for; a store: the group
-    finish: object = field(default=None)  # a store: what puts the bytes into global memory
+    finish: object = None  # a store: what puts the bytes into global memory
 
 
 class Bulk:
