@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exercise_tools import expect_one_verdict, expect_rejected, load, printed
+from exercise_tools import expect_one_verdict, expect_rejected, printed
 from wrong.attention_mix import BUG, CARDS, END, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
 
 from exercises.checks import attention_mix as checks
@@ -13,16 +13,6 @@ NAME = "07_attention_mix"
 ANSWERS = {1: "loads", 2: "split_source", 3: "bug_source", 4: "ordered_source", 5: "group_source"}
 RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
 LOADS = tuple(f"l1tex__t_{what}_pipe_lsu_mem_global_op_ld.sum" for what in ("requests", "sectors"))
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    return load("solutions", NAME)
-
-
-@pytest.fixture(scope="module")
-def stubs():
-    return load("exercises", NAME)
 
 
 def judge(number, answer):

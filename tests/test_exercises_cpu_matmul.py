@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from exercise_tools import load, printed
+from exercise_tools import printed
 from wrong.cpu_matmul import WRONG
 
 from exercises.checks import cpu_matmul as checks
@@ -16,16 +16,6 @@ from lab.exercise import Wrong
 NAME = "02_cpu_matmul"
 ANSWERS = {1: "row_range", 2: "dot_source", 3: "matmul_source", 4: "visit", 5: "half_source"}
 RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    return load("solutions", NAME)
-
-
-@pytest.fixture(scope="module")
-def stubs():
-    return load("exercises", NAME)
 
 
 @pytest.fixture

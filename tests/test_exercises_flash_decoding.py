@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, load, printed
+from exercise_tools import expect_one_verdict, expect_rejected, printed
 from wrong.flash_decoding import ONLINE, RIGHT, STALE, WRONG, changed
 
 from exercises.checks import flash_decoding as checks
@@ -10,16 +10,6 @@ from exercises.checks import flash_decoding as checks
 NAME = "08_flash_decoding"
 ANSWERS = {1: "stream_mean", 2: "merge", 3: "share", 4: "best_splits", 5: "stale_source", 6: "online_source"}
 RUNS_ALREADY = 5  # the stub of "find the bug" is code that runs
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    return load("solutions", NAME)
-
-
-@pytest.fixture(scope="module")
-def stubs():
-    return load("exercises", NAME)
 
 
 def judge(number, answer):

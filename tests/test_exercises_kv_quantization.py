@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, load, printed
+from exercise_tools import expect_one_verdict, expect_rejected, printed
 from wrong.kv_quantization import FLIGHT, NEXT, NOW, PACKING, RIGHT, SCORES, WRONG, append
 from wrong.warp_gemv import changed
 
@@ -19,16 +19,6 @@ ANSWERS = {
 }
 CUDA = (2, 3, 4)
 RUNS_ALREADY = 4  # the stub of "find the bug" is code that runs
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    return load("solutions", NAME)
-
-
-@pytest.fixture(scope="module")
-def stubs():
-    return load("exercises", NAME)
 
 
 def judge(number, answer):

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from exercise_tools import load, printed
+from exercise_tools import printed
 from wrong.roofline import WRONG
 
 from exercises.checks import roofline
@@ -18,16 +18,6 @@ EXERCISES = {  # number: the functions that its check takes
     5: ["expected_expert_bytes"],
 }
 RUNS_ALREADY = 4  # the stub of "find the bug" is code that runs
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    return load("solutions", NAME)
-
-
-@pytest.fixture(scope="module")
-def stubs():
-    return load("exercises", NAME)
 
 
 def judge(number, names):

@@ -1,7 +1,7 @@
 """The exercises of chapter 04: stubs say so, solutions pass, planted wrong answers are rejected."""
 
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, load, printed
+from exercise_tools import expect_one_verdict, expect_rejected, printed
 from wrong.warp_gemv import ADD, GEMV, RIGHT, RMSNORM, SOFTMAX, SQUARES, TRANSPOSE, WRONG, changed
 
 from exercises.checks import warp_gemv as checks
@@ -16,16 +16,6 @@ ANSWERS = {
     6: "rmsnorm_source",
 }
 RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
-
-
-@pytest.fixture(scope="module")
-def solutions():
-    return load("solutions", NAME)
-
-
-@pytest.fixture(scope="module")
-def stubs():
-    return load("exercises", NAME)
 
 
 def judge(number, answer):
