@@ -258,7 +258,7 @@ def good():
             ValueError,
             "W must be a dense tensor, got layout torch.sparse_coo",
         ),
-        ({"x": torch.frombuffer(bytearray(17), dtype=torch.float16, offset=1)}, ValueError, "x must start at an even"),
+        ({"x": torch.frombuffer(bytearray(17), dtype=torch.float16, offset=1)}, ValueError, "x must be aligned"),
         ({"out": torch.zeros(6).half()}, ValueError, r"out must have shape \(5,\)"),
         ({"out": torch.zeros(5).half().requires_grad_()}, ValueError, "out must not require gradients, got a tensor"),
     ],

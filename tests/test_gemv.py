@@ -332,7 +332,7 @@ def test_counters_errors():
         gemv.counters("best", W, x)
     with pytest.raises(ValueError, match=r"counters: W must have at least one row and one column, got \(0, 4\)"):
         gemv.counters("warp", W[:0], x)
-    with pytest.raises(ValueError, match=r"warp: x must have the shape \(4,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"warp: x must have shape \(4,\), got \(3,\)"):
         gemv.counters("warp", W, x[:3])
     with pytest.raises(ValueError, match="vector: pdl must be False, got True"):
         gemv.counters("vector", W, x, pdl=True)
@@ -464,23 +464,23 @@ W, x, out = torch.ones(5, 8), torch.ones(8), torch.zeros(5)
 joint = torch.ones(100)
 odd = torch.frombuffer(bytearray(400), dtype=torch.float32, offset=1, count=40)
 BAD = {  # what is passed: (arguments, the error, its words)
-    "W a NumPy array": ((W.numpy(), x), TypeError, "W must be a torch tensor (rows, cols) of float32 or float16 or"),
-    "W a list": (([[1.0]], x), TypeError, "bfloat16, got list"),
-    "x a NumPy array": ((W, x.numpy()), TypeError, "x must be a torch tensor (8,) of float32, got ndarray"),
-    "out a NumPy array": ((W, x, out.numpy()), TypeError, "out must be a torch tensor (5,) of float32, got ndarray"),
-    "W float64": ((W.double(), x.double()), TypeError, "W must be float32 or float16 or bfloat16, got float64"),
-    "W int32": ((W.int(), x.int()), TypeError, "W must be float32 or float16 or bfloat16, got int32"),
-    "x of another dtype": ((W, x.half()), TypeError, "x must be float32, like W, got float16"),
-    "W of another dtype": ((W.bfloat16(), x), TypeError, "x must be bfloat16, like W, got float32"),
-    "out of another dtype": ((W, x, out.half()), TypeError, "out must be float32, like W, got float16"),
-    "W a vector": ((x, x), ValueError, "W must have the shape (rows, cols), got (8,)"),
-    "W of rank 3": ((W[None], x), ValueError, "W must have the shape (rows, cols), got (1, 5, 8)"),
-    "x a matrix": ((W, x[None]), ValueError, "x must have the shape (8,), got (1, 8)"),
-    "x a scalar": ((W, x[0]), ValueError, "x must have the shape (8,), got ()"),
-    "x too short": ((W, x[:7]), ValueError, "x must have the shape (8,), got (7,)"),
-    "x as long as rows": ((W, x[:5]), ValueError, "x must have the shape (8,), got (5,)"),
-    "out too long": ((W, x, torch.zeros(8)), ValueError, "out must have the shape (5,), got (8,)"),
-    "out a column": ((W, x, out[:, None]), ValueError, "out must have the shape (5,), got (5, 1)"),
+    "W a NumPy array": ((W.numpy(), x), TypeError, "W must be a torch tensor, got ndarray"),
+    "W a list": (([[1.0]], x), TypeError, "W must be a torch tensor, got list"),
+    "x a NumPy array": ((W, x.numpy()), TypeError, "x must be a torch tensor, got ndarray"),
+    "out a NumPy array": ((W, x, out.numpy()), TypeError, "out must be a torch tensor, got ndarray"),
+    "W float64": ((W.double(), x.double()), TypeError, "W must be of torch.float32 or torch.float16 or"),
+    "W int32": ((W.int(), x.int()), TypeError, "W must be of torch.float32 or torch.float16 or"),
+    "x of another dtype": ((W, x.half()), TypeError, "x must be of torch.float32, like the first"),
+    "W of another dtype": ((W.bfloat16(), x), TypeError, "x must be of torch.bfloat16, like the first"),
+    "out of another dtype": ((W, x, out.half()), TypeError, "out must be of torch.float32, like the first"),
+    "W a vector": ((x, x), ValueError, "W must have shape (rows, cols), got (8,)"),
+    "W of rank 3": ((W[None], x), ValueError, "W must have shape (rows, cols), got (1, 5, 8)"),
+    "x a matrix": ((W, x[None]), ValueError, "x must have shape (8,), got (1, 8)"),
+    "x a scalar": ((W, x[0]), ValueError, "x must have shape (8,), got ()"),
+    "x too short": ((W, x[:7]), ValueError, "x must have shape (8,), got (7,)"),
+    "x as long as rows": ((W, x[:5]), ValueError, "x must have shape (8,), got (5,)"),
+    "out too long": ((W, x, torch.zeros(8)), ValueError, "out must have shape (5,), got (8,)"),
+    "out a column": ((W, x, out[:, None]), ValueError, "out must have shape (5,), got (5, 1)"),
     "W transposed": ((torch.ones(8, 5).T, x), ValueError, "W must be contiguous, got shape (5, 8) with strides (1, 5)"),
     "W a block": (
         (torch.ones(5, 9)[:, :8], x),
@@ -494,9 +494,9 @@ BAD = {  # what is passed: (arguments, the error, its words)
     "x unaligned": ((W, odd[:8]), ValueError, "x must be aligned to its element size"),
     "out unaligned": ((W, x, odd[:5]), ValueError, "out must be aligned to its element size"),
     "W sparse": ((W.to_sparse(), x), ValueError, "W must be a dense tensor, got layout torch.sparse_coo"),
-    "W on meta": ((W.to("meta"), x), ValueError, "W must be on the CPU or on a CUDA device, got meta"),
-    "x on meta": ((W, x.to("meta")), ValueError, "x must be on cpu, like W, got meta"),
-    "out on meta": ((W, x, out.to("meta")), ValueError, "out must be on cpu, like W, got meta"),
+    "W on meta": ((W.to("meta"), x), ValueError, "W must be on the CPU or on a CUDA device, got a tensor on meta"),
+    "x on meta": ((W, x.to("meta")), ValueError, "x must be on cpu, like the first tensor, got one on meta"),
+    "out on meta": ((W, x, out.to("meta")), ValueError, "out must be on cpu, like the first tensor, got one on meta"),
     "out is x": ((torch.ones(8, 8), x, x), ValueError, "out must not share memory with x"),
     "out in W": ((joint[:40].view(5, 8), x, joint[35:40]), ValueError, "out must not share memory with W"),
     "out overlaps x": ((W, joint[:8], joint[7:12]), ValueError, "out must not share memory with x"),

@@ -6,7 +6,8 @@ import numbers
 
 import torch
 
-DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}  # and their CUDA C++ names
+from lab.tensors import DTYPES, expect, expect_first, output
+
 HEAD_DIMS = range(8, 257, 8)  # what every rung takes
 
 
@@ -84,47 +85,6 @@ def _say_what_is_wrong(where, q, k, v, alignment):
             )
 
 
-def expect_first(where, name, value, shape, dtypes=tuple(DTYPES)):
-    """The first tensor of a call: the others must be like it in device and, where that is asked, in dtype."""
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{where}: {name} must be a torch tensor, got {type(value).__name__}")
-    if value.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{where}: {name} must be on the CPU or on a CUDA device, got a tensor on {value.device}")
-    expect(where, name, value, value, shape, dtypes)
-
-
-def expect(where, name, value, like, shape, dtypes=None):
-    """Raise unless this is a contiguous tensor of this shape, on the device of `like`, and of its dtype or of `dtypes`.
-
-    shape: an int is an exact length, a str names a free one; none may be 0.
-    """
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(f"{where}: {name} must be a torch tensor, got {type(value).__name__}")
-    if value.dtype not in (dtypes or (like.dtype,)):
-        wanted = " or ".join(map(str, dtypes)) if dtypes else f"{like.dtype}, like the first tensor"
-        raise TypeError(f"{where}: {name} must be of {wanted}, got {value.dtype}")
-    if value.device != like.device:
-        raise ValueError(f"{where}: {name} must be on {like.device}, like the first tensor, got one on {value.device}")
-    have = value.shape
-    if (have != shape or 0 in have) and not _matches(have, shape):
-        wanted = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-        raise ValueError(f"{where}: {name} must have shape {wanted}, none of it 0, got {tuple(have)}")
-    if value.layout is not torch.strided:
-        raise ValueError(f"{where}: {name} must be a dense tensor, got layout {value.layout}")
-    if not value.is_contiguous():
-        raise ValueError(
-            f"{where}: {name} must be contiguous, got shape {tuple(have)} with strides {value.stride()}; "
-            f"{name}.contiguous() makes a contiguous copy"
-        )
-    if value.data_ptr() % value.element_size():  # from torch.frombuffer, say: a kernel cannot read it
-        raise ValueError(f"{where}: {name} must be aligned to its element size, got {value.data_ptr():#x}")
-
-
-def _matches(have, shape):
-    """Whether a shape is what `expect` was told."""
-    return len(have) == len(shape) and all(n and (n == m or isinstance(m, str)) for n, m in zip(have, shape))
-
-
 def expect_scale(where, scale, head_dim):
     """The scale as a float. A tensor cannot be one: to look into it on a card breaks a capture."""
     if scale is None:
@@ -144,23 +104,3 @@ def expect_kv_lens(where, kv_lens, like, batch, kv_len):
         if low < 1 or high > kv_len:
             bad = low if low < 1 else high
             raise ValueError(f"{where}: kv_lens must be from 1 to kv_len, {kv_len}, got {bad}")
-
-
-def memory(tensor):
-    """The addresses of a contiguous tensor: (its first byte, one past its last)."""
-    begin = tensor.data_ptr()
-    return begin, begin + tensor.nbytes
-
-
-def output(where, out, like, shape, **inputs):
-    """The tensor to write to: a new one, or `out` once it has been looked at. Inputs that are None are passed over."""
-    if out is None:
-        return like.new_empty(*shape)  # in half the time of torch.empty(shape, ...)
-    expect(where, "out", out, like, shape)
-    if out.requires_grad:
-        raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
-    begin, end = memory(out)
-    for name, value in inputs.items():
-        if value is not None and value.data_ptr() < end and begin < memory(value)[1]:
-            raise ValueError(f"{where}: out must not share memory with {name}, got a tensor that does")
-    return out

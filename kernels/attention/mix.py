@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.arguments import DTYPES, expect, expect_first, output
 from lab import Rung, cuda
 from lab.card import multiprocessors
+from lab.tensors import DTYPES, expect, expect_first, output
 
 HERE = Path(__file__).resolve().parent
 BLOCKS_PER_SM, LEAST_TOKENS = 16, 32  # of mix_split: blocks of 128 threads fill an SM; shorter splits do not pay

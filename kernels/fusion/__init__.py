@@ -22,8 +22,9 @@ pdl=   True: programmatic dependent launch. The kernel may start before the one 
 TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
 """
 
-from kernels.fusion.arguments import expect, expect_eps, expect_vector, output
+from kernels.fusion.arguments import expect_eps, expect_vector
 from kernels.fusion.launches import launch, module
+from lab.tensors import expect, output
 
 
 def rmsnorm(x, weight, eps=1e-5, *, out=None, pdl=False):

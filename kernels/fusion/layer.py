@@ -3,9 +3,10 @@
 import torch
 
 from kernels.fusion import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
-from kernels.fusion.arguments import expect, expect_eps, expect_vector, memory
+from kernels.fusion.arguments import expect_eps, expect_vector
 from kernels.fusion.launches import MAX_THREADS, VEC, layer_module, layer_plan
 from kernels.gemv import gemv
+from lab.tensors import expect, memory
 
 
 class DecoderLayer:

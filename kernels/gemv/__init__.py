@@ -31,9 +31,9 @@ from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import ring_plan
 from lab import Rung, cuda
 from lab.card import multiprocessors, shared_memory, starts_early
+from lab.tensors import DTYPES, expect, expect_first, output
 
 HERE = Path(__file__).resolve().parent
-DTYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 
 def naive(W, x, *, out=None, pdl=False):
@@ -116,9 +116,7 @@ def _room(device):
 
 
 def _run(rung, W, x, out, pdl):
-    _expect_all(rung, W, x, out, pdl)
-    if out is None:
-        out = torch.empty(W.shape[0], dtype=W.dtype, device=W.device)
+    out = _expect_all(rung, W, x, out, pdl)
     if W.numel() == 0:
         return out.zero_()  # the sum of nothing
     _launch(rung, W, x, out, bool(pdl))
@@ -139,59 +137,10 @@ def _launch(rung, W, x, out, pdl, **options):
 
 
 def _expect_all(rung, W, x, out, pdl):
-    """Raise unless a rung can be called so."""
-    _expect(rung, "W", W, None, 2)
+    """Raise unless a rung can be called so. Returns the tensor to write to."""
+    expect_first(rung, "W", W, ("rows", "cols"), empty=True)
     rows, cols = W.shape
-    _expect(rung, "x", x, W, 1, cols)
-    if out is not None:
-        _expect(rung, "out", out, W, 1, rows)
-        if out.requires_grad:
-            raise ValueError(f"{rung}: out must not require gradients, got a tensor that does")
-        _expect_apart(rung, out, W=W, x=x)
+    expect(rung, "x", x, W, (cols,), empty=True)
     if pdl and rung != "gemv":
         raise ValueError(f"{rung}: pdl must be False, got {pdl!r}: only gemv waits for the kernel before it")
-
-
-def _expect(rung, name, tensor, W, rank, length=None):
-    """Raise unless `tensor` is a dense, contiguous tensor of this rank and length, and like W in dtype and device.
-
-    W is None for W itself. Called at every launch: words are put together only when they are needed."""
-    dtypes = DTYPES if W is None else (W.dtype,)
-    if not isinstance(tensor, torch.Tensor):
-        shape, wanted = _shape(rank, length), _listed(dtypes)
-        raise TypeError(f"{rung}: {name} must be a torch tensor {shape} of {wanted}, got {type(tensor).__name__}")
-    if tensor.dtype not in dtypes:
-        like = "" if W is None else ", like W"
-        raise TypeError(f"{rung}: {name} must be {_listed(dtypes)}{like}, got {_listed([tensor.dtype])}")
-    if tensor.dim() != rank or (length is not None and tensor.shape[0] != length):
-        shape = _shape(rank, length)
-        raise ValueError(f"{rung}: {name} must have the shape {shape}, got {tuple(tensor.shape)}")
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{rung}: {name} must be a dense tensor, got layout {tensor.layout}")
-    if W is None and tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{rung}: {name} must be on the CPU or on a CUDA device, got {tensor.device}")
-    if W is not None and tensor.device != W.device:
-        raise ValueError(f"{rung}: {name} must be on {W.device}, like W, got {tensor.device}")
-    if not tensor.is_contiguous():
-        raise ValueError(
-            f"{rung}: {name} must be contiguous, got shape {tuple(tensor.shape)} with strides {tensor.stride()}; "
-            f"{name}.contiguous() makes a contiguous copy"
-        )
-    if tensor.data_ptr() % tensor.element_size():
-        raise ValueError(f"{rung}: {name} must be aligned to its element size, got an unaligned view")
-
-
-def _shape(rank, length):
-    return "(rows, cols)" if rank == 2 else f"({length},)"
-
-
-def _listed(dtypes):
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-def _expect_apart(rung, out, **inputs):
-    """Raise if the output shares memory with an input."""
-    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
-    for name, tensor in inputs.items():
-        if tensor.data_ptr() < end and begin < tensor.data_ptr() + tensor.nbytes:
-            raise ValueError(f"{rung}: out must not share memory with {name}, got a tensor that does")
+    return output(rung, out, W, (rows,), empty=True, W=W, x=x)

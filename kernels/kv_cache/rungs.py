@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.arguments import expect, expect_first, output
 from lab import Rung, cuda
+from lab.tensors import expect, expect_first, output
 
 HERE = Path(__file__).resolve().parent
 SOURCE = "kernels/kv_cache/"
