@@ -94,6 +94,27 @@ def test_ruff_finds_nothing():
         assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_gpu_tests_and_benchmarks_need_no_jupyter():
+    """A machine with a GPU often has torch, Triton and pytest, and nothing of Jupyter and no matplotlib."""
+    files = sorted(map(str, (ROOT / "tests").glob("*_gpu.py")))
+    assert files
+    script = """
+import importlib, sys
+class Missing:  # these packages are as if they were not installed
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("IPython", "ipywidgets", "jupyterlab", "matplotlib", "nbclient", "nbformat", "nbval"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+import pytest
+from kernels import bench
+for topic in bench.GPU_TOPICS:
+    importlib.import_module(f"kernels.{topic}.bench")
+sys.exit(pytest.main(["-q", "--collect-only", "-p", "no:nbval", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+    done = subprocess.run([sys.executable, "-c", script, *files], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 # Setting up: whatever is wrong ends in one sentence
 
 
