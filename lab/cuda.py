@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lab import cuda_driver, cuda_signature, disassembly
+from lab.tensor_map import BITS, TensorMap
 
 DEFAULT_ARCH = "sm_90"  # what the SIMT machine and the disassembly take where nobody says otherwise
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
@@ -27,12 +28,6 @@ TENSOR, STRIDED = torch.Tensor, torch.strided  # looked up at every launch
 NUMBERS = {int, float, bool, type(None)}  # the usual types of what is no tensor
 PLAIN = {torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8}
 PLAIN |= {torch.uint64, torch.uint32, torch.uint16, torch.uint8}
-BITS = {  # what NumPy has no name for goes to the SIMT machine as bits
-    torch.bfloat16: torch.uint16,
-    torch.bool: torch.uint8,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-}
 
 
 def compile(source, options=(), name="kernel.cu", arch=None):
@@ -185,7 +180,8 @@ class Kernel:
 
         grid, block  an int or a tuple of up to three: blocks in the grid, threads in a block
         args         one for each parameter of the kernel: contiguous tensors for pointers, all on one device (None is
-                     a null pointer); ints, floats or NumPy scalars for the rest, checked against the parameter's type
+                     a null pointer); ints, floats or NumPy scalars for the rest, checked against the parameter's type;
+                     a lab.tensor_map.TensorMap, of a tensor on the same device, for a CUtensorMap
         shared       bytes of dynamic shared memory
         stream       a torch.cuda.Stream; None: the current one. As ever with side streams, keep the tensors alive.
         pdl          True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch);
@@ -203,6 +199,8 @@ class Kernel:
             kind = type(arg)
             if kind is TENSOR or (kind not in NUMBERS and isinstance(arg, TENSOR)):
                 kinds += (arg.dtype, arg.device, arg.layout is STRIDED and arg.is_contiguous())
+            elif kind is TensorMap:
+                kinds += (kind, arg.index)
             else:
                 kinds.append(arg.dtype if isinstance(arg, np.void) else kind)
         kinds = tuple(kinds)
@@ -247,8 +245,8 @@ class Kernel:
             function.launch(shape, values, raw, pdl, cluster)
 
     def unchecked(self, grid, block, *args, shared=0, pdl=False, **options):
-        """The same launch in half the host time, for a caller who has looked at the tensors: the first argument is one,
-        and all lie contiguously on one device, with the dtypes that the kernel takes.
+        """The same launch in half the host time, for a caller who has looked at the tensors: the first argument is one
+        (or a TensorMap), and all lie contiguously on one device, with the dtypes that the kernel takes.
 
         On a card that is believed, from the second launch of one grid on; whether numbers fit is looked at as ever. On
         the SIMT machine, and with further options, it is the checked launch.
@@ -260,8 +258,10 @@ class Kernel:
                 shape = self._shapes[function, grid, block, shared]
                 # None: a null pointer
                 values = [arg.data_ptr() if isinstance(arg, TENSOR) else arg or 0 for arg in args]
+                for index in function.maps:
+                    values[index] = args[index].value if args[index].index == device else None  # None: struct.error
                 return function.launch(shape, values, cuda_driver.current_stream(device), pdl)
-            except (KeyError, TypeError, OverflowError, struct.error):
+            except (LookupError, TypeError, AttributeError, OverflowError, struct.error):
                 pass  # before the launch: the checked one does it, or says what is wrong
         return self(grid, block, *args, shared=shared, pdl=pdl, **options)
 
@@ -273,7 +273,7 @@ class Kernel:
         (indices of the tensors, [(index, how to convert an integer)], [(index, how to convert what else is no tensor)],
         Function or None for the CPU). On a card `struct` looks at integers, so they need no conversion as a rule.
         """
-        device = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), None)
+        device = next((arg.device for arg in args if isinstance(arg, (torch.Tensor, TensorMap))), None)
         on_card = device is not None and device.type == "cuda"
         parameters = self.entry(device.index if on_card else None).parameters
         if len(args) != len(parameters):
@@ -282,18 +282,20 @@ class Kernel:
             raise TypeError(f"{self.name}: takes {many} ({listed}), got {len(args)}")
         tensors, integers, others, first = [], [], [], None
         for index, (arg, parameter) in enumerate(zip(args, parameters)):
-            if not isinstance(arg, torch.Tensor):
+            if isinstance(arg, torch.Tensor):
+                self._expect_tensor(arg, parameter)
+                tensors.append(index)
+            else:
                 parameter.expect_scalar(self.name, arg)
                 group = others if arg is None or parameter.kind in ("float", "struct") else integers
                 group.append((index, cuda_signature.converter(self.name, parameter, on_card)))
-                continue
-            self._expect_tensor(arg, parameter)
-            first = first or parameter.name
-            if arg.device != device:
-                raise ValueError(
-                    f"{self.name}: {parameter.name} must be on {device}, like {first}, got a tensor on {arg.device}"
-                )
-            tensors.append(index)
+            if isinstance(arg, (torch.Tensor, TensorMap)):
+                first = first or parameter.name
+                if arg.device != device:
+                    what = "a tensor map of a tensor" if isinstance(arg, TensorMap) else "a tensor"
+                    raise ValueError(
+                        f"{self.name}: {parameter.name} must be on {device}, like {first}, got {what} on {arg.device}"
+                    )
         if device is None:
             raise TypeError(
                 f"{self.name}: at least one argument must be a tensor, whose device says where to run, got none"

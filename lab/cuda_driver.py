@@ -17,6 +17,7 @@ SUCCESS, INVALID_CONTEXT = 0, 201
 MAX_SHARED_OPTIN, MAJOR, MINOR = 97, 75, 76  # device attributes
 MAX_THREADS, STATIC_SHARED, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 8, 14  # function attributes
 CLUSTER, PROGRAMMATIC_SERIALIZATION = 4, 6  # launch attributes
+TENSOR_MAP = 128  # bytes of a CUtensorMap
 RELAXED = 2  # capture mode: this thread may load code while a CUDA graph is being captured
 
 CONFIG = struct.Struct("=7I4xQQI4x")  # CUlaunchConfig: grid, block, shared bytes, stream, attributes, their number
@@ -82,6 +83,39 @@ def load(image, device, name):
     return module
 
 
+def tensor_map(device, pointer, type_, shape, strides, box, swizzle, promotion):
+    """The 128 bytes of a CUtensorMap in tile mode, zeros outside. lab/tensor_map.py has checked all.
+
+    Axes innermost first; strides in bytes, of all but the innermost; type_, swizzle, promotion: the driver's numbers.
+    """
+    rank, encode = len(shape), getattr(driver(), "cuTensorMapEncodeTiled", None)
+    if encode is None:
+        raise CudaError("tensor maps need a driver of CUDA 12.0 or newer")
+    room = ctypes.create_string_buffer(2 * TENSOR_MAP)
+    at = -(-ctypes.addressof(room) // 64) * 64  # the driver wants it aligned
+    longs, ints = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+    args = (
+        ctypes.c_void_p(at),
+        ctypes.c_int(type_),
+        ctypes.c_uint32(rank),
+        ctypes.c_void_p(pointer),
+        longs(*shape),
+        longs(*strides),  # none for a rank of 1, but their address may not be null
+        ints(*box),
+        ints(*[1] * rank),  # every element along each axis
+        ctypes.c_int(0),  # not interleaved
+        ctypes.c_int(swizzle),
+        ctypes.c_int(promotion),
+        ctypes.c_int(0),  # zeros outside
+    )
+    status = encode(*args)
+    if status == INVALID_CONTEXT:  # a thread that has not touched the card yet
+        bind(device)
+        status = encode(*args)
+    check(status, f"a tensor map of shape {tuple(shape[::-1])}, box {tuple(box[::-1])}")
+    return ctypes.string_at(at, TENSOR_MAP)
+
+
 class _Slots(threading.local):
     """One slot for each thread: ctypes lets other threads run during the call."""
 
@@ -141,6 +175,7 @@ class Function:
         self.max_shared = value.value - self.static_shared  # bytes that a launch may ask for
         self._allowed = 48 * 1024 - self.static_shared  # ... without saying so first
         self._pdl = capability(device) >= (9, 0)
+        self.maps = tuple(i for i, parameter in enumerate(parameters) if parameter.is_map and parameter.ctype)
         self._slots = _Slots(parameters)
         self._call = cuda.cuLaunchKernelEx
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from lab.tensor_map import BYTES, TensorMap
+
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 INTEGERS = {1: "b", 2: "h", 4: "i", 8: "q"}  # codes of Python's struct
+TENSOR_MAP = "CUtensorMap"
 QUALIFIERS = r"\b(?:const|volatile|restrict|__restrict__|__restrict|__grid_constant__|struct)\b"
 DTYPES = {  # pointers whose type leaves no doubt; through uint4* or unsigned* a kernel may read anything
     "float": (torch.float32,),
@@ -50,6 +53,11 @@ class Parameter:
         return {"struct": f"{self.size}s", "integer": INTEGERS.get(self.size)}.get(self.kind, "Q")
 
     @property
+    def is_map(self):
+        """Whether a tensor map may stand here."""
+        return self.kind == "struct" and self.size == BYTES and self.ctype.rpartition("::")[2] in ("", TENSOR_MAP)
+
+    @property
     def dtypes(self):
         """The dtypes that a tensor may have here; () if any."""
         return DTYPES.get(self.ctype, ()) if self.kind == "pointer" else ()
@@ -58,6 +66,8 @@ class Parameter:
     def wanted(self):
         """What may stand here, in words."""
         bits, ctype = 8 * self.size, self.ctype or "value"
+        if self.is_map and self.ctype:
+            return f"a lab.tensor_map.TensorMap ({ctype})"
         return {
             "pointer": f"a tensor ({ctype}*)",
             "integer": f"an int or a NumPy integer of {bits} bits ({ctype})",
@@ -71,6 +81,10 @@ class Parameter:
         if isinstance(value, np.ndarray):
             hint = f"; torch.from_numpy({self.name}) shares its memory" if "pointer" in self.kind else ""
             raise TypeError(f"{where}: {self.name} must be {self.wanted}, got a NumPy array{hint}")
+        if isinstance(value, TensorMap) or (self.is_map and self.ctype):  # nothing else is one
+            if not (isinstance(value, TensorMap) and self.is_map):
+                raise TypeError(f"{where}: {self.name} must be {self.wanted}, got {type(value).__name__}")
+            return
         number = isinstance(value, (int, float, np.generic))
         fits = isinstance(value, np.generic) and value.dtype.itemsize == self.size
         whole = isinstance(value, np.generic) and value.dtype.kind in "iub"
@@ -120,7 +134,11 @@ def converter(where, parameter, on_card):
             return value if on_card else kind(value)
 
         return real
-    return (lambda value: value.tobytes()) if on_card else (lambda value: value)
+
+    def struct(value):
+        return value.value if isinstance(value, TensorMap) else value.tobytes() if on_card else value
+
+    return struct
 
 
 @dataclass(frozen=True)

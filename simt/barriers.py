@@ -71,7 +71,9 @@ class Barriers:
 
     def inval(self, where, mask, line):
         for address, lanes in self.places(where, mask, line):
-            self.live(address, lanes, line).live[self.blocks(lanes)] = 0
+            blocks = self.blocks(lanes)
+            self.live(address, lanes, line).live[blocks] = 0
+            self.part.race_at("store", blocks, address, 8, lanes, line)  # nobody may still wait there
         self.memory.version += 1
 
     def arrive(self, where, count, expected, mask, line, drop=False):

@@ -75,6 +75,8 @@ class Bulk:
                 finish = into(target.bytes[at : at + count])
             else:
                 map, at = self.map(other, coordinates, lane, line)
+                if min(at) < 0:
+                    self.fault(line, lane, f"a bulk store to coordinates {shown(at)}: a store's may not be negative")
                 count = map.size
                 if not map.array.flags.writeable:
                     self.fault(line, lane, "a bulk copy writes to a tensor map's read-only array", MemoryFault)
@@ -235,7 +237,11 @@ class Bulk:
         at = [self.part.lane_value(c, 32, lane) for c in coordinates]
         if len(at) != len(map.box):
             self.fault(line, lane, f"{len(at)} coordinates for the tensor map of an array with {len(map.box)} axes")
-        return map, [a - (1 << 32) if a >> 31 else a for a in at]
+        at = [a - (1 << 32) if a >> 31 else a for a in at]
+        if at[0] * map.array.itemsize % 16:
+            self.fault(line, lane, f"a box at coordinates {shown(at)} of a tensor map: the first, {at[0]} elements of "
+                       f"{map.array.itemsize} bytes, must be a multiple of 16 bytes")  # fmt: skip
+        return map, at
 
     def lanes(self, shared, mask, line, barrier=None):
         """Thread numbers, where each copies to or from, and the address of its mbarrier: lists of ints."""
@@ -247,6 +253,10 @@ class Bulk:
 
     def fault(self, line, lane, what, kind=AsyncFault):
         raise kind(self.part.trap_text(line, int(lane), what))
+
+
+def shown(coordinates):
+    return "{" + ", ".join(map(str, coordinates)) + "}"
 
 
 def into(target):

@@ -11,9 +11,10 @@ later access if
 
   * it is the same thread's, or a barrier of the block (or of the lanes of a warp) lies between, or
   * it was published and acquired. A thread publishes by a strong or atomic store after a fence: what its block
-    did before the barrier that came before the fence, and what the thread itself did before the fence. A fence by
-    the other threads before a barrier counts for their own stores. Who loads that place by a strong or atomic
-    load acquires it, for itself, and for its block at the next barrier (its warp at the next __syncwarp).
+    did before the barrier that came before the fence, what lanes of its warp did before a __syncwarp with it, and
+    what the thread itself did before the fence. A fence by the other threads before a barrier counts for their own
+    stores. Who loads that place by a strong or atomic load acquires it, for itself, and for its block at the next
+    barrier (its warp at the next __syncwarp).
 
 Two atomic or strong accesses are no race. Lanes of one warp are not ordered by running together: without a __syncwarp
 between them they are two threads like others. Threads that write the same value by the same line are let pass.
@@ -410,10 +411,17 @@ class Races:
             base = self.barriers.get(one)[0] if release else self.fence_base.get(np.array([number]))[0]
             clock.raise_base(block, int(base))
             clock.raise_threads({number: self.now if release else fence})
+            clock.raise_threads(self.mates(number, self.now if release else fence))
         for held in self.block_clocks.get(block), self.thread_clocks.get(block, {}).get(number):
             if held is not None:
                 clock.join(held)
         return clock
+
+    def mates(self, number, until):
+        """What this thread knew at that time of its warp by __syncwarp: {thread number: time}."""
+        slot, lane = self.warps.get(number // self.warp_size), number % self.warp_size
+        known = self.known.items[slot][lane].tolist() if slot is not None else []
+        return {number - lane + n: time for n, time in enumerate(known) if 0 < time <= until and n != lane}
 
     def acquire(self, block, number, clock):
         mine = self.thread_clocks.setdefault(block, {}).setdefault(number, Clock())

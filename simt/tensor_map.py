@@ -22,8 +22,9 @@ class TensorMap:
     swizzle   0, 32, 64 or 128 bytes: the last axis of the box is then as long, and the 16-byte pieces of each row of
               shared memory are exchanged (`swizzled`)
 
-    The instruction's coordinates come in the opposite order, the last axis first. What lies outside of the array is
-    read as zeros and not written. ValueError and TypeError name the argument.
+    The instruction's coordinates come in the opposite order, the last axis first; that one must be a multiple of 16
+    bytes, and none of a store's may be negative: on a card, both are illegal instructions. What lies outside of the
+    array is read as zeros and not written. ValueError and TypeError name the argument.
     """
 
     def __init__(self, array, box, *, swizzle=0):

@@ -358,6 +358,30 @@ def test_what_a_lane_acquired_its_warp_knows_after_syncwarp(m):
         m.memory("load", 0, np.array([40]), block=1)
 
 
+def test_a_lane_publishes_what_its_warp_did_before_a_syncwarp(m):
+    lanes, reader = np.arange(32), np.array([40])
+    m.memory("store", lanes * 4, lanes, line=1)
+    m.syncwarp()
+    m.memory("store", [4096], np.array([7]), line=2)  # after the __syncwarp
+    m.fence(ONE)
+    m.memory("store", [2048], ONE, line=3, strong=True)
+    m.memory("load", [2048], reader, line=4, strong=True)
+    for lane in (0, 5, 31):
+        m.memory("load", [4 * lane], reader, line=5)
+    with pytest.raises(RaceError):
+        m.memory("load", [4096], reader, line=6)
+
+
+def test_without_the_fence_a_lane_publishes_nothing_of_its_warp(m):
+    lanes, reader = np.arange(32), np.array([40])
+    m.memory("store", lanes * 4, lanes, line=1)
+    m.syncwarp()
+    m.memory("store", [2048], ONE, line=3, strong=True)
+    m.memory("load", [2048], reader, line=4, strong=True)
+    with pytest.raises(RaceError):
+        m.memory("load", [20], reader, line=5)
+
+
 def test_a_release_store_needs_no_fence(m):
     m.memory("store", ALL * 4)
     m.sync()

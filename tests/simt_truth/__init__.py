@@ -3,6 +3,8 @@
 memory.py, compute.py   the launches, each a few lines of CUDA C++ with its inputs and expected outputs
 measure.py              runs them on a GPU under Nsight Compute and writes h200.json
 h200.json               the counters and outputs that an H200 gave
+hopper.py               runs the tests of Hopper's instructions (tests/test_simt_hopper.py) on a GPU
+h200_hopper.json        checksums of what an H200 wrote in them
 """
 
 import zlib
