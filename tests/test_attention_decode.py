@@ -78,11 +78,15 @@ def launch_changed(change, q, k, v, out, kv_lens=None, scale=None, check_races=F
     p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *decoding.card(q.device), **chosen)
     also = {"DTYPE": DTYPES[q.dtype], "LENS": int(kv_lens is not None), "STAGES": p.stages}
     also |= {"THREADS": p.threads, "TOGETHER": p.together}
-    options = [f"-D{name}={value}" for name, value in (dict(p.constants) | also).items()]
-    split, merge = (getattr(cuda.compile(change(whole_source(f"{n}.cu")), options), n) for n in ("decode", "merge"))
-    scratch = [torch.full((size,), torch.nan) for size in (p.sums_at, p.floats - p.sums_at)]
     sizes, scale = (kv_len, batch, p.rows, p.each, p.rest), head_dim**-0.5 if scale is None else scale
     args, races = (*sizes, scale * decoding.LOG2_E, 0), {"check_races": check_races}
+    options = [f"-D{name}={value}" for name, value in (dict(p.constants) | also).items()]
+    split = cuda.compile(change(whole_source("decode.cu")), options).decode
+    if p.whole:
+        split(p.shares, 32 * p.warps, q, k, v, None, out, None, *args, shared=p.shared, **races)
+        return out
+    merge = cuda.compile(change(whole_source("merge.cu")), options).merge
+    scratch = [torch.full((size,), torch.nan) for size in (p.sums_at, p.floats - p.sums_at)]
     split(p.shares, 32 * p.warps, q, k, v, kv_lens, *scratch, *args, shared=p.shared, **races)
     merge(batch * n_heads // p.together, p.threads, *scratch, kv_lens, out, *sizes, p.shares, **races)
     return out
@@ -183,27 +187,96 @@ def test_scratch_memory_may_hold_anything_and_is_as_large_as_it_must_be():
             close(out, q, k, v, kv_lens=lens)
 
 
-def scores_that_rise_fall_and_jump(launch=launch):
-    tokens = 400
+# batch, kv_len, n_heads, n_kv_heads, head_dim: groups of 1, 4, 7, 16, 17, 20 and 64, lengths that are no tiles, or few
+WHOLE = [
+    (2, 50, 3, 3, 64),
+    (3, 150, 8, 2, 128),
+    (1, 300, 7, 1, 80),
+    (2, 1, 16, 1, 256),
+    (1, 33, 17, 1, 16),
+    (2, 130, 40, 2, 32),
+    (1, 37, 64, 1, 64),
+]
+
+
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+@pytest.mark.parametrize("shape", WHOLE, ids=str)
+def test_right_with_a_whole_row_for_each_block(shape, dtype):
+    q, k, v, out = problem(*shape, dtype)
+    for chosen in (dict(), dict(warps=2, stages=1)):
+        close(launch(q, k, v, out.fill_(torch.nan), whole=True, **chosen), q, k, v)
+        assert fences_stand(out)
+
+
+def test_whole_rows_where_they_are_as_many_as_multiprocessors(monkeypatch):
+    """As decode is called: one launch; with lengths, in shares, or against the plan's will it is two."""
+    monkeypatch.setattr(decoding, "card", lambda device: (6, ROOM))
+    monkeypatch.setattr(decoding, "_prepared", decoding._prepared.__wrapped__)  # which remembers the real card
+    q, k, v, out = problem(3, 300, 8, 2, 64)
+    first, second = decoding.counters(q, k, v)
+    assert first.grid == (6, 1, 1) and second is None
+    assert first.counters[SECTORS.format("st")] == q.numel() * q.element_size() // 32
+    lens = torch.tensor([300, 1, 47], dtype=torch.int32)
+    assert decoding.counters(q, k, v, whole=False)[1] and decoding.counters(q, k, v, kv_lens=lens)[1]
+    for pdl in (False, True):
+        close(attention.decode(q, k, v, out=out.fill_(torch.nan), pdl=pdl), q, k, v)
+        close(attention.decode(q, k, v, kv_lens=lens, out=out.fill_(torch.nan), pdl=pdl), q, k, v, kv_lens=lens)
+    close(decoding.decode_in_shares(q, k, v, 5, out=out.fill_(torch.nan)), q, k, v)
+
+
+def means_of_the_largest(launch=launch):
+    """In each tile one weight of 1 and 15 that float16 rounds up by 0.04 %: not so in the sum that divides, it gives
+    65504 * 1.00034, which float16 rounds to infinity."""
+    q, k, v, out = problem(1, 320, 4, 1, 64)
+    q[:], k[:], v[:] = 0.0, 0.0, 65504.0
+    q[..., 0], k[:, torch.arange(320) % 16 > 0, :, 0] = 1.0, 1.0
+    v[..., 1] = -65504.0
+    for chosen in (dict(), dict(whole=True), dict(warps=1, side=1, shares=3)):
+        launch(q, k, v, out.fill_(torch.nan), scale=float(np.log(0.5 + 0.3 / 1024)), **chosen)
+        assert torch.equal(out, v[:, :1, 0].expand_as(out)), "largest"
+
+
+def test_a_mean_of_the_largest_values_is_finite():
+    means_of_the_largest()
+    sums = "mma(l, w, ones, ones, T());", ""
+    weights = (
+        "w[2 * n + r] = pack(low, high, T());",
+        (
+            "w[2 * n + r] = pack(low, high, T()); float both = low + high; both += __shfl_xor_sync(~0u, both, 1);"
+            "l[2 * r] += both + __shfl_xor_sync(~0u, both, 2);"
+        ),
+    )
+    assert all(whole_source("decode.cu").count(old) == 1 for old, _ in (sums, weights))
+    with pytest.raises(AssertionError, match="largest"):
+        means_of_the_largest(functools.partial(launch_changed, lambda source: source.replace(*sums).replace(*weights)))
+
+
+def scores_that_rise_fall_and_jump(launch=launch, **chosen):
+    tokens, chosen = 400, chosen or dict(warps=2, side=1, shares=3)
     for ramp in (0.05, 0.4, -0.4, 3.0, -3.0):
         q, k, v, out = problem(1, tokens, 4, 1, 64)
         q[:], k[:] = 0.0, 0.0
         q[..., 0] = torch.tensor([1.0, -1.0, 0.5, 2.0])
         k[0, :, 0, 0] = ramp * torch.arange(-tokens // 2, tokens // 2)
         k[0, 123, 0, 0] = 90.0
-        close(launch(q, k, v, out, scale=0.7, warps=2, side=1, shares=3), q, k, v, 0.7)
+        close(launch(q, k, v, out, scale=0.7, **chosen), q, k, v, 0.7)
 
 
 def test_scores_that_rise_fall_and_jump():
     """The running maximum is left behind by up to 8 in units of log 2: rising scores move it, the others must not."""
     scores_that_rise_fall_and_jump()
+    scores_that_rise_fall_and_jump(whole=True)
 
 
 MISTAKES = {
-    "the sum of weights is not corrected": ("l[r] *= scale;", ""),
+    "the sum of weights is not corrected": ("l[2 * r] *= scale;", ""),
     "the weighted values are not corrected": ("o[n][2 * r] *= scale, o[n][2 * r + 1] *= scale;", ";"),
     "the maximum stays too far behind": ("constexpr float FEW = 8;", "constexpr float FEW = 40;"),
     "warps are joined without their maxima": ("const float scale = exp2_fast(m[r] - high);", "const float scale = 1;"),
+    "warps are joined without the maxima of their sums": (
+        "total += pair.y * exp2_fast(pair.x - high);",
+        "total += pair.y;",
+    ),
     "segments are merged without their maxima": ("const float w = exp2_fast(pair[d].x - high);", "const float w = 1;"),
 }
 
@@ -212,8 +285,10 @@ MISTAKES = {
 def test_a_mistake_in_the_online_softmax_would_be_seen(mistake):
     old, new = MISTAKES[mistake]
     assert old in whole_source("decode.cu") + whole_source("merge.cu")
-    with pytest.raises(AssertionError, match="<= 0.001"):
-        scores_that_rise_fall_and_jump(functools.partial(launch_changed, lambda source: source.replace(old, new)))
+    changed = functools.partial(launch_changed, lambda source: source.replace(old, new))
+    for chosen in ({},) if "segments" in mistake else ({}, dict(whole=True)):
+        with pytest.raises(AssertionError, match="<= 0.001"):
+            scores_that_rise_fall_and_jump(changed, **chosen)
 
 
 def test_scores_of_minus_infinity_count_for_nothing():
@@ -304,13 +379,17 @@ def until_the_wait(name, options, *changes):
     return getattr(cuda.compile(source, options), name.removesuffix(".cu"))
 
 
-def run_until_the_wait(length, kv_len, shares, early, *changes, own_lengths=True, cache=None):
+def run_until_the_wait(length, kv_len, shares, early, *changes, own_lengths=True, cache=None, whole=False):
     """With one element of everything that the kernels ahead may write or still read, and a cache that ends before the
     newest token: who touches more goes past an end. Returns the report."""
-    p = plan(1, 8, 2, 64, kv_len, 132, ROOM, True, shares=shares)
+    p = plan(1, 8, 2, 64, kv_len, 132, ROOM, True, shares=shares, whole=whole)
     options = ["-DDTYPE=__half", f"-DLENS={int(own_lengths)}", f"-DSTAGES={p.stages}"]
     kernel = until_the_wait("decode.cu", options + [f"-D{name}={value}" for name, value in p.constants], *changes)
-    q, partial, sums = (torch.ones(1, dtype=torch.float16), torch.ones(1), torch.ones(1))
+    q, sums, partial = (
+        torch.ones(1, dtype=torch.float16),
+        torch.ones(1),
+        torch.ones(1, dtype=torch.float16 if whole else torch.float32),
+    )
     k = v = torch.ones(length - 1 if cache is None else cache, 2, 64, dtype=torch.float16)
     lens = torch.tensor([length], dtype=torch.int32) if own_lengths else None
     sizes = kv_len, 1, p.rows, p.each, p.rest
@@ -325,6 +404,7 @@ def test_what_may_come_late_is_not_touched_before_the_wait(length):
             assert report.counters["smsp__inst_executed_op_ldgsts.sum"] > 0  # and the ring is filled
         if length == 1000:
             run_until_the_wait(length, 1000, shares, 1, own_lengths=False)
+    run_until_the_wait(length, length, None, 1, own_lengths=False, whole=True)
 
 
 def test_a_plain_launch_touches_nothing_before_the_wait():
@@ -339,6 +419,8 @@ def test_who_reads_the_newest_token_early_is_found_out():
     for change in (newest, query):
         with pytest.raises(simt.MemoryFault):
             run_until_the_wait(100, 1000, 7, 1, change)
+        with pytest.raises(simt.MemoryFault):
+            run_until_the_wait(100, 100, None, 1, change, own_lengths=False, whole=True)
 
 
 def test_merge_reads_lengths_alone_before_the_wait():
@@ -358,6 +440,7 @@ def test_no_race(chosen):
     q, k, v, out = problem(3, 150, 8, 4, 64)
     launch(q, k, v, out, shares=5, check_races=True, **chosen)
     launch(q, k, v, out, torch.tensor([150, 16, 99], dtype=torch.int32), shares=5, check_races=True, **chosen)
+    launch(q, k, v, out, whole=True, warps=chosen["warps"], check_races=True)
 
 
 BARRIERS = {  # in which kernel, with its header; what is taken out, and which of several
@@ -385,6 +468,9 @@ def test_the_race_check_would_see_a_missing_wait_for(what):
     q, k, v, out = problem(3, 150, 8, 4, 64)
     with pytest.raises((simt.RaceError, simt.MemoryFault)):
         launch_changed(change, q, k, v, out, shares=5, warps=4, side=1, stages=2, check_races=True)
+    if name == "decode.cu" and what != "the queries":  # of a row there is but one: none is overwritten
+        with pytest.raises((simt.RaceError, simt.MemoryFault)):
+            launch_changed(change, q, k, v, out, whole=True, warps=4, stages=2, check_races=True)
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128])
@@ -441,6 +527,21 @@ def test_a_share_for_each_multiprocessor():
         assert p.warps == (8 if batch > 1 else 4)
         assert small == (kv_len == 4096)  # only short shares may stand beside those of the next kernel
     assert plan(1, 32, 8, 128, 20, 132, ROOM).shares == 4  # two tiles for each half of the heads
+
+
+def test_whole_rows_only_where_they_pay():
+    def whole(batch=16, n_heads=32, kv_len=4096, processors=132, **chosen):
+        return plan(batch, n_heads, 8, 128, kv_len, processors, ROOM, **chosen).whole
+
+    assert whole() and whole(kv_len=17) and whole(pdl=True) and whole(processors=128)
+    assert plan(16, 32, 8, 128, 4096, 132, ROOM).shares == 128
+    assert not whole(batch=15) and not whole(batch=17) and not whole(processors=144)  # too few rows, or too many
+    assert not whole(kv_len=32768) and not whole(batch=8, n_heads=256)  # idle for long; read by two blocks
+    assert not whole(whole=False) and not whole(lens=True) and not whole(shares=132) and not whole(warps=8)
+    assert whole(warps=4, whole=True)
+    for bad in (dict(lens=True), dict(warps=1)):
+        with pytest.raises(ValueError, match="plan: whole takes no lengths and two warps at least"):
+            whole(whole=True, **bad)
 
 
 # Errors

@@ -1,6 +1,8 @@
 """kernels.attention.decode on a card: right on hostile, long, wide and huge caches, in graphs, in chains of dependent
 launches whose q and newest token come late, and the same bits every time."""
 
+import math
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 4e-3}  # by the norm
 SHAPES = [(1, n, 32, 8, 128) for n in (1, 15, 16, 17, 127, 1009, 4096, 4097, 33333)]
 SHAPES += [(1, 5003, 5, 1, 96), (3, 701, 16, 1, 64), (2, 997, 64, 1, 128), (2, 1501, 34, 2, 64), (5, 313, 7, 7, 128)]
 SHAPES += [(2, 999, 32, 2, 256), (4, 555, 6, 2, 16), (3, 800, 9, 3, 80), (17, 2049, 32, 8, 128), (256, 77, 32, 8, 128)]
-LATE = [(1, 1), (1, 16), (2, 17), (1, 200), (1, 4096), (4, 1000), (1, 40000)]  # batch, kv_len
+LATE = [(1, 1), (1, 16), (2, 17), (1, 200), (1, 4096), (4, 1000), (1, 40000), (16, 1000)]  # batch, kv_len
 
 
 def between(tensor, fence=torch.nan):
@@ -68,6 +70,30 @@ def test_right_on_hostile_shapes(dtype, pdl):
         assert attention.decode(q, k, v, out=out, pdl=pdl) is out
         close(out, q, k, v)
         assert fences_stand(out), shape
+
+
+@pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
+@pytest.mark.parametrize("dtype", ALLOWED, ids=str)
+def test_right_with_a_whole_row_for_each_block(dtype, pdl):
+    """Whatever the plan says: groups of 1, 4, 7, 16, 17 and 64, fewer rows than multiprocessors, and more."""
+    shapes = [(16, n, 32, 8, 128) for n in (1, 17, 4096, 5003)] + [(1, 3001, 7, 1, 80), (2, 701, 16, 1, 256)]
+    for shape in [*shapes, (5, 313, 3, 3, 64), (1, 1009, 64, 1, 128), (2, 501, 34, 2, 16), (20, 999, 32, 8, 128)]:
+        q, k, v, out = problem(*shape, dtype)
+        for warps in (None, 4, 2):
+            chosen = {"whole": True, "warps": warps}
+            decoding._launch(q, k, v, shape[4] ** -0.5, None, out.fill_(torch.nan), pdl, chosen)
+            close(out, q, k, v)
+            assert fences_stand(out), shape
+
+
+def test_a_mean_of_the_largest_values_is_finite():
+    """As on the SIMT machine: weights that float16 rounds up by 0.04 % must be summed as they are rounded."""
+    for batch, chosen in ((1, {}), (16, {"whole": True}), (16, {"whole": False})):
+        q, k, v, out = problem(batch, 4096, 32, 8, 128, torch.float16)
+        q.zero_(), k.zero_(), v.fill_(65504.0)
+        q[..., 0], k[:, torch.arange(4096, device="cuda") % 16 > 0, :, 0] = 1.0, 1.0
+        decoding._launch(q, k, v, math.log(0.5 + 0.3 / 1024), None, out, False, chosen)
+        assert (out == 65504).all()
 
 
 @pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])

@@ -484,7 +484,8 @@ def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeyp
         return cuda.compile(text.replace(right, wrong), (*options, f"-I{path.parent}"))
 
     monkeypatch.setattr(kv_cache.decoding, "cuda", types.SimpleNamespace(load=load))
-    monkeypatch.setattr(kv_cache.decoding, "_kernels", kv_cache.decoding._kernels.__wrapped__)
+    for cached in ("_kernels", "_prepared"):
+        monkeypatch.setattr(kv_cache.decoding, cached, getattr(kv_cache.decoding, cached).__wrapped__)
     q, k, v = jumping()
     lens = torch.tensor([1500, 1409, 777, 1490], dtype=torch.int32)
     try:
@@ -503,6 +504,20 @@ def test_after_appending():
     a, b = quantize(k[:, :40], 4, axis="channel"), quantize(v[:, :40], 4)
     a.append(k[:, 40:]), b.append(v[:, 40:])
     assert torch.equal(decode(q, a, b), decode(q, quantize(k, 4, axis="channel"), quantize(v, 4)))
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis", [(8, "channel"), (4, "channel"), (4, "token"), ("fp8", "channel")])
+@pytest.mark.parametrize("shape", [(2, 8, 2, 333, 128), (1, 20, 1, 77, 64), (1, 5, 1, 1, 128)], ids=str)
+def test_a_block_for_each_row_needs_no_merge(shape, bits, axis):
+    batch, n_heads, n_kv_heads, kv_len, head_dim = shape
+    q = normal(batch, n_heads, head_dim, dtype=torch.bfloat16)
+    k, v = caches(batch, kv_len, n_kv_heads, head_dim, bits, axis)
+    out, home = between(torch.full(q.shape, torch.nan, dtype=q.dtype))
+    args = (q, k, v, head_dim**-0.5, None, out, False)
+    _, merge = kv_cache.decoding._launch(*args, {"whole": True}, check_races=True)
+    assert merge is None and relative(out, attention(q, k, v)) <= 4e-3
+    assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
 
 
 @on_machine
@@ -536,18 +551,20 @@ def test_no_race_and_every_byte_once(bits, axis):
     head_dim=some.sampled_from([64, 128, 192, 256]),
     kv_len=some.integers(1, 1 << 21),
     low=some.booleans(),
+    lens=some.booleans(),
     processors=some.integers(1, 200),
     room=some.sampled_from([ROOM, 163 * 1024, 99 * 1024]),
 )
-def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, processors, room):
+def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, lens, processors, room):
     slot = (32 if low else 64) * head_dim + 8 * head_dim
-    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, slot, low, processors, room)
+    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, slot, low, processors, room, lens)
     tiles = batch * p.rows * -(-kv_len // TILE)
     assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares <= processors and p.each >= 1
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
     assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
     assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group
     assert p.shared <= room
+    assert not p.whole or (not lens and p.shares == batch * p.rows and p.rest == 0)
     segments, heads = p.shares + batch * p.rows, -(-group // -(-group // 16))
     assert p.sums_at == segments * heads * head_dim and p.floats == p.sums_at + 2 * segments * heads
 

@@ -8,14 +8,16 @@
      copies alone, and meets the other warps only at the end of a segment.
    - Shares are equal but for a tile, whatever the batch and the lengths (see flash.cuh).
    - The maximum of the online softmax is stale (see flash.cuh).
+   - With WHOLE a share is a row: nothing is left to be merged, and this is the only launch.
    - Under programmatic dependent launch the ring is filled before the wait. The newest token of a
      sequence, q and what the merge before still reads come after it.
 
    Moves 4 * kv_len * HEAD_DIM bytes for each sequence and kv head once, and 4 * (HEAD_DIM + 2) bytes
-   for each head and segment. 4 * kv_len * HEAD_DIM flops for each head.
+   for each head and segment, with WHOLE 2 * HEAD_DIM for each head. 4 * kv_len * HEAD_DIM flops for each head.
 
    Compile with the constants of flash.cuh and STAGES. Launch with 32 * WARPS threads on as many
-   blocks as there are to be shares, with LENS even more than tiles; rows = n_kv_heads * PANELS / SIDE.
+   blocks as there are to be shares, with LENS even more than tiles, with WHOLE batch * rows;
+   rows = n_kv_heads * PANELS / SIDE. partial, sums: see Panel::deliver.
    Shared memory: [WARPS][STAGES] tiles of k and v, [WARPS] queries of a panel, EXCHANGE floats.
    q, out (batch, n_heads, HEAD_DIM); k, v (batch, kv_len, n_kv_heads, HEAD_DIM); all addresses
    multiples of 16 bytes. scale: times log2(e). early: launched as a dependent. */
@@ -38,7 +40,7 @@ __device__ __forceinline__ int place_of(int token, int word) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
-decode(const T *q, const T *k, const T *v, const int *kv_lens, float *partial, float2 *sums, int kv_len, int batch,
+decode(const T *q, const T *k, const T *v, const int *kv_lens, Result *partial, float2 *sums, int kv_len, int batch,
        int rows, int each, int rest, float scale, int early) {
     extern __shared__ __align__(16) uint4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / SIDE, side = warp % SIDE;
@@ -90,7 +92,8 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, float *partial, f
                 fresh = false;
             }
             if (mine >= tiles) {
-                panel.deliver(exchange, blockIdx.x + (long long)place.b * rows + place.row, partial, sums);
+                panel.deliver(exchange, (WHOLE ? 0 : blockIdx.x) + (long long)place.b * rows + place.row, partial,
+                              sums);
                 left -= tiles;
                 if (left == 0) return;
                 mine -= tiles;

@@ -1,6 +1,7 @@
 """decode, the best rung: attention of one new token for each sequence, at the speed at which its cache can be read.
 
 Two launches, decode.cu and merge.cu. The second starts early and waits for the first, whether pdl is asked for or not.
+Where the plan gives each block a whole row (about as many rows as multiprocessors), decode.cu alone.
 """
 
 import functools
@@ -37,9 +38,9 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     query heads, once for every 16 begun. The same from run to run, bit for bit; the order of sums depends on the
     shapes, on the lengths of all sequences, and on pdl.
 
-    Scores and sums are float32. A weight is rounded to the dtype of q before it multiplies a value, but not in the sum
-    that divides: in float16, weights below 2**-25 of the largest may be lost, and values within 0.05 % of 65504 may
-    give infinity. A head whose scores are all -inf gives NaN, as softmax does.
+    Scores and sums are float32. A weight is rounded to the dtype of q, for the sum that divides as for the values: so
+    a mean of values near 65504 is finite in float16, too. There, weights below 2**-25 of the largest may be lost. A
+    head whose scores are all -inf gives NaN, as softmax does.
 
     float32, a head_dim that is no multiple of 16, and addresses that are no multiples of 16 bytes are left to the rung
     `split`, which may not start early. Errors as in kernels/attention/__init__.py.
@@ -69,7 +70,8 @@ def decode_in_shares(q, k, v, shares, *, out=None):
 def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False, **chosen):
     """Run decode's two kernels on the SIMT machine, whatever the device. Returns their two reports (simt.report).
 
-    Tensors are copied to the CPU first. check_races: also look for races. chosen: what `plan` takes by name.
+    Where the plan does without the second, None is in its place. Tensors are copied to the CPU first. check_races: also
+    look for races. chosen: what `plan` takes by name.
     """
     scale, _ = expect_decode("counters", q, k, v, scale, kv_lens, alignment=1)
     if _left_to_split(q, k, v, q):
@@ -90,6 +92,9 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     p, split, merge, sizes, blocks = _prepared(
         q.shape, k.shape, q.dtype, q.device, kv_lens is not None, pdl, **(chosen or {})
     )
+    if p.whole:  # one launch; no scratch memory
+        args = (q, k, v, None, out, None, *sizes, scale * LOG2_E, int(pdl))
+        return split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options), None
     partial = q.new_empty(p.floats, dtype=torch.float32)
     sums = partial[p.sums_at :]
     args = (q, k, v, kv_lens, partial, sums, *sizes, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
@@ -102,7 +107,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
 def _prepared(q_shape, k_shape, dtype, device, lens, pdl, **chosen):
     """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
     (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card(device), pdl, **chosen)
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card(device), pdl, lens, **chosen)
     split, merge = _kernels(dtype, p.constants, lens, p.stages, p.threads, p.together)
     return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
@@ -110,5 +115,7 @@ def _prepared(q_shape, k_shape, dtype, device, lens, pdl, **chosen):
 @functools.cache
 def _kernels(dtype, constants, lens, stages, threads, together):
     both = [f"-DDTYPE={DTYPES[dtype]}", f"-DLENS={int(lens)}", *(f"-D{name}={value}" for name, value in constants)]
-    merge = cuda.load(HERE / "merge.cu", (*both, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
+    merge = None
+    if ("WHOLE", 1) not in constants:
+        merge = cuda.load(HERE / "merge.cu", (*both, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
     return cuda.load(HERE / "decode.cu", (*both, f"-DSTAGES={stages}")).decode, merge

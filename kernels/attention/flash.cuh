@@ -15,7 +15,8 @@
                   SIDE      panels side by side
                   LENS      1: each sequence has a length of its own
                   WARPS     of a block, a multiple of SIDE
-                  TILE      16, or a multiple of it */
+                  TILE      16, or a multiple of it
+                  WHOLE     1: each share is one row, and its result is final: merge.cu is not launched */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -40,7 +41,15 @@
 #ifndef TILE
 #define TILE 16
 #endif
+#ifndef WHOLE
+#define WHOLE 0
+#endif
 using T = DTYPE;
+#if WHOLE
+using Result = T; // (batch, n_heads, HEAD_DIM)
+#else
+using Result = float; // (segments, SIDE, HEADS, HEAD_DIM)
+#endif
 constexpr int SLICES = WARPS / SIDE;
 constexpr int PANELS = (GROUP + 15) / 16;            // of a kv head
 constexpr int HEADS = (GROUP + PANELS - 1) / PANELS; // of a panel; the last of a kv head may have fewer
@@ -190,7 +199,7 @@ struct Place {
 
 /* What a warp knows of a panel: sums of weights and of weighted values, relative to a maximum of the
    scores so far, in the layout of an mma: lane 4g + q holds rows g and g + 8. Scores and maximum
-   are in units of log 2.
+   are in units of log 2. The sum of weights is one more product, with ones.
 
    The maximum is stale: it follows only when a score exceeds it by more than FEW, so that almost
    every tile does without the shuffles that find it, and without scaling the sums. That is exact,
@@ -198,7 +207,7 @@ struct Place {
    that 2**(score - reference) neither overflows (here it is at most 2**FEW) nor vanishes. */
 struct Panel {
     float o[2 * STEPS][4]; // (heads, head_dim)
-    float m[2], l[2];      // l: of this lane's tokens alone
+    float m[2], l[4];      // l: of row g in l[0], of row g + 8 in l[2], the same in all lanes of the row
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -206,7 +215,7 @@ struct Panel {
 #pragma unroll
             for (int i = 0; i < 4; i++) o[n][i] = 0;
         m[0] = m[1] = LOWEST;
-        l[0] = l[1] = 0;
+        l[0] = l[1] = l[2] = l[3] = 0;
     }
 
     // s: scores of 16 tokens, NONE for none; becomes weights, in w as the mma with the values takes them.
@@ -226,7 +235,7 @@ struct Panel {
                 high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
                 float scale = exp2_fast(m[r] - high);
                 m[r] = high;
-                l[r] *= scale;
+                l[2 * r] *= scale;
 #pragma unroll
                 for (int n = 0; n < 2 * STEPS; n++) o[n][2 * r] *= scale, o[n][2 * r + 1] *= scale;
             }
@@ -237,21 +246,20 @@ struct Panel {
 #pragma unroll
             for (int n = 0; n < 2; n++) {
                 float low = exp2_fast(s[n][2 * r] - m[r]), high = exp2_fast(s[n][2 * r + 1] - m[r]);
-                l[r] += low + high;
                 w[2 * n + r] = pack(low, high, T());
             }
+        // As rounded as for the values: else the mean of values near the largest of their type may be infinity.
+        const unsigned ones = pack(1, 1, T());
+        mma(l, w, ones, ones, T());
     }
 
     /* The end of a segment. Its sums go to `partial`, (segments, SIDE, HEADS, HEAD_DIM), and their
-       maximum and sum of weights to `sums`, (segments, SIDE, HEADS). All warps of a block call. */
-    __device__ __forceinline__ void deliver(float *exchange, long long segment, float *partial, float2 *sums) {
+       maximum and sum of weights to `sums`, (segments, SIDE, HEADS). With WHOLE, segments are rows, `partial` is
+       the output, and `sums` is not touched. All warps of a block call. */
+    __device__ __forceinline__ void deliver(float *exchange, long long segment, Result *partial, float2 *sums) {
+        static_assert(!WHOLE || (SLICES > 1 && !LENS), "a row without a share would get no result");
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            l[r] += __shfl_xor_sync(~0u, l[r], 1);
-            l[r] += __shfl_xor_sync(~0u, l[r], 2);
-        }
-        if (SLICES == 1) {
+        if constexpr (SLICES == 1) {
             const long long at = (segment * SIDE + warp) * HEADS + g;
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
@@ -260,7 +268,7 @@ struct Panel {
                     for (int n = 0; n < 2 * STEPS; n++)
                         *reinterpret_cast<float2 *>(partial + (at + 8 * r) * HEAD_DIM + 8 * n + 2 * q) =
                             make_float2(o[n][2 * r], o[n][2 * r + 1]);
-                    if (q == 0) sums[at + 8 * r] = make_float2(m[r], l[r]);
+                    if (q == 0) sums[at + 8 * r] = make_float2(m[r], l[2 * r]);
                 }
             return;
         }
@@ -268,7 +276,7 @@ struct Panel {
         float *sheet = exchange + 2 * WARPS * HEADS;          // [WARPS][HEADS][PITCH]
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
-            if (q == 0 && g + 8 * r < HEADS) pairs[warp * HEADS + g + 8 * r] = make_float2(m[r], l[r]);
+            if (q == 0 && g + 8 * r < HEADS) pairs[warp * HEADS + g + 8 * r] = make_float2(m[r], l[2 * r]);
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
@@ -282,7 +290,7 @@ struct Panel {
                 for (int n = 0; n < 2 * STEPS; n++)
                     *reinterpret_cast<float2 *>(sheet + (warp * HEADS + g + 8 * r) * PITCH + 8 * n + 2 * q) =
                         make_float2(o[n][2 * r] * scale, o[n][2 * r + 1] * scale);
-                if (warp < SIDE && q == 0) {
+                if (!WHOLE && warp < SIDE && q == 0) {
 #pragma unroll
                     for (int s = 0; s < SLICES; s++) {
                         float2 pair = slices[s * SIDE * HEADS];
@@ -301,7 +309,25 @@ struct Panel {
                 float4 a = *reinterpret_cast<float4 *>(sheet + (s * SIDE * HEADS + row) * PITCH + column);
                 sum.x += a.x, sum.y += a.y, sum.z += a.z, sum.w += a.w;
             }
-            *reinterpret_cast<float4 *>(partial + (segment * SIDE * HEADS + row) * HEAD_DIM + column) = sum;
+            if constexpr (WHOLE) {
+                float high = LOWEST, total = 0;
+#pragma unroll
+                for (int s = 0; s < SLICES; s++) high = fmaxf(high, pairs[s * SIDE * HEADS + row].x);
+#pragma unroll
+                for (int s = 0; s < SLICES; s++) {
+                    float2 pair = pairs[s * SIDE * HEADS + row];
+                    total += pair.y * exp2_fast(pair.x - high);
+                }
+                const float share = 1 / total;
+                const long long panel = segment * SIDE + row / HEADS; // of all panels
+                const int head = (PANELS > 1 ? panel % PANELS * HEADS : 0) + row % HEADS; // of the kv head
+                const uint2 mean = make_uint2(pack(sum.x * share, sum.y * share, T()),
+                                              pack(sum.z * share, sum.w * share, T()));
+                if (head < GROUP) // stored as a whole only when said so
+                    __stcg(reinterpret_cast<uint2 *>(partial + (panel / PANELS * GROUP + head) * HEAD_DIM + column),
+                           mean);
+            } else
+                *reinterpret_cast<float4 *>(partial + (segment * SIDE * HEADS + row) * HEAD_DIM + column) = sum;
         }
     }
 };

@@ -14,6 +14,7 @@ from lab.card import multiprocessors, shared_memory
 
 TILE = 16  # tokens
 PANEL = 16  # query heads of an mma, at most
+WHOLE_LEAST, WHOLE_MOST = 0.95, 512  # multiprocessors that must get a row, of all; tiles of a row, at most
 LONG, LONG_PDL = 24, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
 DEPTH = 5  # segments that a thread of merge.cu loads at once
 MERGE_THREADS = 512  # of a block of merge.cu, at most
@@ -32,22 +33,36 @@ class Plan(NamedTuple):
     shared: int  # bytes
     threads: int  # of merge.cu
     together: int  # heads of one of its blocks
+    whole: bool  # a share is a row: no merge
     floats: int  # that all segments may need of scratch memory: sums and their two numbers
     sums_at: int  # where the numbers begin
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=False, *, warps=None, side=None,
-         stages=None, shares=None, threads=None):  # fmt: skip
+def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=False, lens=False, *, warps=None,
+         side=None, stages=None, shares=None, threads=None, whole=None):  # fmt: skip
     """The plan for tensors of these sizes, on a card of so many multiprocessors and bytes of shared memory for a block.
-    What is given by name is taken as it is, for measurements."""
+    What is given by name is taken as it is, for measurements; with whole=True, side and shares are not."""
     group = n_heads // n_kv_heads
     panels = -(-group // PANEL)
     heads = -(-group // panels)
     tokens = -(-kv_len // TILE)  # in tiles
+    # Where rows are almost as many as multiprocessors, a row each saves the merge and costs the others' idle time,
+    # which grows with kv_len. Lengths of their own would leave the shares unequal, and panels of one kv head in
+    # different blocks would read it twice.
+    rows = batch * n_kv_heads * panels
+    if whole is None:
+        free = not (lens or warps or side or shares) and panels == 1
+        whole = free and WHOLE_LEAST * processors <= rows <= processors and tokens <= WHOLE_MOST
+    if whole:
+        if lens or warps == 1:
+            raise ValueError(f"plan: whole takes no lengths and two warps at least, got lens={lens}, warps={warps}")
+        side, shares = 1, rows
     # Eight warps copy faster; four leave registers to merge.cu, which then starts early, and fewer segments.
     share = batch * n_kv_heads * panels * tokens / processors / 8
     ladder = (8, 4, 2, 1) if batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
+    if whole:
+        ladder = (8, 4, 2)
     for w in (warps,) if warps else ladder:  # the first that leaves room for two tiles of each warp
         wide = side or next(s for s in (8, 4, 2, 1) if n_kv_heads * panels % s == 0 and w % s == 0)
         slot = w * 2 * TILE * head_dim * 2
@@ -73,9 +88,10 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     segments = shares + batch * rows
     sums_at = segments * side * heads * head_dim
     constants = (("HEAD_DIM", head_dim), ("GROUP", group), ("SIDE", side), ("WARPS", warps))
+    constants += (("WHOLE", 1),) * whole
     return Plan(
         constants, warps, stages, rows, shares, tiles // shares, tiles % shares, shared,
-        threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * side * heads, sums_at,
+        threads or -(-columns * teams // 32) * 32, together, whole, sums_at + 2 * segments * side * heads, sums_at,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@
    Launch with 32 * WARPS threads on as many blocks as there are to be shares, at most one for each
    tile; rows = n_kv_heads * PANELS; each, rest: see Line. Shared memory: [WARPS][STAGES][SLOT] words
    of 16 bytes, [WARPS][HEADS] times PITCH + 2 floats, and [HEADS] times PITCH float16 and an int.
+   With WHOLE, shares are rows, `partial` is the output, (batch, n_heads, HEAD_DIM), and there is no merge.
    q (batch, n_heads, HEAD_DIM); k, v and their scales as quantization.py lays them out, with room for
    k_room and v_room tiles in a sequence. scale: times log2(e). */
 #include "../attention/flash.cuh"
@@ -70,6 +71,7 @@ constexpr int K_WORDS = 32 * HALVES * K_LOADS, V_WORDS = 32 * HALVES * V_LOADS; 
 constexpr int V_SCALES = HALVES * 2 * V_GROUPS, K_SCALES = BY_CHANNEL ? HEAD_DIM / 8 : HALVES * 2 * K_GROUPS;
 constexpr int SLOT = (K_WORDS + V_WORDS + K_SCALES + V_SCALES + 7) / 8 * 8; // whole lines of 128 bytes
 constexpr int LATE = BY_CHANNEL ? KEY_TOKENS : TILE; // tokens that an appended one may change
+static_assert(!WHOLE || !LENS, "a row without a share would get no result");
 static_assert(LATE % TILE == 0, "a tile of keys has one set of scales for its channels");
 
 /* 2**e, -126 <= e <= 127 */
@@ -100,7 +102,7 @@ struct Walk {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const uint4 *v_scale, const int *kv_lens,
-       float *partial, float2 *sums, int kv_len, int batch, int rows, int each, int rest, int k_room, int v_room,
+       Result *partial, float2 *sums, int kv_len, int batch, int rows, int each, int rest, int k_room, int v_room,
        float scale, int q_lift, int lift, int early) {
     extern __shared__ __align__(16) uint4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
@@ -258,8 +260,17 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
                         sum.x += a.x * share, sum.y += a.y * share, total += pair.y * share;
                     }
                     sum.x /= VALUES::VALUE_UNIT, sum.y /= VALUES::VALUE_UNIT;
-                    *reinterpret_cast<float2 *>(partial + (segment * HEADS + head) * HEAD_DIM + channel) = sum;
-                    if (channel == 0) sums[segment * HEADS + head] = make_float2(high, total);
+                    if constexpr (WHOLE) {
+                        const long long row = (long long)here.place.b * rows + here.place.row;
+                        const int at = (PANELS > 1 ? row % PANELS * HEADS : 0) + head; // head of the kv head
+                        const float share = 1 / total;
+                        if (at < GROUP)
+                            *reinterpret_cast<unsigned *>(partial + (row / PANELS * GROUP + at) * HEAD_DIM + channel) =
+                                pack(sum.x * share, sum.y * share, T());
+                    } else {
+                        *reinterpret_cast<float2 *>(partial + (segment * HEADS + head) * HEAD_DIM + channel) = sum;
+                        if (channel == 0) sums[segment * HEADS + head] = make_float2(high, total);
+                    }
                 }
                 if (here.left == 0) return;
                 __syncthreads();
@@ -326,6 +337,12 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
                         }
                 }
             }
+#pragma unroll
+            for (int half = 0; half < HALVES; half++)
+#pragma unroll
+                for (int n = 0; n < TIMES; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) s[half][n][i] *= to_score[n][i % 2];
             if (here.place.tile + 1 == here.place.tiles) { // what lies beyond the length
                 const int tokens = line.length(here.place.b) - here.place.tile * TILE - g; // from the lane's first on
 #pragma unroll
@@ -344,10 +361,7 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
 #pragma unroll
                 for (int n = 0; n < TIMES; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        s[half][n][i] *= to_score[n][i % 2];
-                        far |= s[half][n][i] > m[n][i % 2] + (FEW + lift);
-                    }
+                    for (int i = 0; i < 4; i++) far |= s[half][n][i] > m[n][i % 2] + (FEW + lift);
             if (__any_sync(~0u, far)) {
 #pragma unroll
                 for (int n = 0; n < TIMES; n++)

@@ -15,6 +15,7 @@ from lab.card import multiprocessors, shared_memory
 
 HERE = Path(__file__).resolve().parent
 FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in decode.cu
+LOG2_E = math.log2(math.e)
 FEW = 8  # log2 of how far a weight may pass 1: see flash.cuh
 SOURCES = (
     "kernels/kv_cache/decode.cu",
@@ -58,41 +59,51 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     return out
 
 
-def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False):
-    """Run decode on the SIMT machine, on CPU tensors: the reports (simt.report) of its two launches."""
+def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False, **chosen):
+    """Run decode on the SIMT machine, on CPU tensors: the reports (simt.report) of its two launches; where the plan
+    does without the second, None is in its place. chosen: what `plan` takes by name."""
     scale, out = _expect_all(q, k, v, scale, kv_lens, None)
     if q.device.type != "cpu":
         raise ValueError(f"counters: q must be on the CPU, got a tensor on {q.device}")
-    return _launch(q, k, v, scale, kv_lens, out, False, check_races=check_races)
+    return _launch(q, k, v, scale, kv_lens, out, False, chosen, check_races=check_races)
 
 
-def _launch(q, k, v, scale, kv_lens, out, pdl, **options):
-    batch, n_heads, head_dim = q.shape
-    _, kv_len, n_kv_heads, _ = k.shape
-    _lay_out(k, "keys"), _lay_out(v, "values")
-    if scale <= 0:  # decode.cu multiplies the -inf of tokens that do not count by it, too
-        q, scale = (-q, -scale) if scale else (torch.zeros_like(q), 1.0)
-    slot = sum(_slot_bytes(cache.bits, cache.axis, cache.group, head_dim) for cache in (k, v))
-    low = k.bits == v.bits == 4
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *_card(q.device))
-    constants = (*p.constants, ("LENS", int(kv_lens is not None)))
-    split, merge = _kernels(q.dtype, constants, p.stages, p.blocks, p.threads, p.together, *_formats(k, v))
+def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
+    if k.role != "keys" or v.role != "values":
+        _lay_out(k, "keys"), _lay_out(v, "values")
+    formats = k.bits, k.axis, k.group, v.bits, v.group
+    p, split, merge, sizes, blocks = _prepared(
+        q.shape, k.shape, formats, q.dtype, kv_lens is not None, *_card(q.device), **(chosen or {})
+    )
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
     q_lift = min(15, 15 - _log2(k.peak)) if k.axis == "channel" else 15
     lift = min(15, 15 - _log2(v.peak)) - FEW
-    partial = torch.empty(p.floats, dtype=torch.float32, device=q.device)
-    sums, sizes = partial[p.sums_at :], (kv_len, batch, p.rows, p.each, p.rest)
     rooms = k.packed.shape[2] * TILE // STEP, v.packed.shape[2] * TILE // STEP
-    first = split(
-        *(p.shares, 32 * p.warps, q, k.packed, v.packed, k.scale, v.scale, kv_lens, partial, sums, *sizes, *rooms),
-        *(scale * math.log2(math.e), q_lift, lift, int(pdl)),
-        shared=p.shared,
-        pdl=pdl,
-        **options,
-    )
-    blocks = batch * n_heads // p.together
-    second = merge(blocks, p.threads, partial, sums, kv_lens, out, *sizes, p.shares, pdl=True, **options)
-    return first, second
+    if p.whole:  # one launch; no scratch memory
+        result, sums = out, None
+    else:
+        result = q.new_empty(p.floats, dtype=torch.float32)
+        sums = result[p.sums_at :]
+    args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, result, sums, *sizes, *rooms)  # looked at, or made here
+    args += (scale * LOG2_E, q_lift, lift, int(pdl))
+    first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
+    if p.whole:
+        return first, None
+    args = (result, sums, kv_lens, out, *sizes, p.shares)
+    return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(q_shape, k_shape, formats, dtype, lens, *card, **chosen):
+    """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
+    (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
+    k_bits, k_axis, k_group, v_bits, v_group = formats
+    slot = _slot_bytes(k_bits, k_axis, k_group, head_dim) + _slot_bytes(v_bits, "token", v_group, head_dim)
+    low = k_bits == v_bits == 4
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *card, lens, **chosen)
+    constants = (*p.constants, ("LENS", int(lens)))
+    split, merge = _kernels(dtype, constants, p.stages, p.blocks, p.threads, p.together, formats)
+    return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
 def _log2(x):
@@ -110,7 +121,6 @@ def _lay_out(cache, role):
         cache.lay_out(role)
 
 
-@functools.cache
 def _slot_bytes(bits, axis, group, head_dim):
     """Bytes of STEP tokens of codes, and the most that comes with them of scales."""
     codes = STEP * head_dim * (4 if bits == 4 else 8) // 8
@@ -118,29 +128,26 @@ def _slot_bytes(bits, axis, group, head_dim):
     return codes + 2 * scales
 
 
-def _formats(k, v):
-    by_channel = k.axis == "channel"
-    return FORMATS[k.bits], k.group if by_channel else 0, 0 if by_channel else k.group, FORMATS[v.bits], v.group
-
-
 @functools.cache
-def _kernels(
-    dtype, constants, stages, blocks, threads, together, keys, key_tokens, key_channels, values, value_channels
-):
+def _kernels(dtype, constants, stages, blocks, threads, together, formats):
+    k_bits, k_axis, k_group, v_bits, v_group = formats
     shared = [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{name}={value}" for name, value in constants)]
     own = {
         "STAGES": stages,
         "BLOCKS": blocks,
-        "KEYS": keys,
-        "KEY_TOKENS": key_tokens,
-        "VALUES": values,
-        "VALUE_CHANNELS": value_channels,
+        "KEYS": FORMATS[k_bits],
+        "KEY_TOKENS": k_group if k_axis == "channel" else 0,
+        "VALUES": FORMATS[v_bits],
+        "VALUE_CHANNELS": v_group,
     }
-    if key_channels:
-        own["KEY_CHANNELS"] = key_channels
+    if k_axis == "token":
+        own["KEY_CHANNELS"] = k_group
     split = cuda.load(HERE / "decode.cu", (*shared, *(f"-D{name}={value}" for name, value in own.items()))).decode
-    options = (*shared, f"-DTHREADS={threads}", f"-DTOGETHER={together}")
-    return split, cuda.load(HERE.parent / "attention" / "merge.cu", options).merge
+    merge = None
+    if ("WHOLE", 1) not in constants:
+        options = (*shared, f"-DTHREADS={threads}", f"-DTOGETHER={together}")
+        merge = cuda.load(HERE.parent / "attention" / "merge.cu", options).merge
+    return split, merge
 
 
 @functools.cache
@@ -150,6 +157,41 @@ def _card(device):
 
 def _expect_all(q, k, v, scale, kv_lens, out):
     """Raise unless decode can be called so. Returns (scale, the tensor to write to)."""
+    if not _all_well(q, k, v):
+        _say_what_is_wrong(q, k, v)
+    if kv_lens is not None:
+        expect_kv_lens("decode", kv_lens, q, *k.shape[:2])
+    inputs = {"q": q, "kv_lens": kv_lens, "k": k.packed, "k.scale": k.scale, "v": v.packed, "v.scale": v.scale}
+    scale, out = expect_scale("decode", scale, q.shape[2]), output("decode", out, q, q.shape, **inputs)
+    if out.data_ptr() % 4:  # merge.cu writes two numbers at a time
+        raise ValueError(f"decode: out must start at an address divisible by 4, got {out.data_ptr():#x}")
+    return scale, out
+
+
+def _all_well(q, k, v):
+    """What _say_what_is_wrong looks for, without the words: quick, at every call."""
+    return (
+        type(q) is torch.Tensor
+        and type(k) is type(v) is QuantizedKV
+        and k is not v
+        and (q.dtype is torch.float16 or q.dtype is torch.bfloat16)
+        and (q.is_cuda or q.is_cpu)
+        and q.device == k.device == v.device
+        and q.layout is torch.strided
+        and q.is_contiguous()
+        and v.axis == "token"
+        and _go_together(q.shape, k.shape, v.shape)
+        and not q.data_ptr() % 16
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _go_together(q, k, v):
+    """Whether q, k and v can have these shapes."""
+    return len(q) == 3 and k == v and (q[0], q[2]) == (k[0], k[3]) and 0 not in q and q[1] % k[2] == 0
+
+
+def _say_what_is_wrong(q, k, v):
     expect_first("decode", "q", q, ("batch", "n_heads", "head_dim"), (torch.float16, torch.bfloat16))
     batch, n_heads, head_dim = q.shape
     for name, cache in (("k", k), ("v", v)):
@@ -167,17 +209,10 @@ def _expect_all(q, k, v, scale, kv_lens, out):
         raise ValueError("decode: k and v must be two caches, got one for both: keys and values lie differently")
     if v.axis != "token":
         raise ValueError(f"decode: v must be quantised with axis='token', got {v.axis!r}")
-    kv_len, n_kv_heads = k.shape[1], k.shape[2]
+    n_kv_heads = k.shape[2]
     if n_heads % n_kv_heads:
         raise ValueError(
             f"decode: n_heads must be a multiple of n_kv_heads, got {n_heads} query heads and {n_kv_heads} kv heads"
         )
     if q.data_ptr() % 16:
         raise ValueError(f"decode: q must start at an address divisible by 16, got {q.data_ptr():#x}")
-    if kv_lens is not None:
-        expect_kv_lens("decode", kv_lens, q, batch, kv_len)
-    inputs = {"q": q, "kv_lens": kv_lens, "k": k.packed, "k.scale": k.scale, "v": v.packed, "v.scale": v.scale}
-    scale, out = expect_scale("decode", scale, head_dim), output("decode", out, q, q.shape, **inputs)
-    if out.data_ptr() % 4:  # merge.cu writes two numbers at a time
-        raise ValueError(f"decode: out must start at an address divisible by 4, got {out.data_ptr():#x}")
-    return scale, out

@@ -1,7 +1,7 @@
 """How decode.cu is launched over a quantised cache, with attention/merge.cu behind it.
 
 The figures that decided were measured on an H200. One block stands on each multiprocessor, with an equal share of all
-tiles. Integers of 4 bits need most instructions for a byte, so they get more warps; the shared memory is the same.
+tiles. Integers of 4 bits need most instructions for a byte, so long shares of them get more warps.
 """
 
 import functools
@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 TILE, PANEL = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
 WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
-STAGES, STAGES_4 = 2, 3  # tiles in a warp's ring, at most
+STAGES, STAGES_4 = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep
+LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
+SEGMENT = 6  # tiles that a block reads in the time that a second segment takes it
+WHOLE_MOST = 256  # tiles of a row, up to which it saves the merge if each block has one row
 MERGE_THREADS, MERGE_DEPTH = 256, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
 
 
@@ -23,6 +26,7 @@ class Plan(NamedTuple):
     each: int  # tiles of a share, where all sequences are of the same length
     rest: int  # shares that have one more
     shared: int  # bytes of a block
+    whole: bool  # a share is a row: no merge
     threads: int  # of a block of merge.cu
     together: int  # heads of it
     floats: int  # of scratch memory: the sums of all segments, and two numbers for each
@@ -31,7 +35,23 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan(
-    batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, multiprocessors, room, *, warps=None, stages=None, blocks=1
+    batch,
+    n_heads,
+    n_kv_heads,
+    head_dim,
+    kv_len,
+    slot,
+    low,
+    multiprocessors,
+    room,
+    lens=False,
+    *,
+    warps=None,
+    stages=None,
+    blocks=1,
+    aligned=None,
+    whole=None,
+    threads=None,
 ):
     """The plan for tensors of these sizes.
 
@@ -39,21 +59,37 @@ def plan(
     low              whether both caches have 4 bits
     multiprocessors  of the card
     room             bytes of shared memory that a block may have
-    What is given by name is taken as it is, for measurements.
+    lens             whether sequences have lengths of their own
+    What is given by name is taken as it is, for measurements. aligned: whether shares end where rows do. whole: whether
+    each block has one row, and no merge follows.
     """
     group = n_heads // n_kv_heads
     panels = -(-group // PANEL)
     heads = -(-group // panels)
+    rows = n_kv_heads * panels
+    tiles = batch * rows * -(-kv_len // TILE)
+    shares = min(multiprocessors, tiles)
+    # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
+    even = multiprocessors // (batch * rows) * batch * rows
+    if aligned is None:
+        aligned = 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
+    if aligned:
+        shares = even
+    if whole is None:
+        whole = shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
+    if whole:
+        shares = batch * rows
+
     slot = -(-slot // 128) * 128
-    for w in (warps,) if warps else (WARPS_4, WARPS, 4, 2, 1) if low and heads <= 8 else (WARPS, 4, 2, 1):
+    ladder = (warps,) if warps else (WARPS, 4, 2, 1)
+    if low and heads <= 8 and tiles >= LONG * shares and not warps:
+        ladder = (WARPS_4, *ladder)
+    for w in ladder:
         fixed = 4 * w * heads * (head_dim + 10) + heads * (2 * (head_dim + 8) + 4)
         fit = (room - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
-    stages = stages or max(1, min(STAGES_4 if low else STAGES, fit))
-    rows = n_kv_heads * panels
-    tiles = batch * rows * -(-kv_len // TILE)
-    shares = min(multiprocessors, tiles)
+    stages = stages or max(1, min(STAGES_4 if low and tiles >= DEEP * shares else STAGES, fit))
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
@@ -65,7 +101,8 @@ def plan(
     segments = shares + batch * rows
     sums_at = segments * heads * head_dim
     constants = (("HEAD_DIM", head_dim), ("GROUP", group), ("WARPS", w), ("TILE", TILE))
+    constants += (("WHOLE", 1),) * whole
     return Plan(
         *(constants, stages, blocks, w, rows, shares, tiles // shares, tiles % shares, shared),
-        *(-(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
+        *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )

@@ -18,6 +18,7 @@ values, rows are channels and columns tokens, since the product sums over column
 int8 and int4 are stored with 128 and 8 added; a byte of two int4 has the first in its lower half.
 """
 
+import copy
 import math
 
 import torch
@@ -70,14 +71,6 @@ class QuantizedKV:
     def capacity(self):
         """Tokens that there is room for; `append` makes more when it is needed."""
         return self.packed.shape[2] * TILE
-
-    @property
-    def slot_bytes(self):
-        """Bytes of STEP tokens of codes, and the most that comes with them of scales."""
-        tiles = STEP // TILE
-        return tiles * self.packed[0, 0, 0].numel() + 2 * self.scale[0, 0, 0].numel() * (
-            tiles if self.axis == "token" else 1
-        )
 
     def codes(self):
         """The codes as they stand in ref/kv_cache.py: int8 (batch, kv_len, n_kv_heads, head_dim), or bytes of e4m3."""
@@ -134,7 +127,7 @@ class QuantizedKV:
         peak = _peak("append", "kv_new", kv_new, self.bits)
         if kv_len + kv_new.shape[1] > self.capacity:
             self._move(max(kv_len + kv_new.shape[1], 2 * self.capacity))
-        self._put(kv_new, peak)
+        self._put(kv_new.detach(), peak)
         return self
 
     def lay_out(self, role):
@@ -145,24 +138,27 @@ class QuantizedKV:
                 raise ValueError(
                     "lay_out: a cache with axis='channel' holds keys, so its role must be 'keys', got 'values'"
                 )
-            old, was, scale = self.packed, self.role, self.scales()
-            self.role = role
-            self.packed, self.scale = self._memory(self.capacity)
+            new, scale = copy.copy(self), self.scales()  # so that nothing is lost where memory runs out
+            new.role = role
+            new.packed, new.scale = new._memory(self.capacity)
             for b, begin, end in self._slices():
-                codes = _unpack(old, self.bits, was, b, begin, end)
-                self._write(codes, scale[b : b + 1, begin:end], b, begin)
+                codes = _unpack(self.packed, self.bits, self.role, b, begin, end)
+                new._write(codes, scale[b : b + 1, begin:end], b, begin)
+            self.role, self.packed, self.scale = role, new.packed, new.scale
         return self
 
     def _put(self, kv, peak):
         """Quantise tokens that follow the others, for which there is room."""
         batch, kv_len, n_kv_heads, head_dim = self.shape
         before = self.recent.shape[1]
+        length = before + kv.shape[1]
         many = max(1, SLICE // (self._step * n_kv_heads * head_dim)) * self._step
-        for b in range(batch):
-            for t in range(0, before + kv.shape[1], many):  # from the first recent token on
-                x = kv[b : b + 1, max(0, t - before) : t - before + many]
+        some = max(1, SLICE // (min(many, length) * n_kv_heads * head_dim))
+        for b in range(0, batch, some):
+            for t in range(0, length, many):  # from the first recent token on
+                x = kv[b : b + some, max(0, t - before) : t - before + many]
                 if t == 0:
-                    x = torch.cat([self.recent[b : b + 1], x], 1)
+                    x = torch.cat([self.recent[b : b + some], x], 1)
                 codes, scale = _codes(x.float(), self.bits, self.axis, self.group)
                 self._write(codes, scale, b, kv_len - before + t)
         kv_len += kv.shape[1]
@@ -173,22 +169,24 @@ class QuantizedKV:
         self.recent = joined[:, joined.shape[1] - left :].clone()
 
     def _write(self, codes, scale, b, begin):
-        """Put the codes and scales of one sequence in their places, from the token `begin` on, where a tile begins."""
-        length, tile = codes.shape[1], begin // TILE
-        tiles = -(-length // TILE)
-        codes = _pack(_pad(codes, tiles * TILE), self.bits, self.role)
-        self.packed[b, :, tile : tile + tiles] = codes.view(codes.shape[0], tiles, *self.packed.shape[3:])
+        """Put codes and scales of the sequences b, b + 1, .. in their places, from the token `begin` on, where a tile
+        begins."""
+        n, length, n_kv_heads, head_dim = codes.shape
+        tile, tiles = begin // TILE, -(-length // TILE)
+        codes = _pack(_pad(codes, tiles * TILE).reshape(1, -1, n_kv_heads, head_dim), self.bits, self.role)
+        codes = codes.view(n_kv_heads, n, tiles, *self.packed.shape[3:]).transpose(0, 1)
+        self.packed[b : b + n, :, tile : tile + tiles] = codes
         if self.axis == "channel":
-            first, groups, n_kv_heads, head_dim = begin // self.group, *scale.shape[1:]
-            scale = scale[0].view(groups, n_kv_heads, head_dim // 32, 2, 4, 4).permute(1, 0, 2, 4, 3, 5)
-            self.scale[b, :, first : first + groups] = scale
+            first, groups = begin // self.group, scale.shape[1]
+            scale = scale.view(n, groups, n_kv_heads, head_dim // 32, 2, 4, 4).permute(0, 2, 1, 3, 5, 4, 6)
+            self.scale[b : b + n, :, first : first + groups] = scale
             return
-        scale = _pad(scale, tiles * TILE)[0]
+        scale = _pad(scale, tiles * TILE)
         if self.role == "keys":
-            scale = scale.view(tiles, 2, 8, *scale.shape[1:]).permute(3, 0, 2, 4, 1)
+            scale = scale.view(n, tiles, 2, 8, n_kv_heads, -1).permute(0, 4, 1, 3, 5, 2)
         else:
-            scale = scale.view(tiles, 2, 4, 2, *scale.shape[1:]).permute(4, 0, 2, 5, 1, 3)
-        self.scale[b, :, tile : tile + tiles] = scale
+            scale = scale.view(n, tiles, 2, 4, 2, n_kv_heads, scale.shape[3]).permute(0, 5, 1, 3, 6, 2, 4)
+        self.scale[b : b + n, :, tile : tile + tiles] = scale
 
     def _memory(self, tokens):
         """Zeroed codes and scales for so many tokens. Zeros, so that what no token has written is a number."""
@@ -278,16 +276,19 @@ def _expect_kv(where, name, kv, shape):
 
 def _peak(where, name, kv, bits):
     """The largest scale that these numbers will have. ValueError for what cannot be stored, with its first index."""
-    largest, limit = 0.0, 65504 * float(BITS[bits])
+    if kv.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"{where}: a graph cannot capture this: it waits for the card, to look at the numbers")
+    kv, largest, limit = kv.detach(), 0.0, 65504 * float(BITS[bits])
     many = max(1, SLICE // kv[0, 0].numel())
-    for b, sequence in enumerate(kv.detach()):
-        for begin in range(0, len(sequence), many):
-            size = sequence[begin : begin + many].float().abs()
+    some = max(1, many // kv.shape[1])
+    for b in range(0, kv.shape[0], some):
+        for begin in range(0, kv.shape[1], many):
+            size = kv[b : b + some, begin : begin + many].float().abs()
             top = float(size.amax())  # NaN if there is one
             if not top <= limit:
                 bad = ~torch.isfinite(size) if not math.isfinite(top) else size > limit
-                index = (b, *torch.nonzero(bad)[0].tolist())
-                index = (b, begin + index[1], *index[2:])
+                index = torch.nonzero(bad)[0].tolist()
+                index = (b + index[0], begin + index[1], *index[2:])
                 wanted = "be finite" if not math.isfinite(top) else f"not pass {limit:.6g} in magnitude"
                 raise ValueError(f"{where}: {name} must {wanted}, got {kv[index].item()} at {index}")
             largest = max(largest, top)
