@@ -8,10 +8,10 @@ import pytest
 
 @pytest.fixture(scope="module")
 def solutions(request):
-    """What the solved notebook defines. The test module's NAME says which one."""
+    """What the solved notebook defines. The test module's NAME, or its TestExercises' name, says which one."""
     from exercise_tools import load
 
-    return load("solutions", request.module.NAME)
+    return load("solutions", _name(request.module))
 
 
 @pytest.fixture(scope="module")
@@ -19,4 +19,22 @@ def stubs(request):
     """What the unsolved notebook defines."""
     from exercise_tools import load
 
-    return load("exercises", request.module.NAME)
+    return load("exercises", _name(request.module))
+
+
+def _name(module):
+    return module.TestExercises.name if hasattr(module, "TestExercises") else module.NAME
+
+
+def pytest_generate_tests(metafunc):
+    """Spread the tests of an ExerciseContract over its exercises, and over their wrong answers."""
+    contract = metafunc.cls
+    if not hasattr(contract, "wrong"):
+        return
+    if "mistake" in metafunc.fixturenames:
+        pairs = [(number, mistake) for number, mistakes in contract.wrong.items() for mistake in mistakes]
+        metafunc.parametrize("number, mistake", pairs)
+    elif "number" in metafunc.fixturenames:
+        metafunc.parametrize("number", list(contract.answers))
+    elif "made_from" in metafunc.fixturenames:
+        metafunc.parametrize("made_from", list(contract.right))

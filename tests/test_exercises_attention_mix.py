@@ -3,32 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from exercise_tools import expect_one_verdict, expect_rejected, printed
+from exercise_contract import ExerciseContract
 from wrong.attention_mix import BUG, CARDS, END, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
 
 from exercises.checks import attention_mix as checks
 from kernels.attention import mix
 
-NAME = "07_attention_mix"
-ANSWERS = {1: "loads", 2: "split_source", 3: "bug_source", 4: "ordered_source", 5: "group_source"}
-RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
 LOADS = tuple(f"l1tex__t_{what}_pipe_lsu_mem_global_op_ld.sum" for what in ("requests", "sectors"))
 
 
-def judge(number, answer):
-    return getattr(checks, f"exercise_{number}")(answer)
+class TestExercises(ExerciseContract):
+    name, checks, right, wrong = "07_attention_mix", checks, RIGHT, WRONG
+    answers = {1: "loads", 2: "split_source", 3: "bug_source", 4: "ordered_source", 5: "group_source"}
+    runs_already = {
+        3: ("not yet: wrong at 1 token, 2 warps, head_dim = 32, with att and v all ones", "out[0, 0] is 0, expected 1")
+    }
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_stub_is_not_done_yet(number, stubs, capsys):
-    exercise = judge(number, stubs[ANSWERS[number]])
-    assert not exercise.passed
-    if number == RUNS_ALREADY:
-        assert exercise.message.startswith("not yet: wrong at 1 token, 2 warps, head_dim = 32, with att and v all ones")
-        assert "out[0, 0] is 0, expected 1" in exercise.message
-    else:
-        assert exercise.message == "not done yet"
-    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+judge = TestExercises.judge
 
 
 def test_the_bugs_author_saw_nothing(stubs):
@@ -42,30 +34,9 @@ def test_the_bugs_author_saw_nothing(stubs):
         checks.compare("out", out, checks.truth(att, v), "")
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
-    expect_one_verdict(lambda: judge(number, solutions[ANSWERS[number]]), 2, capsys)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
-    assert judge(number, RIGHT[number]).passed
-
-
-@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
-def test_wrong_answer_is_rejected(number, mistake, capsys):
-    answer, says = WRONG[number][mistake]
-    expect_rejected(judge(number, answer), says)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_enough_wrong_answers_are_planted(number):
-    assert len(WRONG[number]) >= 3
-
-
 @pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
 def test_a_check_bears_whatever_a_source_is(given, capsys):
-    for number in ANSWERS:
+    for number in TestExercises.answers:
         exercise = judge(number, given)
         assert not exercise.passed and exercise.message.startswith("not yet: ")
         assert number == 1 or "raised" not in exercise.message
@@ -163,10 +134,3 @@ ONE_WARP = changed(
 def test_other_right_answers_pass(number, source, capsys):
     exercise = judge(number, source)
     assert exercise.passed, exercise.message
-
-
-def test_the_notebook_prints_what_the_checks_say():
-    said = printed("exercises", NAME)
-    assert len(said) == len(ANSWERS)
-    assert all(text.count("\n") == 1 for text in said.values())
-    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1

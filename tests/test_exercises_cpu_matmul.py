@@ -1,21 +1,17 @@
 """The exercises of chapter 02: stubs say so, solutions pass, planted wrong answers are rejected."""
 
 import itertools
-import os
 import time
 
 import numpy as np
 import pytest
+from exercise_contract import ExerciseContract
 from exercise_tools import printed
 from wrong.cpu_matmul import WRONG
 
 from exercises.checks import cpu_matmul as checks
 from exercises.checks.own_process import OwnProcess
 from lab.exercise import Wrong
-
-NAME = "02_cpu_matmul"
-ANSWERS = {1: "row_range", 2: "dot_source", 3: "matmul_source", 4: "visit", 5: "half_source"}
-RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
 
 
 @pytest.fixture
@@ -25,51 +21,26 @@ def impatient(monkeypatch):
     monkeypatch.setattr(OwnProcess, "call", lambda *args, **named: patient(*args, **{**named, "limit": 1}))
 
 
-def judge(number, answer):
-    return getattr(checks, f"exercise_{number}")(answer)
+class TestExercises(ExerciseContract):
+    name, checks, wrong = "02_cpu_matmul", checks, WRONG
+    answers = {1: "row_range", 2: "dot_source", 3: "matmul_source", 4: "visit", 5: "half_source"}
+    runs_already = {3: ("not yet: wrong at m = 1, n = 1, k = 2: 1 of 1 element of C wrong", "C[0, 0] is 1, expected 2")}
+    draws = 3
+    test_what_the_wrong_answers_were_made_from_is_right = None  # here each stands by itself
+
+    def test_wrong_answer_is_rejected(self, number, mistake, impatient, capsys):
+        super().test_wrong_answer_is_rejected(number, mistake, capsys)
+        said = capsys.readouterr().out.strip()
+        assert "\n" not in said or "does not compile" in said
+
+    def test_the_notebook_prints_what_the_checks_say(self):
+        said = printed("exercises", self.name)
+        assert len(said) == 6  # five checks and the table of plain orders
+        assert all(text.count("\n") == 1 for id, text in said.items() if id != "ex4-plain")
+        assert sum("not done yet" in text for text in said.values()) == 4
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_stub_is_not_done_yet(number, stubs, capsys):
-    exercise = judge(number, stubs[ANSWERS[number]])
-    assert not exercise.passed
-    if number == RUNS_ALREADY:
-        assert exercise.message == (
-            "not yet: wrong at m = 1, n = 1, k = 2: 1 of 1 element of C wrong with A and B all ones. "
-            "C[0, 0] is 1, expected 2"
-        )
-    else:
-        assert exercise.message == "not done yet"
-    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
-    verdicts = set()
-    for _ in range(3):
-        exercise = judge(number, solutions[ANSWERS[number]])
-        assert exercise.passed, exercise.message
-        verdicts.add(capsys.readouterr().out)
-    (verdict,) = verdicts  # the same on every run: notebooks are compared
-    assert verdict.count("\n") == 1 and len(verdict) < 150
-
-
-@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
-def test_wrong_answer_is_rejected(number, mistake, impatient, capsys):
-    answer, says = WRONG[number][mistake]
-    exercise = judge(number, answer)
-    assert not exercise.passed
-    assert exercise.message.startswith("not yet: ")
-    assert says in exercise.message
-    assert "raised" not in exercise.message and "Traceback" not in exercise.message
-    printed_lines = capsys.readouterr().out.strip().split("\n")
-    assert len(printed_lines) == 1 or "does not compile" in exercise.message
-    assert not any(str(path) in exercise.message for path in (os.getcwd(), "/tmp/"))
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_enough_wrong_answers_are_planted(number):
-    assert len(WRONG[number]) >= 3
+judge = TestExercises.judge
 
 
 @pytest.mark.parametrize("given", [None, 3, "two words", (1,), (0, None), (0.0, 1.0), (True, 2), (2, 1), [], 1j])
@@ -237,13 +208,6 @@ def test_hardware_may_be_named_in_a_comment(words, solutions, capsys):
 
 
 # What stands around the checks
-
-
-def test_the_notebook_prints_what_the_checks_say():
-    said = printed("exercises", NAME)
-    assert len(said) == 6  # five checks and the table of plain orders
-    assert all(text.count("\n") == 1 for id, text in said.items() if id != "ex4-plain")
-    assert sum("not done yet" in text for text in said.values()) == 4
 
 
 def test_the_race_and_the_picture_wait_for_an_answer(stubs, solutions, capsys):

@@ -2,29 +2,20 @@
 
 import numpy as np
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, printed
+from exercise_contract import ExerciseContract
 from wrong.flash_decoding import ONLINE, RIGHT, STALE, WRONG, changed
 
 from exercises.checks import flash_decoding as checks
 
-NAME = "08_flash_decoding"
-ANSWERS = {1: "stream_mean", 2: "merge", 3: "share", 4: "best_splits", 5: "stale_source", 6: "online_source"}
-RUNS_ALREADY = 5  # the stub of "find the bug" is code that runs
+
+class TestExercises(ExerciseContract):
+    name, checks, right, wrong = "08_flash_decoding", checks, RIGHT, WRONG
+    answers = {1: "stream_mean", 2: "merge", 3: "share", 4: "best_splits", 5: "stale_source", 6: "online_source"}
+    runs_already = {5: ("not yet: ", "out[0] is 2.25, expected 3")}
+    draws = 3
 
 
-def judge(number, answer):
-    return getattr(checks, f"exercise_{number}")(answer)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_stub_is_not_done_yet(number, stubs, capsys):
-    exercise = judge(number, stubs[ANSWERS[number]])
-    assert not exercise.passed
-    if number == RUNS_ALREADY:
-        assert exercise.message.endswith("out[0] is 2.25, expected 3")
-    else:
-        assert exercise.message == "not done yet"
-    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+judge = TestExercises.judge
 
 
 def test_the_bugs_author_saw_nothing(stubs):
@@ -40,33 +31,11 @@ def test_each_of_the_two_defects_shows_alone():
         assert not judge(5, WRONG[5][mistake][0]).passed
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
-    expect_one_verdict(lambda: judge(number, solutions[ANSWERS[number]]), 3 if number < 5 else 2, capsys)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
-    exercise = judge(number, RIGHT[number])
-    assert exercise.passed, exercise.message
-
-
-@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
-def test_wrong_answer_is_rejected(number, mistake, capsys):
-    answer, says = WRONG[number][mistake]
-    expect_rejected(judge(number, answer), says)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_enough_wrong_answers_are_planted(number):
-    assert len(WRONG[number]) >= 3
-
-
 @pytest.mark.parametrize(
     "given", [None, 3, "x", lambda: 0, lambda *args: None, lambda *args: "x", lambda *args: (1, 2, 3)]
 )
 def test_a_check_bears_whatever_it_is_given(given, capsys):
-    for number in ANSWERS:
+    for number in TestExercises.answers:
         exercise = judge(number, given)
         assert not exercise.passed and exercise.message.startswith("not yet: ")
 
@@ -154,10 +123,3 @@ TWO_TOKENS = changed(  # float2 words: half of the requests, 8 sectors each
 def test_other_right_answers_pass(number, answer, capsys):
     exercise = judge(number, answer)
     assert exercise.passed, exercise.message
-
-
-def test_the_notebook_prints_what_the_checks_say():
-    said = printed("exercises", NAME)
-    assert len(said) == len(ANSWERS)
-    assert all(text.count("\n") == 1 for text in said.values())
-    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1

@@ -2,39 +2,31 @@
 
 import numpy as np
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, printed
+from exercise_contract import ExerciseContract
 from wrong.kv_quantization import FLIGHT, NEXT, NOW, PACKING, RIGHT, SCORES, WRONG, append
 from wrong.warp_gemv import changed
 
 from exercises.checks import kv_quantization as checks
 
-NAME = "09_kv_quantization"
-ANSWERS = {
-    1: "quantize_rows",
-    2: "packing_source",
-    3: "scores_source",
-    4: "flight_source",
-    5: "scores",
-    6: "append",
-}
 CUDA = (2, 3, 4)
-RUNS_ALREADY = 4  # the stub of "find the bug" is code that runs
 
 
-def judge(number, answer):
-    return getattr(checks, f"exercise_{number}")(answer)
+class TestExercises(ExerciseContract):
+    name, checks, right, wrong = "09_kv_quantization", checks, RIGHT, WRONG
+    answers = {
+        1: "quantize_rows",
+        2: "packing_source",
+        3: "scores_source",
+        4: "flight_source",
+        5: "scores",
+        6: "append",
+    }
+    runs_already = {
+        4: ("not yet: at kv_len = 1, capacity = 1: kernel mix, line ", "now[b] = v[(slice + 8 * b) * 32 + lane]")
+    }
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_stub_is_not_done_yet(number, stubs, capsys):
-    exercise = judge(number, stubs[ANSWERS[number]])
-    assert not exercise.passed
-    if number == RUNS_ALREADY:
-        assert exercise.message.startswith("not yet: at kv_len = 1, capacity = 1: kernel mix, line ")
-        assert "now[b] = v[(slice + 8 * b) * 32 + lane]" in exercise.message
-    else:
-        assert exercise.message == "not done yet"
-    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+judge = TestExercises.judge
 
 
 def test_the_bugs_author_saw_nothing(stubs):
@@ -42,28 +34,6 @@ def test_the_bugs_author_saw_nothing(stubs):
     kernel = checks.compiled(stubs["flight_source"], "mix")
     for kv_len in (64, 128, 300):
         checks._flight(kernel, np.random.default_rng(), kv_len, 4096, beyond=0)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
-    expect_one_verdict(lambda: judge(number, solutions[ANSWERS[number]]), 2, capsys)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
-    exercise = judge(number, RIGHT[number])
-    assert exercise.passed, exercise.message
-
-
-@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
-def test_wrong_answer_is_rejected(number, mistake, capsys):
-    answer, says = WRONG[number][mistake]
-    expect_rejected(judge(number, answer), says)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_enough_wrong_answers_are_planted(number):
-    assert len(WRONG[number]) >= 3
 
 
 @pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
@@ -78,7 +48,7 @@ def test_a_check_bears_whatever_a_source_is(given, capsys):
     "given", [lambda *_: 3, lambda *_: (3, 4), lambda *_: "", lambda *_: np.zeros(3), lambda *_: {}]
 )
 def test_a_check_bears_whatever_a_function_gives(given, capsys):
-    for number in set(ANSWERS) - set(CUDA):
+    for number in set(TestExercises.answers) - set(CUDA):
         exercise = judge(number, given)
         assert not exercise.passed and exercise.message.startswith("not yet: ")
         assert "raised" not in exercise.message
@@ -166,10 +136,3 @@ mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
 def test_other_right_answers_pass(number, answer, capsys):
     exercise = judge(number, answer)
     assert exercise.passed, exercise.message
-
-
-def test_the_notebook_prints_what_the_checks_say():
-    said = printed("exercises", NAME)
-    assert len(said) == len(ANSWERS)
-    assert all(text.count("\n") == 1 for text in said.values())
-    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1

@@ -1,37 +1,26 @@
 """The exercises of chapter 04: stubs say so, solutions pass, planted wrong answers are rejected."""
 
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, printed
+from exercise_contract import ExerciseContract
 from wrong.warp_gemv import ADD, GEMV, RIGHT, RMSNORM, SOFTMAX, SQUARES, TRANSPOSE, WRONG, changed
 
 from exercises.checks import warp_gemv as checks
 
-NAME = "04_warp_gemv"
-ANSWERS = {
-    1: "warp_max_source",
-    2: "softmax_source",
-    3: "gemv_source",
-    4: "row_squares_source",
-    5: "transpose_source",
-    6: "rmsnorm_source",
-}
-RUNS_ALREADY = 3  # the stub of "find the bug" is code that runs
+
+class TestExercises(ExerciseContract):
+    name, checks, right, wrong = "04_warp_gemv", checks, RIGHT, WRONG
+    answers = {
+        1: "warp_max_source",
+        2: "softmax_source",
+        3: "gemv_source",
+        4: "row_squares_source",
+        5: "transpose_source",
+        6: "rmsnorm_source",
+    }
+    runs_already = {3: ("not yet: at rows = 1, cols = 1, 1 block: kernel gemv, line ", "the mask names lanes 1-31")}
 
 
-def judge(number, answer):
-    return getattr(checks, f"exercise_{number}")(answer)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_stub_is_not_done_yet(number, stubs, capsys):
-    exercise = judge(number, stubs[ANSWERS[number]])
-    assert not exercise.passed
-    if number == RUNS_ALREADY:
-        assert exercise.message.startswith("not yet: at rows = 1, cols = 1, 1 block: kernel gemv, line ")
-        assert "the mask names lanes 1-31" in exercise.message
-    else:
-        assert exercise.message == "not done yet"
-    assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
+judge = TestExercises.judge
 
 
 def test_the_bugs_author_saw_nothing(stubs, monkeypatch, capsys):
@@ -43,30 +32,9 @@ def test_the_bugs_author_saw_nothing(stubs, monkeypatch, capsys):
             checks._gemv(kernel, W, x, grid, "")
 
 
-@pytest.mark.parametrize("number", ANSWERS)
-def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
-    expect_one_verdict(lambda: judge(number, solutions[ANSWERS[number]]), 2, capsys)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
-    assert judge(number, RIGHT[number]).passed
-
-
-@pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
-def test_wrong_answer_is_rejected(number, mistake, capsys):
-    answer, says = WRONG[number][mistake]
-    expect_rejected(judge(number, answer), says)
-
-
-@pytest.mark.parametrize("number", ANSWERS)
-def test_enough_wrong_answers_are_planted(number):
-    assert len(WRONG[number]) >= 3
-
-
 @pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
 def test_a_check_bears_whatever_a_source_is(given, capsys):
-    for number in ANSWERS:
+    for number in TestExercises.answers:
         exercise = judge(number, given)
         assert not exercise.passed and exercise.message.startswith("not yet: ")
         assert "raised" not in exercise.message
@@ -175,13 +143,6 @@ IN_WARP_ZERO = changed(
 def test_other_right_answers_pass(number, source, capsys):
     exercise = judge(number, source)
     assert exercise.passed, exercise.message
-
-
-def test_the_notebook_prints_what_the_checks_say():
-    said = printed("exercises", NAME)
-    assert len(said) == len(ANSWERS)
-    assert all(text.count("\n") == 1 for text in said.values())
-    assert sum("not done yet" in text for text in said.values()) == len(ANSWERS) - 1
 
 
 def test_the_sum_of_the_text_is_the_chapters():

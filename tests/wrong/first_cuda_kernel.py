@@ -232,7 +232,7 @@ def _gemv_t(loop, row="blockIdx.x * blockDim.x + threadIdx.x", store="partial[bl
 
 
 ADD = "sum += Wt[(long long)c * rows + r] * x[c];"
-RIGHT = f"for (int c = blockIdx.y; c < cols; c += gridDim.y) {ADD}"
+LOOP = f"for (int c = blockIdx.y; c < cols; c += gridDim.y) {ADD}"
 EX5 = {
     "dropped tail: cols / splits columns each": (
         _gemv_t(
@@ -254,25 +254,25 @@ EX5 = {
     ),
     "every split does it all": (_gemv_t(f"for (int c = 0; c < cols; c++) {ADD}"), "partial.sum(0)[0] is 2, expected 1"),
     "all splits write to the same place: a race": (
-        _gemv_t(RIGHT, store="partial[r] = sum;"),
+        _gemv_t(LOOP, store="partial[r] = sum;"),
         "at rows = 1, cols = 1, 2 splits",
     ),
     "splits without columns write nothing": (
-        _gemv_t(f"if (blockIdx.y >= cols) return;\n    {RIGHT}"),
+        _gemv_t(f"if (blockIdx.y >= cols) return;\n    {LOOP}"),
         "partial sums were never written",
     ),
     "reads the matrix as if it were stored by rows": (
-        _gemv_t(RIGHT.replace("(long long)c * rows + r", "(long long)r * cols + c")),
+        _gemv_t(LOOP.replace("(long long)c * rows + r", "(long long)r * cols + c")),
         "at rows = 3, cols = 2",
     ),
     "coalescing that is not there: neighbouring threads take rows far apart": (
-        _gemv_t(RIGHT, row="threadIdx.x * gridDim.x + blockIdx.x"),
+        _gemv_t(LOOP, row="threadIdx.x * gridDim.x + blockIdx.x"),
         "right, but not coalesced: at rows = 1024, cols = 203, 8 splits a load of a warp touches",
     ),
-    "no bounds check": ((_gemv_t(RIGHT)[0].replace("    if (r >= rows) return;\n", ""),), "has 1 element"),
+    "no bounds check": ((_gemv_t(LOOP)[0].replace("    if (r >= rows) return;\n", ""),), "has 1 element"),
     "reads everything twice": (
         _gemv_t(
-            RIGHT.replace(
+            LOOP.replace(
                 ADD,
                 "sum += 0.5f * ((volatile float *)Wt)[c * rows + r] * x[c] "
                 "+ 0.5f * ((volatile float *)Wt)[c * rows + r] * x[c];",
@@ -282,15 +282,22 @@ EX5 = {
     ),
     "keeps the sum in memory": (
         _gemv_t(
-            f"partial[blockIdx.y * rows + r] = 0;\n    {RIGHT}".replace("sum +=", "partial[blockIdx.y * rows + r] +="),
+            f"partial[blockIdx.y * rows + r] = 0;\n    {LOOP}".replace("sum +=", "partial[blockIdx.y * rows + r] +="),
             store="",
         ),
         "store requests",
     ),
     "adds to what was there": (
-        _gemv_t(RIGHT, store="partial[blockIdx.y * rows + r] += sum;"),
+        _gemv_t(LOOP, store="partial[blockIdx.y * rows + r] += sum;"),
         "or only added to",
     ),
 }
 
 WRONG = {1: EX1, 2: EX2, 3: EX3, 4: EX4, 5: EX5}
+RIGHT = {  # what the wrong answers were made from
+    1: (grid, _scale_rows()),
+    2: _stride(first=f"(long long){FIRST}").replace("int i", "long long i"),
+    3: _scale4(f"    {AT}\n    if (i + 3 < n) {{\n        {WIDE}\n    }} else {TAIL}"),
+    4: _fetch(),
+    5: _gemv_t(LOOP),
+}
