@@ -1,0 +1,264 @@
+"""fused, the best rung: the whole layer in one launch of fused.cu, where the card and the tensors allow it."""
+
+import functools
+from pathlib import Path
+
+import torch
+
+from kernels.ssd.arguments import NO_LIMIT, expect_ssd
+from kernels.ssd.five import five
+from kernels.ssd.fused_plan import plan, shared_bytes
+from kernels.ssd.tuned import fused_tuned
+from lab import cuda, cuda_driver
+from lab.card import multiprocessors
+from lab.tensor_map import TensorMap
+
+HERE = Path(__file__).resolve().parent
+FILES = ("fused.cu", "decays.cuh", "shares.cuh", "fused.cuh", "hopper.cuh", "fused.py", "fused_plan.py", "arguments.py")
+SOURCES = tuple(f"kernels/ssd/{name}" for name in FILES)
+TYPES = {torch.float16: "half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
+PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
+MOST_ROWS = 65535  # of rows of heads, 64 columns each
+TUNED_DSTATE = 128  # what fused_tuned can do, at most
+
+
+def fused(
+    x, dt, A, B, C, *, chunk_size=None, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
+    cu_seqlens=None, dt_softplus=False, dt_limit=NO_LIMIT, return_final_states=False, return_varlen_states=False,
+    out=None, state_dtype=torch.float32, stop=STOP,
+):  # fmt: skip
+    """y (batch, L, H, P), like x; or a tuple of y and the states that are asked for. One launch of fused.cu.
+
+    Arguments, results and errors are those of `five`, and besides:
+
+    chunk_size  is looked at, and then left alone: fused.cu takes chunks of 64 tokens
+    stop        where the sequence is cut, what lies so far back that it has decayed by more than 2**-stop until there
+                is left out of the state. Beside a state of its own size float32 would not show it; it could be seen
+                only if it was 2**(stop - 24) times larger than all that came after it, infinite or NaN. 0: nothing is
+                left out, and slowly decaying heads take up to a third longer
+
+    fused.cu takes x, B, C, z in float16 or bfloat16 at addresses and strides of 16 bytes, headdim 64 or 128, dstate 64
+    or 128, initial_states and states in float32, and a card of compute capability 9.0 (H100, H200, GH200). On the CPU
+    it runs on the SIMT machine, bfloat16 too. All else goes to another rung: `which` says to which, and why.
+
+    Products of matrices take factors rounded to the dtype of x (states, and decays times dt, too), and add in float32.
+    The same from run to run, bit for bit. Infinity and NaN reach the tokens that they should, and no others, save for
+    what `stop` leaves out. Moves x, z, y, dt once, B and C once for each pair of heads, from L2 as a rule, and 4 P N
+    bytes a few times for each head and multiprocessor.
+    """
+    options = dict(
+        D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
+        dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out, state_dtype=state_dtype,
+    )  # fmt: skip
+    problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
+    if stop < 0:
+        raise ValueError(f"fused: stop must be a number of bits, or 0 for none, got {stop}")
+    rung, _ = _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
+    if rung != "fused":
+        options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
+        if rung == "five":
+            return five(x, dt, A, B, C, chunk_size=chunk_size, **options)
+        return fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    final = None
+    if return_final_states:
+        shape = problem.batch, problem.nheads, problem.headdim, problem.dstate
+        final = torch.empty(shape, dtype=torch.float32, device=x.device)
+    _launch(problem, x, dt, A, B, C, D, z, dt_bias, initial_states, y, final, dt_softplus, dt_limit, stop)
+    return (y, final) if return_final_states else y
+
+
+def which(x, dt, A, B, C, *, z=None, initial_states=None, seq_idx=None, cu_seqlens=None, out=None,
+          state_dtype=torch.float32, **options):  # fmt: skip
+    """The rung that `fused` runs with these arguments, and why it is not fused.cu: ("fused", ""), ("fused_tuned", why)
+    or ("five", why). Looks at the tensors and runs nothing."""
+    problem = expect_ssd(
+        "which", x, dt, A, B, C, z=z, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens, out=out,
+        state_dtype=state_dtype,
+    )  # fmt: skip
+    return _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
+
+
+def counters(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, initial_states=None, dt_softplus=False,
+             dt_limit=NO_LIMIT, stop=STOP, check_races=False, **chosen):  # fmt: skip
+    """Run fused.cu on the SIMT machine, whatever the device. Returns its report (simt.report).
+
+    Tensors are copied to the CPU first. check_races: also look for races. chosen: what `plan` takes by name.
+    """
+    x, dt, A, B, C, D, z, dt_bias, initial_states = (
+        None if t is None else t.detach().cpu() for t in (x, dt, A, B, C, D, z, dt_bias, initial_states)
+    )
+    problem = expect_ssd(
+        "counters", x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, dt_limit=dt_limit
+    )
+    rung, why = _choose(problem, x, B, C, z, initial_states, None, None, None, torch.float32)
+    if rung != "fused":
+        raise ValueError(f"counters: fused leaves these tensors to {rung}: {why}")
+    final = torch.empty(problem.batch, problem.nheads, problem.headdim, problem.dstate)
+    return _launch(
+        problem, x, dt, A, B, C, D, z, dt_bias, initial_states, torch.empty_like(x), final, dt_softplus, dt_limit,
+        stop, chosen, check_races=check_races,
+    )  # fmt: skip
+
+
+def _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype):
+    tensors = (
+        [("x", x), ("B", B), ("C", C)] + ([] if z is None else [("z", z)]) + ([] if out is None else [("out", out)])
+    )
+    seen = tuple((name, t.shape, t.stride(), t.data_ptr() % 16) for name, t in tensors)
+    initial = None if initial_states is None else (initial_states.dtype, initial_states.data_ptr() % 16)
+    return _choice(
+        problem, x.dtype, x.device, seen, initial, seq_idx is not None or cu_seqlens is not None, state_dtype
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _choice(problem, dtype, device, seen, initial, sequences, state_dtype):
+    """(rung, why it is not fused.cu)"""
+    if sequences:
+        return "five", "seq_idx and cu_seqlens are for five"
+    if state_dtype is not torch.float32:
+        return "five", "states between kernels are five's"
+    why = ""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
+        why = f"compute capability 9.0 is needed, this card has {torch.cuda.get_device_capability(device)}"
+    elif dtype is torch.float32:
+        why = "x is float32"
+    elif problem.headdim not in (64, 128):
+        why = f"headdim is {problem.headdim}, neither 64 nor 128"
+    elif problem.dstate not in (64, 128):
+        why = f"dstate is {problem.dstate}, neither 64 nor 128"
+    elif initial not in (None, (torch.float32, 0)):
+        why = "initial_states is not float32 at an address of 16 bytes"
+    elif problem.batch * problem.nheads * (problem.headdim // 64) > MOST_ROWS:
+        why = f"there are more than {MOST_ROWS} heads in the batch"
+    elif not all(_fits_tma(*tensor[1:]) for tensor in seen):
+        name = next(name for name, *tensor in seen if not _fits_tma(*tensor))
+        why = f"{name} is not at addresses and strides of 16 bytes"
+    if why:
+        return ("fused_tuned" if problem.dstate <= TUNED_DSTATE else "five"), why
+    return "fused", ""
+
+
+def _fits_tma(shape, strides, address):
+    apart = (stride for n, stride in zip(shape[:-1], strides) if n > 1)
+    return address == 0 and all(stride > 0 and stride % 8 == 0 for stride in apart)
+
+
+def _launch(
+    problem,
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D,
+    z,
+    dt_bias,
+    initial_states,
+    y,
+    final,
+    dt_softplus,
+    dt_limit,
+    stop,
+    chosen=None,
+    **options,
+):
+    p, kernel, shared, sizes = _prepared(
+        problem, x.dtype, x.device, dt.dtype, None if D is None else (D.dtype, D.ndim),
+        None if dt_bias is None else dt_bias.dtype, z is not None, bool(dt_softplus), **(chosen or {}),
+    )  # fmt: skip
+    scratch = torch.empty(p.scratch, dtype=torch.float32, device=x.device)
+    counter = _flags(x.device, p)
+    apart, dt = dt.stride(), _line(dt)
+    one, row = (1, 1, 1, 64, 64), (1, 1, problem.dstate // 64, 64, 64)
+    maps = [_tiles(x, one), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, one)]
+    args = (*maps, dt, A, dt_bias, D, initial_states, y, final, scratch, counter, *sizes,
+            -float(stop or "inf"), float(dt_limit[0]), float(dt_limit[1]), *apart)  # fmt: skip
+    return kernel.unchecked(p.blocks, 512, *args, shared=shared, **options)
+
+
+_maps = {}
+MOST_MAPS = 4096
+
+
+def _tiles(tensor, box):
+    """A (batch, seqlen, n, columns) tensor as (batch, n, columns / 64, seqlen, 64), in boxes of whole tiles."""
+    key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), box
+    found = _maps.get(key)
+    if found is None:
+        batch, seqlen, n, columns = tensor.shape
+        b, t, h, _ = tensor.stride()
+        tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))
+        found = TensorMap(tiles, box, 128, l2_promotion=PROMOTION)
+        if tensor.is_cuda:  # where a map is an address and sizes: it need not keep the memory
+            if len(_maps) >= MOST_MAPS:
+                _maps.clear()
+            found.tensor = None
+            _maps[key] = found
+    return found
+
+
+def _line(dt):
+    """All of dt's memory from its first to its last element, as one contiguous axis."""
+    if dt.is_cuda and dt.is_contiguous():
+        return dt
+    length = 1 + sum((n - 1) * stride for n, stride in zip(dt.shape, dt.stride()))
+    line = dt.as_strided((length,), (1,))
+    if dt.is_cpu and dt.element_size() == 2:  # the SIMT machine wants the whole words that a card reads a half of
+        wide = dt.new_zeros(length + 2)
+        wide[:length] = line
+        line = wide
+    return line
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(problem, dtype, device, dt, D, dt_bias, z, softplus, **chosen):
+    """What all calls with such tensors share: (plan, kernel, bytes of shared memory, sizes of the launch)."""
+    batch, seqlen, nheads, headdim, ngroups, dstate = problem[:6]
+    p = plan(batch, seqlen, nheads, headdim, ngroups, dstate, multiprocessors(device), **chosen)
+    stages = 2 if z else 3
+    shared = shared_bytes(dstate, z, stages)
+    constants = dict(
+        DSTATE=dstate, HALVES=headdim // 64, BF16=int(dtype is torch.bfloat16), DT_T=TYPES[dt],
+        BIAS_T=TYPES[dt_bias or torch.float32], D_T=TYPES[D[0] if D else torch.float32], SOFTPLUS=int(softplus),
+        D_ROWS=D[1] if D else 0, Z=int(z), STAGES=stages, SHARED=shared,
+    )  # fmt: skip
+    kernel = _module(tuple(constants.items())).fused
+    sizes = (seqlen, nheads, ngroups, p.pairs, p.chunks, p.epoch, p.epochs, p.tickets, p.rows, p.pairs_of_group,
+             p.pieces_of_pair, p.sort)  # fmt: skip
+    return p, kernel, shared, sizes
+
+
+@functools.cache
+def _module(constants):
+    return cuda.load(HERE / "fused.cu", tuple(f"-D{name}={value}" for name, value in constants), arch="sm_90a")
+
+
+# The counter of tickets and the flags behind it stay from launch to launch (see fused.cu). Launches of one stream
+# follow each other and share theirs, if they take as many tickets; a launch in a graph, which may run beside others,
+# has its own for good, from zeros that were made before.
+_zeros, _of_stream = {}, {}
+KEPT = 1 << 19  # words of 8 bytes, for graphs
+
+
+def _flags(device, p):
+    """Zeros at first: an int64 tensor, the two counters and then the flags."""
+    words = 2 + -(-p.flags // 2)
+    if device.type == "cpu":
+        return torch.zeros(words, dtype=torch.int64)
+    index = device.index
+    if torch.cuda.is_current_stream_capturing():
+        kept = _zeros.get(index)
+        if kept is None or kept.numel() < words:
+            return torch.zeros(words, dtype=torch.int64, device=device)  # a node of the graph
+        _zeros[index] = kept[words:]
+        return kept[:words]
+    key = index, cuda_driver.current_stream(index), p.tickets * p.epochs, p.blocks, words
+    if key not in _of_stream:
+        if index not in _zeros:
+            _zeros[index] = torch.zeros(KEPT, dtype=torch.int64, device=device)
+        _of_stream[key] = torch.zeros(words, dtype=torch.int64, device=device)
+        torch.cuda.current_stream(device).synchronize()  # a graph may be replayed on any stream
+    return _of_stream[key]

@@ -1,0 +1,63 @@
+"""How fused.cu is launched: epochs, tickets, and the memory between blocks.
+
+The chunks of all pairs of heads stand in one line, which is cut into one equal share for each multiprocessor, so all
+are busy to the end. A share that ends within a pair walks its last piece twice, for a third of the cost of once; with
+decays as they are, a few chunks of it. In a long sequence the blocks would stand far apart, and B and C come from
+memory for each pair anew: so the line ends after EPOCH chunks of each sequence, and a next one begins.
+"""
+
+import functools
+from typing import NamedTuple
+
+CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
+EPOCH = 512  # chunks of a sequence, at most
+SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
+MOST_TICKETS, MOST_ROWS = 159, 512  # as in fused.cu
+
+
+class Plan(NamedTuple):
+    """The sizes of a launch; names as in fused.cu."""
+
+    rows: int
+    pairs_of_group: int
+    pairs: int
+    chunks: int
+    epoch: int
+    epochs: int
+    tickets: int  # of an epoch
+    blocks: int
+    scratch: int  # floats: states at the ends of pass 1 and of epochs
+    flags: int  # two for each ticket and for each pair at the end of an epoch, one for each pair
+    pieces_of_pair: int
+    sort: int  # whether to put rows of heads in order of their decay
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, epoch=None, tickets=None, sort=None):
+    """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
+    rows = nheads // ngroups * (headdim // WIDTH)
+    pairs_of_group = -(-rows // 2)
+    pairs = batch * ngroups * pairs_of_group
+    chunks = -(-seqlen // CHUNK)
+    epochs = -(-chunks // (epoch or EPOCH))
+    epoch = -(-chunks // epochs)
+    epochs = -(-chunks // epoch)
+    shortest = chunks - epoch * (epochs - 1)  # the last one
+    tickets = min(tickets or processors, pairs * shortest, MOST_TICKETS)
+    state = WIDTH * dstate
+    if sort is None:
+        sort = pairs * epoch >= SORT * tickets
+    sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
+    return Plan(
+        rows, pairs_of_group, pairs, chunks, epoch, epochs, tickets, min(processors, tickets * epochs),
+        2 * tickets * epochs * (state + 1) + 2 * (epochs - 1) * pairs * state,
+        2 * (tickets * epochs + (epochs - 1) * pairs) + pairs, tickets // pairs if sort else 0, sort,
+    )  # fmt: skip
+
+
+def shared_bytes(dstate, z, stages):
+    """Of dynamic shared memory: struct Shared in fused.cu."""
+    tiles = stages * (2 + 2 * dstate // 64 + 2 * z) + 4 + 2
+    decays = 4 * (4 * CHUNK + 3 * (CHUNK - 16) + 4) + 2 * CHUNK
+    rest = 4096 + 6 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (3 * stages + 4) + 16
+    return tiles * 8192 + (0 if z else 2048 * 1) + stages * 2 * decays + rest + 64

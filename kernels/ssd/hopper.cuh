@@ -1,0 +1,234 @@
+/* Hopper's own instructions, one small function each: mbarriers, bulk tensor copies (TMA), warpgroup matrix products
+   (wgmma), and what lays fragments out. Compile for sm_90a.
+
+   Addresses in shared memory are 32 bit ("at"). Tiles are 64 rows of 128 bytes, as a tensor map with a box of 64
+   halves a row and the 128-byte swizzle brings them: 16 bytes of a row lie at place (word ^ row % 8). */
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#ifndef BF16
+#define BF16 0 // 1: the operands are bfloat16, else half
+#endif
+#define DEVICE __device__ __forceinline__
+
+typedef unsigned long long u64;
+struct alignas(64) CUtensorMap {
+    u64 opaque[16];
+};
+
+constexpr int ROW = 128, TILE = 64 * ROW; // bytes
+
+DEVICE unsigned at(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// ---- mbarriers ----
+
+DEVICE void init(u64 *bar, unsigned count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at(bar)), "r"(count) : "memory");
+}
+DEVICE void arrive(u64 *bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at(bar)) : "memory"); }
+DEVICE void arrive_and_expect(u64 *bar, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at(bar)), "r"(bytes) : "memory");
+}
+DEVICE void wait(u64 *bar, unsigned parity) {
+    asm volatile(
+        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again; }" ::"r"(at(bar)),
+        "r"(parity)
+        : "memory");
+}
+
+// ---- bulk tensor copies ----
+
+/* Tiles of an array (batch, major, minor, token, 64): one copy may bring several, of consecutive major or minor. */
+DEVICE void load_tiles(unsigned to, const CUtensorMap *map, int token, int minor, int major, int batch, u64 *bar) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+                 "%5, %6}], [%7];" ::"r"(to),
+                 "l"(map), "r"(0), "r"(token), "r"(minor), "r"(major), "r"(batch), "r"(at(bar))
+                 : "memory");
+}
+DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- copies of single words, by each thread for itself ----
+
+/* The aligned four bytes in which *from lies; if they begin with it, what follows may be no memory, and is left out. */
+template <typename T> DEVICE void copy_word(unsigned to, const T *from) {
+    const u64 address = reinterpret_cast<u64>(from);
+    const int bytes = sizeof(T) == 4 || address % 4 ? 4 : 2;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(address & ~3ull), "r"(bytes) : "memory");
+}
+DEVICE float word_of(unsigned word, const float *) { return __uint_as_float(word); }
+DEVICE float word_of(unsigned word, const half *from) {
+    const half2 both = *reinterpret_cast<half2 *>(&word);
+    return reinterpret_cast<u64>(from) % 4 ? __high2float(both) : __low2float(both);
+}
+DEVICE float word_of(unsigned word, const __nv_bfloat16 *from) {
+    return __uint_as_float(reinterpret_cast<u64>(from) % 4 ? word & 0xFFFF0000 : word << 16);
+}
+DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+// ---- warpgroups ----
+
+template <int COUNT> DEVICE void meet(int barrier) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(COUNT) : "memory");
+}
+template <int REGISTERS> DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// ---- fragments ----
+
+/* Two floats as two halves; the first in the lower bits. */
+DEVICE unsigned pack(float low, float high) {
+    unsigned both;
+    if (BF16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+DEVICE float2 unpack(unsigned both) {
+    if (BF16)
+        return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xFFFF0000));
+    else
+        return __half22float2(*reinterpret_cast<half2 *>(&both));
+}
+
+/* On two halves at once. */
+DEVICE unsigned times(unsigned a, unsigned b) {
+    unsigned both;
+    if (BF16)
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    else
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+    return both;
+}
+
+DEVICE unsigned times_and_add(unsigned a, unsigned b, unsigned c) {
+    unsigned both;
+    if (BF16)
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(c));
+    else
+        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(c));
+    return both;
+}
+DEVICE float half_at(const unsigned char *place) { return unpack(*reinterpret_cast<const unsigned short *>(place)).x; }
+
+/* Four 8 x 8 matrices of halves, transposed on the way; lane i names row i % 8 of matrix i / 8. Who reads them later
+   waits at a barrier first, and who wrote them before has: these are in order among themselves and with barriers. */
+DEVICE void read_transposed(unsigned *r, unsigned row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(row));
+}
+DEVICE void write_transposed(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b),
+                 "r"(c), "r"(d));
+}
+DEVICE void write_matrices(unsigned row, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(a), "r"(b), "r"(c),
+                 "r"(d));
+}
+
+/* Where 16 bytes lie in a tile: `word` counts them within the row. */
+DEVICE unsigned place(int row, int word) { return row * ROW + (word ^ row % 8) * 16; }
+
+// ---- wgmma: D += A B, D 64 x N in registers. B, and A where it is no fragment, are tiles ----
+
+/* The rows of the matrix are the tile's rows. */
+DEVICE u64 rows_of(unsigned tile) { return (tile & 0x3FFFF) >> 4 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; }
+/* The rows of the matrix are the tile's columns; more than 64 of them go on in the next tile. */
+DEVICE u64 columns_of(unsigned tile) { return rows_of(tile) | (u64)(TILE >> 4) << 16; }
+
+/* The descriptor of what lies so many bytes further on. */
+DEVICE u64 moved(u64 descriptor, int bytes) { return descriptor + (bytes >> 4); }
+
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> DEVICE void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+/* Keeps the compiler from moving reads of an accumulator in front of the wait. */
+template <int COUNT> DEVICE void hold(float (&d)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// The type of the operands is a part of the instruction's name, and must be known to the preprocessor.
+#if BF16
+#define KIND "bf16.bf16"
+#else
+#define KIND "f16.f16"
+#endif
+
+/* 64 x N, both tiles; rows of A and B as rows_of. */
+template <int N> DEVICE void product(float *d, u64 a, u64 b, int add) {
+    if constexpr (N == 64) {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." KIND " "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                     "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, 0, 0; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "l"(a), "l"(b), "r"(add));
+    }
+}
+/* A a fragment (64 x 16), B as rows_of. */
+template <int N> DEVICE void product_of_fragment(float *d, const unsigned *a, u64 b, int add) {
+    if constexpr (N == 64) {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." KIND " "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                     "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 0; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    }
+    if constexpr (N == 32) {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." KIND " "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, "
+                     "%20, p, 1, 1, 0; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    }
+}
+/* A a fragment (64 x 16), B as columns_of. */
+template <int N> DEVICE void product_of_fragment_turned(float *d, const unsigned *a, u64 b, int add) {
+    if constexpr (N == 128) {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." KIND " "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                     "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+                     "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
+                     "%59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+                       "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
+                       "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
+                       "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+                       "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    }
+    if constexpr (N == 64) {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." KIND " "
+                     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                     "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+                       "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+    }
+}

@@ -1,0 +1,77 @@
+"""The public kernels that ours are measured beside: mamba_ssm's five, in Triton, called as a Mamba-2 layer calls them.
+
+    mamba()                         mamba_ssm's mamba_chunk_scan_combined, or None with a printed sentence, said once
+    calls(inputs, chunk_size)       of it, one for each dict of inputs
+    compile_part(call, chunk, part) compile a part of what it may choose between
+    tune_anew()                     make its next call tune again
+
+mamba_ssm tunes its kernels at their first call, by shape but not by length: tuned anew where the length is another,
+each is measured at its best. Its package imports a compiled extension, which only the scan of Mamba-1 needs: where that
+is not built, the module with these kernels is imported without it.
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+
+import triton.testing
+
+MODULES = ("ssd_bmm", "ssd_chunk_state", "ssd_state_passing", "ssd_chunk_scan")
+PARTS = ("_bmm_chunk_fwd_kernel", "_chunk_state_fwd_kernel", "_chunk_scan_fwd_kernel")  # most to choose between
+
+
+def mamba():
+    """mamba_ssm's mamba_chunk_scan_combined, or None."""
+    return None if _module() is None else _module().mamba_chunk_scan_combined
+
+
+@functools.cache
+def _module():
+    """mamba_ssm.ops.triton.ssd_combined, or None with a sentence, said once."""
+    try:
+        try:
+            importlib.import_module("mamba_ssm")
+        except ImportError:
+            if (spec := importlib.util.find_spec("mamba_ssm")) is None:
+                raise
+            package = types.ModuleType("mamba_ssm")
+            package.__path__ = list(spec.submodule_search_locations)
+            sys.modules["mamba_ssm"] = package  # its __init__ is not run
+        return importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
+    except ImportError as error:
+        print(f"mamba_ssm cannot be imported ({error}): its rows are left out; pip install mamba-ssm einops")
+        return None
+
+
+def tune_anew():
+    """Forget what mamba_ssm's kernels were tuned to. They are then timed for a fifth of Triton's usual time."""
+    for _, kernel in _tuned():
+        kernel.cache.clear()
+        vars(kernel)["do_bench"] = functools.partial(triton.testing.do_bench, warmup=5, rep=20)
+
+
+def _tuned():
+    """(name, kernel) of mamba_ssm's kernels that are tuned."""
+    for module in MODULES:
+        for name, value in vars(sys.modules.get(f"mamba_ssm.ops.triton.{module}", types)).items():
+            if hasattr(value, "configs") and hasattr(value, "cache"):
+                yield name, value
+
+
+def calls(inputs, chunk_size):
+    """A call for each dict of inputs: mamba_ssm's five kernels with this chunk size."""
+    return [functools.partial(mamba(), **each, chunk_size=chunk_size) for each in inputs]
+
+
+def compile_part(call, chunk_size, part):
+    """Compile what mamba_ssm may choose between for this call, of one kernel: number `part` of PARTS, or all others.
+
+    It does so one after another, which takes minutes. What was compiled is found in Triton's cache on disk.
+    """
+    run = mamba()
+    for name, kernel in _tuned():
+        if (PARTS.index(name) if name in PARTS else len(PARTS)) != part:
+            kernel.configs = kernel.configs[:1]
+    run(**call, chunk_size=chunk_size)

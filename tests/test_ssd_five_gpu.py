@@ -1,0 +1,144 @@
+"""The five SSD kernels on a card: right between NaNs, in graphs, on long sequences, and the same bits every time."""
+
+import pytest
+import torch
+from test_ssd_five import ALLOWED, off, problem, recurrence
+
+from kernels.ssd import dropin, five, mamba_chunk_scan_combined, peers
+from kernels.ssd.five import sequence_numbers
+
+HERE = torch.cuda.is_available() and torch.version.cuda is not None
+pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
+
+# dtype, all options or none; batch, seqlen, nheads, headdim, ngroups, dstate, chunk_size. Each is compiled: so, few
+CASES = [
+    (torch.float16, True, (2, 777, 4, 24, 2, 40, 64)),
+    (torch.float16, False, (1, 515, 8, 64, 1, 128, 256)),
+    (torch.float32, True, (1, 300, 3, 70, 3, 130, 512)),
+    (torch.float32, False, (1, 1, 2, 16, 1, 16, 16)),
+    (torch.bfloat16, True, (1, 700, 2, 128, 1, 256, 128)),
+]
+
+
+def between(tensor, fence=torch.nan):
+    """A copy on the card that lies between guards, off a multiple of 16 bytes."""
+    home = torch.full((tensor.numel() + 129,), fence, dtype=tensor.dtype, device="cuda")
+    return home[65 : 65 + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def on_card(call):
+    return {name: between(value) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+
+
+@pytest.mark.parametrize("dtype, rest, shape", CASES, ids=str)
+def test_right_on_hostile_shapes(dtype, rest, shape):
+    call = on_card(problem(*shape[:-1], dtype, rest=rest))
+    out = between(torch.full_like(call["x"], torch.nan), 1234)
+    y, final = five(**call, chunk_size=shape[-1], return_final_states=True, out=out)
+    wanted, states = recurrence(**call)
+    assert y is out and off(y, wanted) < ALLOWED[dtype] and off(final, states[:, -1]) < ALLOWED[dtype]
+    home = torch.empty(0, dtype=dtype, device="cuda").set_(out.untyped_storage())
+    assert (home[:65] == 1234).all() and (home[65 + out.numel() :] == 1234).all()
+
+
+def test_sequences_of_a_row():
+    call = on_card(problem(1, 700, 4, 64, 1, 128, torch.float16))
+    cu_seqlens = torch.tensor([0, 0, 13, 400, 401, 640, 700], device="cuda")
+    y, ends = five(**call, cu_seqlens=cu_seqlens, return_varlen_states=True)
+    wanted, states = recurrence(**call, seq_idx=sequence_numbers(cu_seqlens, 700))
+    assert off(y, wanted) < 1e-3 and off(ends[1:], states[0, cu_seqlens[2:] - 1]) < 1e-3 and not ends[0].any()
+
+
+@pytest.mark.parametrize(
+    "name, at", [("x", (0, 321, 1, 3)), ("dt", (0, 321, 1)), ("B", (0, 321, 0, 3)), ("C", (0, 321, 0, 3))]
+)
+def test_nan_reaches_what_it_should_and_nothing_else(name, at):
+    call = problem(1, 700, 4, 64, 2, 128, torch.float16, rest=False)
+    call[name][at] = torch.nan
+    call = on_card(call)
+    y, wanted = five(**call), recurrence(**call)[0]
+    assert (~wanted.isfinite()).any() and torch.equal(y.isfinite(), wanted.isfinite())
+    assert off(y[y.isfinite()], wanted[wanted.isfinite()]) < 1e-3
+
+
+def long(seqlen, dtype=torch.float16, batch=1):
+    call = problem(1, 16, 80, 64, 1, 128, rest=False)
+    for name in ("x", "dt", "B", "C"):
+        shape = batch, seqlen, *call[name].shape[2:]
+        call[name] = torch.empty(shape, dtype=dtype, device="cuda").normal_()
+    call["dt"] -= 4
+    call["A"] = call["A"].cuda() - 1
+    return call
+
+
+def test_long_sequences_go_on_as_short_ones():
+    """Half a sequence, and the other half from the state in between."""
+    call = long(10_000)
+    y, final = five(**call, return_final_states=True)
+    parts = [{k: v[:, at] if v.ndim > 1 else v for k, v in call.items() if k not in ("dt_softplus",)} for at in HALVES]
+    first, state = five(**parts[0], dt_softplus=True, return_final_states=True)
+    second, last = five(**parts[1], dt_softplus=True, initial_states=state, return_final_states=True)
+    assert (
+        torch.equal(first, y[:, :5120])
+        and off(second, y[:, 5120:].double()) < 1e-3
+        and off(last, final.double()) < 1e-5
+    )
+
+
+HALVES = slice(0, 5120), slice(5120, None)
+
+
+def test_more_than_two_to_the_31_elements():
+    if torch.cuda.mem_get_info()[0] < 60 << 30:
+        pytest.skip("needs 60 GB of free memory on the card")
+    call = long(430_000)
+    assert call["x"].numel() > 1 << 31
+    y, final = five(**call, return_final_states=True, state_dtype=torch.float16)
+    tail = {k: v[:, -4000:] if v.ndim > 1 else v for k, v in call.items() if k != "dt_softplus"}  # the rest has decayed
+    wanted, last = five(**tail, dt_softplus=True, return_final_states=True)
+    assert off(y[:, -1000:], wanted[:, -1000:].double()) < 2e-3 and off(final, last.double()) < 2e-3
+
+
+def test_a_graph_follows_its_inputs():
+    call = long(3000)
+    out = torch.empty_like(call["x"])
+    five(**call, out=out)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        five(**call, out=out)
+    for _ in range(2):
+        call["x"].normal_()
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, five(**call))
+
+
+def test_the_same_bits_every_time():
+    call = long(5003)
+    first, state = five(**call, return_final_states=True)
+    for _ in range(100):
+        full = torch.full((1 << 24,), torch.nan, device="cuda")  # what the workspace may find
+        del full
+        y, final = five(**call, return_final_states=True)
+        assert torch.equal(y, first) and torch.equal(final, state)
+
+
+def test_the_card_and_the_interpreter_agree():
+    call = problem(1, 70, 2, 16, 1, 16)
+    here, there = five(**on_card(call), chunk_size=32).cpu(), five(**call, chunk_size=32)
+    assert off(here, there.double()) < 1e-6
+
+
+def test_mamba_ssm_agrees(monkeypatch):
+    """In the same place, with the same arguments."""
+    monkeypatch.setattr(dropin, "best", five)
+    if peers.mamba() is None:
+        pytest.skip("mamba_ssm is not installed")
+    call = on_card(problem(2, 777, 8, 64, 2, 128, torch.float16))
+    seq_idx = (torch.arange(777, device="cuda") // 300).int().repeat(2, 1)
+    del call["initial_states"]
+    for more in ({}, {"seq_idx": seq_idx}):
+        theirs, last = peers.mamba()(**call, chunk_size=128, return_final_states=True, **more)
+        with torch.no_grad():
+            ours, final = mamba_chunk_scan_combined(**call, chunk_size=128, return_final_states=True, **more)
+        assert off(ours, theirs.double()) < 2e-3 and off(final, last.double()) < 2e-3

@@ -1,0 +1,241 @@
+"""fused.cu on the SIMT machine against a float64 recurrence: shapes, shares, epochs, races; what runs in its place."""
+
+import functools
+import math
+import sys
+
+import pytest
+import torch
+from test_ssd_five import off, problem, recurrence
+
+from kernels.ssd import five, fused, which
+from kernels.ssd.fused import STOP, counters
+from kernels.ssd.fused_plan import MOST_TICKETS, plan, shared_bytes
+from kernels.ssd.tuned import fused_tuned
+from simt import nvrtc
+
+MODULE = sys.modules["kernels.ssd.fused"]  # kernels.ssd.fused is the function
+HALF, BF16 = torch.float16, torch.bfloat16
+ALLOWED = {HALF: 1e-3, BF16: 6e-3}
+SLOW, FAST = 0.02, 30.0
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """launched(processors=..., epoch=..., sort=...): how fused.cu is launched from here on."""
+
+    def change(processors=132, **chosen):
+        MODULE._prepared.cache_clear()
+        monkeypatch.setattr(MODULE, "multiprocessors", lambda device: processors)
+        monkeypatch.setattr(MODULE, "plan", functools.partial(plan, **chosen))
+
+    yield change
+    MODULE._prepared.cache_clear()
+
+
+def run(call, dtype, **options):
+    """y and the final states, between guards, poisoned before the call. Asserts that they are right."""
+    assert which(**{k: v for k, v in call.items()})[0] == "fused"
+    wanted, states = recurrence(**call)
+    home = torch.full((wanted.numel() + 16,), 1234.0, dtype=dtype)
+    out = home[8:-8].view(wanted.shape).fill_(torch.nan)
+    y, final = fused(**call, out=out, return_final_states=True, **options)
+    assert y is out and (home[:8] == 1234).all() and (home[-8:] == 1234).all()
+    assert off(y, wanted) < ALLOWED[dtype] and off(final, states[:, -1]) < ALLOWED[dtype]
+    return y.clone(), final
+
+
+def simple(seqlen, nheads=2, ngroups=1, dstate=64, dtype=HALF, rate=None, batch=1, headdim=64):
+    call = problem(batch, seqlen, nheads, headdim, ngroups, dstate, dtype, rest=False)
+    if rate is not None:
+        call["A"] = torch.linspace(-rate, -2 * rate, nheads)
+    return call
+
+
+# batch, seqlen, nheads, headdim, ngroups, dstate, dtype; multiprocessors and plan: irregular first
+@pytest.mark.parametrize(
+    "shape, dtype, how",
+    [
+        ((2, 187, 3, 64, 1, 64), BF16, dict(processors=5, epoch=2)),
+        ((1, 130, 2, 128, 2, 64), HALF, dict(processors=3)),
+        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, epoch=3, sort=1)),
+        ((2, 300, 7, 64, 1, 64), HALF, dict(processors=9, epoch=3, sort=1)),
+        ((1, 1, 1, 64, 1, 64), HALF, {}),
+        ((1, 64, 2, 64, 1, 128), HALF, {}),
+    ],
+)
+def test_right_on_hostile_shapes(launched, shape, dtype, how):
+    launched(**how)
+    run(problem(*shape, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16])
+def test_without_options_and_with_views(launched, dtype):
+    """The five tensors alone, x, B, C and dt views of one projection, D a number a head, dt as it is."""
+    launched(processors=2)
+    call = simple(150, 2, dtype=dtype)
+    call.pop("dt_softplus")
+    one = torch.cat([call[name].flatten(2) for name in ("x", "B", "C", "dt")] + [torch.zeros(1, 150, 6).to(dtype)], -1)
+    x, B, C, dt, _ = one.split([128, 64, 64, 2, 6], -1)
+    views = {"x": x.unflatten(-1, (2, 64)), "dt": dt, "A": call["A"], "B": B[:, :, None], "C": C[:, :, None]}
+    run(views | {"D": torch.randn(2)}, dtype)
+
+
+@pytest.mark.parametrize("rate", [SLOW, 1.0, FAST])
+def test_shares_and_epochs_and_an_early_stop_change_nothing(launched, rate):
+    call = simple(380, 4, rate=rate)
+    call["initial_states"] = torch.randn(1, 4, 64, 64)
+    seen = []
+    for how in (
+        dict(processors=1),
+        dict(processors=7, sort=1),
+        dict(processors=6, sort=1),
+        dict(processors=5, epoch=4),
+    ):
+        launched(**how)
+        y, _ = run(call, HALF)
+        if how.get("epoch"):
+            without, _ = run(call, HALF, stop=0)
+            assert torch.equal(y, without) if rate == SLOW else off(y, without.double()) < 1e-6
+        seen.append(y)
+    assert all(off(y, seen[0].double()) < 5e-4 for y in seen)  # different sums, each rounded
+
+
+def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatch):
+    """Three launches on one counter and its flags, which nobody resets."""
+    launched(processors=3, epoch=3)
+    call = simple(300, 2, rate=SLOW)
+    kept = {}
+
+    def keep(device, p):
+        return kept.setdefault(p, torch.zeros(1 + p.flags, dtype=torch.int64))
+
+    monkeypatch.setattr(MODULE, "_flags", keep)
+    ys = [fused(**call) for _ in range(3)]
+    (counter,) = kept.values()
+    p = next(iter(kept))
+    assert counter[0] == 3 * (p.tickets * p.epochs + p.blocks)  # a ticket that is none for each block
+    assert torch.equal(ys[0], ys[1]) and torch.equal(ys[0], ys[2])
+
+
+@pytest.mark.parametrize("rate", [SLOW, FAST])
+def test_no_race(launched, rate):
+    launched(processors=3, sort=1)
+    call = simple(320, 2, rate=rate)
+    report = counters(**call, check_races=True)
+    chunks = 5 if rate == SLOW else 4  # of pass 1: all before the last piece, or a piece's last
+    assert report.counters["simt__wgmma.sum"] >= 5 * (4 + 2 * (4 + 6 + 4)) + 2 * (chunks - 3) * 4
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_reaches_what_it_should_and_nothing_else(launched, dtype, bad):
+    launched(processors=1)
+    call = simple(200, 2, dtype=dtype) | {"D": torch.ones(2)}
+    clean = fused(**call)
+    reach = {  # where, and which outputs it reaches
+        ("x", (0, 77, 1, 5)): (0, slice(77, None), 1, 5),
+        ("B", (0, 90, 0, 3)): (0, slice(90, None)),
+        ("C", (0, 91, 0, 3)): (0, 91),
+        ("dt", (0, 100, 1)): (0, slice(100, None), 1),
+    }
+    for (name, where), reached in reach.items():
+        changed = call[name].clone()
+        changed[where] = bad
+        y = fused(**(call | {name: changed}))
+        expected = torch.zeros(y.shape, dtype=torch.bool)
+        expected[reached] = True
+        assert not y[expected].isfinite().any(), name
+        # A warp that met it adds up its tokens anew, in another order.
+        assert torch.allclose(y[~expected], clean[~expected], rtol=1e-3 if dtype is HALF else 1e-2, atol=1e-3), name
+
+
+def test_tiny_and_large_steps_keep_their_digits():
+    for size in (1e-5, 30.0):
+        call = simple(200, 2)
+        call["dt"] = torch.rand(1, 200, 2) * size
+        call["A"] = torch.full((2,), -1 / size / 50)
+        call["x"] = call["x"] / max(size, 1)
+        call.pop("dt_softplus")
+        wanted, _ = recurrence(**call)
+        scale = max(1.0, 0.01 / wanted.abs().max().item())  # float16 has no digits to spare below 6e-5
+        y = fused(**(call | {"C": call["C"] * scale}))
+        assert off(y.double() / scale, wanted) < (5e-3 if size < 1 else 2e-3)
+
+
+def test_which_rung_runs_and_why():
+    call = simple(70, 2)
+    assert which(**call) == ("fused", "")
+    x = call["x"]
+    others = [
+        ({"seq_idx": torch.zeros(1, 70, dtype=torch.int32)}, "five", "seq_idx"),
+        ({"state_dtype": HALF}, "five", "states"),
+        ({"initial_states": torch.zeros(1, 2, 64, 64, dtype=HALF)}, "fused_tuned", "initial_states"),
+        ({"x": torch.randn(1, 70, 2, 48).to(HALF)}, "fused_tuned", "headdim is 48"),
+        ({"x": torch.randn(1, 70, 2 * 64 + 1).to(HALF)[..., 1:].unflatten(-1, (2, 64))}, "fused_tuned", "x is not at"),
+        ({"x": torch.randn(x.numel() + 1).to(HALF)[1:].view(x.shape)}, "fused_tuned", "x is not at"),
+        (simple(70, 2, dstate=96), "fused_tuned", "dstate is 96"),
+        (simple(70, 2, dstate=160), "five", "dstate is 160"),
+        (simple(70, 2, dtype=torch.float32), "fused_tuned", "float32"),
+    ]
+    for change, rung, why in others:
+        name, reason = which(**(call | change))
+        assert name == rung and why in reason
+        with (
+            pytest.raises(ValueError, match=f"leaves these tensors to {rung}")
+            if "seq_idx" not in change and ("state_dtype" not in change)
+            else pytest.raises(TypeError)
+        ):
+            counters(**(call | change))
+
+
+def test_the_rungs_that_run_in_its_place():
+    small = problem(1, 40, 2, 16, 1, 16)
+    wanted, states = recurrence(**small)
+    y, final = fused(**small, chunk_size=256, return_final_states=True)
+    assert off(y, wanted) < 3e-6 and off(final, states[:, -1]) < 3e-6
+    assert torch.equal(y, fused_tuned(**small))
+    seq_idx = torch.tensor([[0] * 13 + [1] * 27], dtype=torch.int32)
+    assert torch.equal(fused(**small, seq_idx=seq_idx, chunk_size=32), five(**small, seq_idx=seq_idx, chunk_size=32))
+    assert off(fused(**small, stop=0), wanted) < 3e-6
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"stop": -1}, ValueError, "stop must be"),
+        ({"chunk_size": 48}, ValueError, "chunk_size must be a power of two"),
+        ({"dt": torch.zeros(1, 69, 2)}, ValueError, "dt must have shape"),
+        ({"C": torch.zeros(1, 70, 1, 128, dtype=HALF)}, ValueError, "C must have shape"),
+        ({"D": torch.zeros(3)}, ValueError, "D must have shape"),
+        ({"out": torch.zeros(1, 70, 2, 64)}, TypeError, "out must be of"),
+    ],
+)
+def test_bad_input(change, error, message):
+    with pytest.raises(error, match=message):
+        fused(**(simple(70, 2) | change))
+
+
+def test_plans():
+    for seqlen in (1, 63, 64, 65, 1000, 4096, 131072, 1 << 20):
+        for batch, nheads, headdim, ngroups in ((1, 80, 64, 1), (8, 128, 64, 8), (1, 3, 128, 1), (3, 5, 64, 5)):
+            p = plan(batch, seqlen, nheads, headdim, ngroups, 128, 132)
+            assert p.chunks == -(-seqlen // 64) and 0 < p.chunks - p.epoch * (p.epochs - 1) <= p.epoch
+            assert p.blocks <= 132 and p.tickets <= min(MOST_TICKETS, p.pairs * p.epoch)
+            assert 2 * p.pairs >= batch * nheads * headdim // 64 and p.pieces_of_pair * p.pairs <= p.tickets
+            assert not p.pieces_of_pair or p.sort
+            assert p.flags == 2 * (p.tickets * p.epochs + (p.epochs - 1) * p.pairs)
+    assert plan(1, 131072, 80, 64, 1, 128, 132)[5:8] == (4, 132, 132)  # epochs, tickets of each, blocks
+    for dstate in (64, 128):
+        for z in (False, True):
+            assert shared_bytes(dstate, z, 2 if z else 3) <= 227 * 1024
+
+
+@pytest.mark.parametrize("changes", [{}, {"DSTATE": 64, "BF16": 1}, {"Z": 1, "D_ROWS": 2, "STAGES": 2}])
+def test_products_are_not_serialised(changes):
+    """What the compiler would say of accumulators that it cannot leave in flight; and next to nothing on the stack."""
+    constants = {"DSTATE": 128, "HALVES": 1, "BF16": 0, "DT_T": "half", "SOFTPLUS": 1, "D_ROWS": 1, "Z": 0} | changes
+    module = MODULE._module(tuple(constants.items()))
+    log = nvrtc.compiler_log(module.source, (*module.options, "--ptxas-options=-v"), "sm_90a", module.name)
+    assert "C75" not in log
+    assert module.resources()["fused"]["spill_stores"] < 64 and STOP == 60
