@@ -79,10 +79,11 @@ def ssd_recurrent(x, dt, A, B, C, **options):
 
 
 def ssd_matrix(x, dt, A, B, C, **options):
-    """All tokens at once, for short sequences: y = M x with M (L, L) lower triangular. → (y, final_states)
+    """All tokens at once, for short sequences: y = M x, M lower triangular. → (y, final_states)
 
-    M[i, j] = (C_i · B_j) · exp(A dt_{j+1} + ... + A dt_i) · dt_j: CBᵀ as in attention, under a mask of decays.
-    Initial states are read with the decay from the start; the final state is the row behind the last token.
+    M[i, j] = (C_i · B_j) · exp(A dt_{j+1} + ... + A dt_i) · dt_j: CBᵀ as in attention, under a mask
+    of decays. Initial states are read with the decay from the start; the final state is the row
+    behind the last token.
     """
     p = check(x, dt, A, B, C, **options)
     batch, L, H, P = p.x.shape
@@ -122,7 +123,9 @@ def ssd_chunked(x, dt, A, B, C, *, chunk_size, **options):
 
 
 def linear_attention(q, k, v, *, chunk_size):
-    """Causal attention without softmax: y_i = sum over j <= i of (q_i · k_j) v_j. SSD with A dt = 0 and dt = 1.
+    """Causal attention without softmax: SSD with A dt = 0 and dt = 1.
+
+    y_i = sum over j <= i of (q_i · k_j) v_j
 
     q, k (batch, seqlen, ngroups, dstate), v (batch, seqlen, nheads, headdim) → like v
     """
@@ -137,10 +140,11 @@ def seq_idx_of(cu_seqlens):
 
 
 def ssd_varlen(x, dt, A, B, C, cu_seqlens, *, z=None, initial_states=None, **options):
-    """Sequences laid end to end in a batch of 1, each run alone. → (y, varlen_states (sequences, H, P, N))
+    """Sequences laid end to end in a batch of 1, each run alone. → (y, varlen_states)
 
-    cu_seqlens: where each begins, and seqlen at the end. initial_states (1, H, P, N) belong to the first that is not
-    empty; an empty one's state is 0. y is what seq_idx=seq_idx_of(cu_seqlens) gives.
+    cu_seqlens: where each begins, and seqlen at the end. initial_states (1, H, P, N) belong to the
+    first that is not empty; an empty one's state is 0. y is what seq_idx=seq_idx_of(cu_seqlens)
+    gives; varlen_states are (sequences, H, P, N).
     """
     p = check(x, dt, A, B, C, z=z, initial_states=initial_states, **options)
     if len(p.x) != 1:

@@ -23,9 +23,10 @@ def segsum(a):
 
     exp(S) is then the lower-triangular matrix of decays from token j to token i, 1 on its diagonal.
 
-    Each entry is added up from its own terms. The short way, cumsum(a)[i] - cumsum(a)[j], subtracts two numbers that
-    may both be large where the sum between them is small: what is left has the rounding error of the large ones. And
-    where a is -inf or NaN, the difference is NaN for every later segment, whether it holds that token or not.
+    Each entry is added up from its own terms. The short way, cumsum(a)[i] - cumsum(a)[j], subtracts
+    two numbers that may both be large where the sum between them is small: what is left has the
+    rounding error of the large ones. And where a is -inf or NaN, the difference is NaN for every
+    later segment, whether it holds that token or not.
     """
     a = np.asarray(a, np.float64)
     token = np.arange(a.shape[-1])
@@ -53,10 +54,11 @@ def step_sizes(dt, dt_bias=None, dt_softplus=False, dt_limit=(0, np.inf)):
 
 
 def chunk_cumsum(dt, A, chunk_size, *, dt_bias=None, dt_softplus=False, dt_limit=(0, np.inf), seq_idx=None):
-    """1. dt as it is used, and the sum of A · dt from the chunk's first token to each. → (dA_cumsum, dt)
+    """1. dt as it is used, and the sum of A · dt in each chunk. → (dA_cumsum, dt)
 
-    Behind the end dt is 0 *after* softplus, so that those tokens neither decay nor add. With seq_idx the sum starts
-    anew at each sequence's first token: only differences within a sequence are ever used.
+    Behind the end dt is 0 *after* softplus, so that those tokens neither decay nor add. With
+    seq_idx the sum starts anew at each sequence's first token: only differences within a sequence
+    are ever used.
     """
     dt, Q = array("dt", dt), check_chunk_size(chunk_size)
     batch, L, H = dt.shape
@@ -81,7 +83,9 @@ def chunk_bmm(C, B, chunk_size):
 
 
 def chunk_state(B, x, dt, dA_cumsum, *, seq_idx=None):
-    """3. What a chunk alone adds to the state at its end: sum over j of exp(dA from j to the end) · dt_j · x_j B_jᵀ.
+    """3. What a chunk alone adds to the state at its end.
+
+    sum over j of exp(dA from j to the end) · dt_j · x_j B_jᵀ
 
     With seq_idx: of the tokens of the chunk's last sequence.
     """
@@ -100,11 +104,13 @@ def chunk_state(B, x, dt, dA_cumsum, *, seq_idx=None):
 
 
 def state_passing(states, dA_cumsum, *, initial_states=None, seq_idx=None):
-    """4. From what each chunk adds to the state before each: H_next = exp(dA of the whole chunk) · H + states[k].
+    """4. From what each chunk adds to the state before each.
 
-    → (states at the chunks' starts, state behind the last). With seq_idx: where a chunk's last token is not of the
-    sequence of the last token before the chunk, H does not live to the end. initial_states belong to the first token's
-    sequence.
+    H_next = exp(dA of the whole chunk) · H + states[k]
+
+    → (states at the chunks' starts, state behind the last). With seq_idx: where a chunk's last
+    token is not of the sequence of the last token before the chunk, H does not live to the end.
+    initial_states belong to the first token's sequence.
     """
     batch, K, H, P, N = states.shape
     shape = (batch, H, P, N)
@@ -120,10 +126,12 @@ def state_passing(states, dA_cumsum, *, initial_states=None, seq_idx=None):
 
 
 def chunk_scan(CB, x, dt, dA_cumsum, C, states, *, D=None, z=None, seq_idx=None):
-    """5. y of each chunk: from its own tokens by the lower triangle, from all before by the state at its start.
+    """5. y of each chunk: from its own tokens by the triangle, from all before by the state.
 
-    y_i = sum over j <= i of CB[i, j] · exp(dA from j to i) · dt_j · x_j  +  exp(dA up to i) · C_i · state  +  D · x_i,
-    then times silu(z). With seq_idx: j of i's sequence, and the state only for the sequence that enters the chunk.
+    y_i = sum over j <= i of CB[i, j] · exp(dA from j to i) · dt_j · x_j
+          + exp(dA up to i) · C_i · state + D · x_i,  then times silu(z)
+
+    With seq_idx: j of i's sequence, and the state only for the sequence that enters the chunk.
     """
     (batch, L, H, P), G, Q = x.shape, C.shape[2], dA_cumsum.shape[-1]
     x, C = array("x", x), array("C", C)
