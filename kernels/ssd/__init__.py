@@ -8,9 +8,9 @@
     B and C (batch, seqlen, ngroups, dstate) -> y like x, or (y, final_states (batch, nheads, headdim, dstate))
 
 Head h reads group h // (nheads // ngroups). dt takes dt_bias, softplus and dt_limit, in this order. CUDA tensors run on
-their card, CPU tensors in Triton's interpreter, where bfloat16 is computed in float32. Sums are float32, offsets 64
-bits. Gradients are not tracked. TypeError, ValueError or NotImplementedError names the argument, what was expected and
-what came; nothing has been written by then.
+their card; CPU tensors in Triton's interpreter, where bfloat16 is computed in float32, or, if fused.cu takes them, on
+the SIMT machine. Sums are float32, offsets 64 bits. Gradients are not tracked. TypeError, ValueError or
+NotImplementedError names the argument, what was expected and what came; nothing has been written by then.
 """
 
 from kernels.ssd.dropin import mamba_chunk_scan_combined

@@ -37,9 +37,9 @@
 
    Compile with DSTATE (64, 128), HALVES (headdim / 64), BF16, DT_T, BIAS_T, D_T (types of these tensors), SOFTPLUS,
    D_ROWS (0 no D, 1 a number a head, 2 one a column), Z, STAGES, SHARED (bytes). Launch with 512 threads on as many
-   blocks as there are multiprocessors, or as tickets if these are fewer. Maps of x, b, c and z: see load_tiles. counter:
-   the tickets taken, the tickets done, and the flags; zeros at the first launch, then left alone. stop: log2, negative;
-   -infinity for never. */
+   blocks as there are multiprocessors, or as tickets if these are fewer. Maps of x, b, c and z: see load_tiles.
+   counter: the tickets taken, those done, and the flags; zeros at the first launch, then left alone. stop: log2,
+   negative; -infinity for never. */
 #include "decays.cuh"
 
 // ---- between blocks ----
@@ -158,19 +158,25 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
         wait(&s.empty[later % STAGES], turn ^ (later < STAGES));
     }
     const bool lost = s.lost;
-    if (!lost) bring(END, 0);
-    __threadfence();
-    atomicAdd(counter + 1, (u64)done);
-    if (!lost) return;
-    const u64 all = (taken / a_launch + 1) * tickets;
-    while (look(counter + 1) < all) continue;
-    ticket = 0; // of the first epoch: enter looks at initial states alone
-    for (int pair = 0; pair < sizes.pairs; pair++) {
-        if (look(scratch.marks + pair) != s.launch || atomicCAS(scratch.marks + pair, s.launch, 0) != s.launch) continue;
-        choose(pair);
-        for (int i = 0; i < sizes.chunks; i++) bring((i == 0 ? FIRST : 0) | (i + 1 == sizes.chunks ? LAST : 0), i);
+    auto tell = [&] {
+        __threadfence();
+        atomicAdd(counter + 1, (u64)done);
+    };
+    if (lost) {
+        tell();
+        const u64 all = (taken / a_launch + 1) * tickets;
+        while (look(counter + 1) < all) continue;
+        ticket = 0; // of the first epoch: enter looks at initial states alone
+        for (int pair = 0; pair < sizes.pairs; pair++) {
+            unsigned *mark = scratch.marks + pair;
+            if (look(mark) != s.launch || atomicCAS(mark, s.launch, 0) != s.launch) continue; // another block has it
+            choose(pair);
+#pragma unroll 1
+            for (int i = 0; i < sizes.chunks; i++) bring((i == 0 ? FIRST : 0) | (i + 1 == sizes.chunks ? LAST : 0), i);
+        }
     }
     bring(END, 0);
+    if (!lost) tell(); // nobody waits for it
 }
 
 // ---- the third warpgroup: step 2, with the decays between two tokens of a chunk ----

@@ -1,13 +1,15 @@
 """fused, the best rung: the whole layer in one launch of fused.cu, where the card and the tensors allow it."""
 
 import functools
+import threading
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from kernels.ssd.arguments import NO_LIMIT, expect_ssd
 from kernels.ssd.five import five
-from kernels.ssd.fused_plan import plan, shared_bytes
+from kernels.ssd.fused_plan import Plan, plan, shared_bytes
 from kernels.ssd.tuned import fused_tuned
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
@@ -34,38 +36,45 @@ def fused(
 
     chunk_size  is looked at, and then left alone: fused.cu takes chunks of 64 tokens
     stop        where the sequence is cut, what lies so far back that it has decayed by more than 2**-stop until there
-                is left out of the state. Beside a state of its own size float32 would not show it; it could be seen
-                only if it was 2**(stop - 24) times larger than all that came after it, infinite or NaN. 0: nothing is
-                left out, and slowly decaying heads take up to a third longer
+                is left out of the state, unless it is infinite or NaN. From 127 on only zeros are left out: such a
+                decay is 0 in float32. Less is faster, and could be seen only where a state was 2**(stop - 24) times
+                larger than all that came after it. 0: nothing is left out. (fused_tuned knows 0 or not 0 alone)
 
     fused.cu takes x, B, C, z in float16 or bfloat16 at addresses and strides of 16 bytes, headdim 64 or 128, dstate 64
     or 128, initial_states and states in float32, and a card of compute capability 9.0 (H100, H200, GH200). On the CPU
     it runs on the SIMT machine, bfloat16 too. All else goes to another rung: `which` says to which, and why.
 
-    Products of matrices take factors rounded to the dtype of x (states, and decays times dt, too), and add in float32.
-    The same from run to run, bit for bit. Infinity and NaN reach the tokens that they should, and no others, save for
-    what `stop` leaves out. Moves x, z, y, dt once, B and C once for each pair of heads, from L2 as a rule, and 4 P N
+    Products of matrices take factors rounded to the dtype of x (states, and decays times dt, too), and add in float32:
+    in float16 a state, or C_i B_j times its decay and dt, beyond 65504 is infinite; in mamba_ssm too. The same from
+    run to run, bit for bit. Infinity and NaN reach the tokens that they should, and no others; heads in which a state
+    is not finite are slow. Moves x, z, y, dt once, B and C once for each pair of heads, from L2 as a rule, and 4 P N
     bytes a few times for each head and multiprocessor.
     """
-    options = dict(
-        D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
-        dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out, state_dtype=state_dtype,
-    )  # fmt: skip
-    problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
-    if stop < 0:
-        raise ValueError(f"fused: stop must be a number of bits, or 0 for none, got {stop}")
-    rung, _ = _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
-    if rung != "fused":
-        options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
-        if rung == "five":
-            return five(x, dt, A, B, C, chunk_size=chunk_size, **options)
-        return fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    final = None
-    if return_final_states:
-        shape = problem.batch, problem.nheads, problem.headdim, problem.dstate
-        final = torch.empty(shape, dtype=torch.float32, device=x.device)
-    _launch(problem, x, dt, A, B, C, D, z, dt_bias, initial_states, y, final, dt_softplus, dt_limit, stop)
+    how = chunk_size, type(chunk_size), dt_limit, return_varlen_states, state_dtype, stop, type(stop), dt_softplus
+    tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, out
+    key, ready = _find(tensors, how) if seq_idx is None and cu_seqlens is None else (None, None)
+    if ready is None:
+        options = dict(
+            D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
+            dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out, state_dtype=state_dtype,
+        )  # fmt: skip
+        problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
+        if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
+            raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
+        rung, _ = _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
+        if rung != "fused":
+            options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
+            if rung == "five":
+                return five(x, dt, A, B, C, chunk_size=chunk_size, **options)
+            return fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
+        ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop)
+        if key is not None:
+            if len(_ready) >= MOST_READY:
+                _ready.clear()
+            _ready[key] = ready
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    final = A.new_empty(ready.states) if return_final_states else None
+    _launch(ready, dt, A, D, dt_bias, initial_states, y, final)
     return (y, final) if return_final_states else y
 
 
@@ -95,11 +104,9 @@ def counters(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, initial_states=Non
     rung, why = _choose(problem, x, B, C, z, initial_states, None, None, None, torch.float32)
     if rung != "fused":
         raise ValueError(f"counters: fused leaves these tensors to {rung}: {why}")
-    final = torch.empty(problem.batch, problem.nheads, problem.headdim, problem.dstate)
-    return _launch(
-        problem, x, dt, A, B, C, D, z, dt_bias, initial_states, torch.empty_like(x), final, dt_softplus, dt_limit,
-        stop, chosen, check_races=check_races,
-    )  # fmt: skip
+    ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop, **chosen)
+    y, final = x.new_empty(x.shape), A.new_empty(ready.states)
+    return _launch(ready, dt, A, D, dt_bias, initial_states, y, final, check_races=check_races)
 
 
 def _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype):
@@ -146,57 +153,66 @@ def _fits_tma(shape, strides, address):
     return address == 0 and all(stride > 0 and stride % 8 == 0 for stride in apart)
 
 
-def _launch(
-    problem,
-    x,
-    dt,
-    A,
-    B,
-    C,
-    D,
-    z,
-    dt_bias,
-    initial_states,
-    y,
-    final,
-    dt_softplus,
-    dt_limit,
-    stop,
-    chosen=None,
-    **options,
-):
+# Calls that agree in all that is looked at, addresses too, are looked at once. Only on a card: there a tensor map is
+# an address and sizes, and need not keep the memory; and an address tells the card.
+_ready = {}
+MOST_READY = 4096
+
+
+def _find(tensors, how):
+    """(key, Ready or None): key is what decides how tensors on a card are launched, None for all else."""
+    try:
+        key = *[None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors], *how
+        out = tensors[-1]
+        if tensors[0].is_cuda and (out is None or not out.requires_grad):
+            return key, _ready.get(key)
+    except (AttributeError, RuntimeError, TypeError):
+        pass  # no plain tensors, or no plain numbers: expect_ssd says what is wrong
+    return None, None
+
+
+class Ready(NamedTuple):
+    """All of a launch but what is made for each call."""
+
+    plan: Plan
+    kernel: object
+    shared: int  # bytes
+    maps: tuple
+    sizes: tuple  # and the other numbers of the launch
+    states: tuple  # the shape of final states
+
+
+def _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop, **chosen):
     p, kernel, shared, sizes = _prepared(
         problem, x.dtype, x.device, dt.dtype, None if D is None else (D.dtype, D.ndim),
-        None if dt_bias is None else dt_bias.dtype, z is not None, bool(dt_softplus), **(chosen or {}),
+        None if dt_bias is None else dt_bias.dtype, z is not None, bool(dt_softplus), **chosen,
     )  # fmt: skip
-    scratch = torch.empty(p.scratch, dtype=torch.float32, device=x.device)
-    counter = _flags(x.device, p)
-    apart, dt = dt.stride(), _line(dt)
+    low, high = map(float, dt_limit)
+    if low < 0 and not dt_softplus:
+        stop = 0  # what has decayed may grow again
     one, row = (1, 1, 1, 64, 64), (1, 1, problem.dstate // 64, 64, 64)
-    maps = [_tiles(x, one), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, one)]
-    args = (*maps, dt, A, dt_bias, D, initial_states, y, final, scratch, counter, *sizes,
-            -float(stop or "inf"), float(dt_limit[0]), float(dt_limit[1]), *apart)  # fmt: skip
-    return kernel.unchecked(p.blocks, 512, *args, shared=shared, **options)
+    maps = _tiles(x, one), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, one)
+    sizes += -float(stop or "inf"), low, high, *dt.stride()
+    return Ready(p, kernel, shared, maps, sizes, (problem.batch, problem.nheads, problem.headdim, problem.dstate))
 
 
-_maps = {}
-MOST_MAPS = 4096
+def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, **options):
+    p = ready.plan
+    scratch = A.new_empty(p.scratch)
+    return ready.kernel.unchecked(
+        p.blocks, 512, *ready.maps, _line(dt), A, dt_bias, D, initial_states, y, final, scratch, _flags(y.device, p),
+        *ready.sizes, shared=ready.shared, **options,
+    )  # fmt: skip
 
 
 def _tiles(tensor, box):
     """A (batch, seqlen, n, columns) tensor as (batch, n, columns / 64, seqlen, 64), in boxes of whole tiles."""
-    key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), box
-    found = _maps.get(key)
-    if found is None:
-        batch, seqlen, n, columns = tensor.shape
-        b, t, h, _ = tensor.stride()
-        tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))
-        found = TensorMap(tiles, box, 128, l2_promotion=PROMOTION)
-        if tensor.is_cuda:  # where a map is an address and sizes: it need not keep the memory
-            if len(_maps) >= MOST_MAPS:
-                _maps.clear()
-            found.tensor = None
-            _maps[key] = found
+    batch, seqlen, n, columns = tensor.shape
+    b, t, h, _ = tensor.stride()
+    tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))
+    found = TensorMap(tiles, box, 128, l2_promotion=PROMOTION)
+    if tensor.is_cuda:
+        found.tensor = None
     return found
 
 
@@ -240,6 +256,7 @@ def _module(constants):
 # follow each other and share theirs, if they take as many tickets; a launch in a graph, which may run beside others,
 # has its own for good, from zeros that were made before.
 _zeros, _of_stream = {}, {}
+_taking = threading.Lock()  # no two graphs have the same words
 KEPT = 1 << 19  # words of 8 bytes, for graphs
 
 
@@ -250,15 +267,18 @@ def _flags(device, p):
         return torch.zeros(words, dtype=torch.int64)
     index = device.index
     if torch.cuda.is_current_stream_capturing():
-        kept = _zeros.get(index)
-        if kept is None or kept.numel() < words:
-            return torch.zeros(words, dtype=torch.int64, device=device)  # a node of the graph
-        _zeros[index] = kept[words:]
-        return kept[:words]
+        with _taking:
+            kept = _zeros.get(index)
+            if kept is not None and kept.numel() >= words:
+                _zeros[index] = kept[words:]
+                return kept[:words]
+        return torch.zeros(words, dtype=torch.int64, device=device)  # a node of the graph
     key = index, cuda_driver.current_stream(index), p.tickets * p.epochs, p.blocks, words
-    if key not in _of_stream:
-        if index not in _zeros:
-            _zeros[index] = torch.zeros(KEPT, dtype=torch.int64, device=device)
-        _of_stream[key] = torch.zeros(words, dtype=torch.int64, device=device)
-        torch.cuda.current_stream(device).synchronize()  # a graph may be replayed on any stream
-    return _of_stream[key]
+    found = _of_stream.get(key)
+    if found is None:
+        with _taking:
+            if index not in _zeros:
+                _zeros[index] = torch.zeros(KEPT, dtype=torch.int64, device=device)
+            found = _of_stream[key] = torch.zeros(words, dtype=torch.int64, device=device)
+            torch.cuda.current_stream(device).synchronize()  # a graph may be replayed on any stream
+    return found

@@ -1,0 +1,218 @@
+"""The checks of chapter 13: what a chain costs, who waits forever, a look-back, what counts, and a chain with a race.
+
+The learner's CUDA C++ runs on the SIMT machine, which also looks for races.
+"""
+
+import math
+import re
+import warnings
+
+import numpy as np
+
+from exercises.checks import call_text, number_from, shown, time_limit
+from exercises.checks.launches import compiled, launched, near, unchanged
+from lab.exercise import Exercise, Wrong
+
+EXACT = 1e-9  # of NumPy in float64
+# What puts memory in order, in PTX. The SIMT machine finds no fault without a fence behind the wait; a card may.
+ORDERING = re.compile(r"^\s*(?:@\S+\s+)?(?:membar|fence|\w+(?:\.\w+)*\.(?:acquire|release|acq_rel))\b", re.M)
+
+
+# Exercise 1: the best chunk for a chain
+
+
+def _best_chunk(tokens, heads, places, hop, start, work):
+    best = None
+    for Q in (16, 32, 64, 128, 256, 512):
+        chunks = -(-tokens // Q)
+        rounds = -(-chunks * heads // places)
+        time = max(chunks * hop, rounds * (start + Q * work))
+        if best is None or time < best[1] * (1 - 1e-12):
+            best = Q, time
+    return best[0]
+
+
+def exercise_1(best_chunk):
+    """best_chunk(tokens, heads, places, hop, start, work) -> Q"""
+    exercise = Exercise("Exercise 1: the best chunk for a chain")
+    rng = np.random.default_rng()
+    cases = [(65536, 80, 264, 2.0, 3.0, 0.03125), (65536, 80, 264, 2.0, 3.0, 0.25), (65536, 1, 264, 2.0, 1.0, 0.5)]
+    cases += [
+        (100, 1, 1, 8.0, 1.0, 0.125),
+        (1, 1, 1, 100.0, 1.0, 0.015625),
+        (100, 80, 8, 0.5, 1.0, 0.125),
+        (100, 80, 8, 0.0, 4.0, 1.0),
+        (1, 1, 1, 1.0, 1.0, 1.0),
+    ]
+    for _ in range(20):
+        sizes = (int(rng.integers(1, most)) for most in (10000, 100, 300))
+        cases.append((*sizes, *(int(rng.integers(1, most)) / 64 for most in (200, 500, 32))))  # exact in binary
+    with exercise, time_limit():
+        for case in cases:
+            got, wanted = number_from(best_chunk, *case, whole=True), _best_chunk(*case)
+            exercise.require(got == wanted, f"{call_text(best_chunk, *case)} gave {got:,}, expected {wanted:,}")
+    return exercise.report(f"right in {len(cases)} cases")
+
+
+# Exercise 2: who waits forever
+
+
+def _stuck(order, waits, room):
+    left, running, ended = list(order), [], set()
+    while True:
+        while left and len(running) < room:
+            running.append(left.pop(0))
+        done = {p for p in running if set(waits[p]) <= ended}
+        if not done:
+            return sorted(running + left)
+        running, ended = [p for p in running if p not in done], ended | done
+
+
+def exercise_2(never_end):
+    """never_end(order, waits, room) -> list of programs"""
+    exercise = Exercise("Exercise 2: who waits forever")
+    rng = np.random.default_rng()
+    back = {s: list(range(s)) for s in range(4)}  # a look-back over all segments
+    cases = [([0], {0: []}, 1), ([0, 1, 2], {0: [], 1: [0], 2: [1]}, 1), ([2, 1, 0], {0: [], 1: [0], 2: [1]}, 2)]
+    cases += [([2, 1, 0], {0: [], 1: [0], 2: [1]}, 3), ([3, 0, 1, 2], back, 1), ([3, 0, 1, 2], back, 2)]
+    cases += [([0, 1, 2, 3], {0: [], 1: [2], 2: [1], 3: []}, 4), ([0, 3, 1, 2], {0: [], 1: [0], 2: [], 3: [1, 2]}, 2)]
+    for _ in range(60):
+        n = int(rng.integers(1, 9))
+        waits = {
+            p: sorted(rng.choice(p, int(rng.integers(0, min(p, 3) + 1)), replace=False).tolist()) for p in range(n)
+        }
+        cases.append((rng.permutation(n).tolist(), waits, int(rng.integers(1, n + 1))))
+    with exercise, time_limit():
+        for order, waits, room in cases:
+            wanted = _stuck(order, waits, room)
+            call = call_text(never_end, order, waits, room)
+            got = never_end(list(order), {p: list(w) for p, w in waits.items()}, room)
+            if got is None:
+                raise Wrong(f"{call} gave None. Does the function return its result?")
+            if not isinstance(got, (list, tuple, set)):
+                raise Wrong(f"{call} gave {shown(got)}, expected a list")
+            try:
+                same = sorted(got) == wanted
+            except TypeError:
+                same = False
+            exercise.require(same, f"{call} gave {shown(got)}, expected {wanted}")
+    return exercise.report(f"right in {len(cases)} cases")
+
+
+# Exercise 3: look back
+
+
+def exercise_3(look_back):
+    """look_back(published, initial) -> state"""
+    exercise = Exercise("Exercise 3: look back")
+    rng, nan = np.random.default_rng(), math.nan
+    named = {
+        "no segment before": ([], False),
+        "one segment before": ([0.5], False),
+        "three segments before": ([0.5, 0.25, 2.0], False),
+        "a cut in the segment before": ([0.5, None], True),
+        "a cut two segments before": ([0.5, None, 0.125], True),
+        "two cuts": ([None, 0.5, None, 0.75], True),
+        "a decay of 0": ([0.5, 0.0], False),
+    }
+    with exercise, time_limit(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, (decays, hidden) in named.items():
+            published = [(rng.standard_normal((2, 3)), decay) for decay in decays]
+            initial = rng.standard_normal((2, 3))
+            if hidden:  # nothing in front of the last cut may be looked at
+                cut = max(n for n, decay in enumerate(decays) if decay is None)
+                published[:cut] = [(np.full((2, 3), nan), decay) for _, decay in published[:cut]]
+                initial = np.full((2, 3), nan)
+            before = [state.copy() for state, _ in published], initial.copy()
+            got = look_back(published, initial)
+            wanted = before[1] if not hidden else np.zeros((2, 3))
+            for state, decay in zip(before[0], decays):
+                wanted = state if decay is None else decay * wanted + state
+            if got is None:
+                raise Wrong(f"with {name} your function gave None. Does it return its result?")
+            try:
+                array = np.asarray(got, float)
+            except (TypeError, ValueError):
+                raise Wrong(f"with {name} your function gave {shown(got)}, expected an array") from None
+            exercise.require(array.shape == (2, 3), f"with {name} the result has shape {array.shape}, expected (2, 3)")
+            off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
+            if off.any():
+                i, j = (int(n) for n in np.argwhere(off)[0])
+                raise Wrong(f"with {name}: state[{i}, {j}] is {array[i, j]:.6g}, expected {wanted[i, j]:.6g}")
+            same = all(np.array_equal(a, b, equal_nan=True) for a, (b, _) in zip(before[0], published))
+            exercise.require(same and np.array_equal(initial, before[1], equal_nan=True),
+                             f"with {name} your function changed what was published, or the initial state")  # fmt: skip
+    return exercise.report(f"right in {len(named)} cases, and nothing in front of a cut was looked at")
+
+
+# Exercise 4: what counts
+
+
+def _counting(dt, A, Q, bits):
+    n = len(dt) // Q
+    logs = (A * dt).reshape(n, Q).sum(1) / math.log(2)
+    count, after = 0, 0.0
+    for log in logs[::-1]:
+        if after < -bits:
+            break
+        count, after = count + 1, after + log
+    return count
+
+
+def exercise_4(chunks_that_count):
+    """chunks_that_count(dt, A, Q, bits) -> how many"""
+    exercise = Exercise("Exercise 4: what counts")
+    rng = np.random.default_rng()
+    ln2 = math.log(2)
+    cases = [([1.0] * 4, -0.1, 4, 64), ([1.0] * 8, -17 * ln2, 4, 64), ([1.0] * 12, -15 * ln2, 4, 64)]
+    cases += [([9.0] * 8 + [0.001] * 8, -8.0, 4, 64), ([0.001] * 8 + [9.0] * 8, -8.0, 4, 64)]
+    cases += [([1.0] * 8 + [0.0] * 8, -100.0, 4, 64), ([1.0, math.nan] + [0.01] * 14, -1.0, 4, 64)]
+    cases += [([0.01] * 9 + [math.nan] + [0.01] * 6, -1.0, 4, 64)]
+    cases += [([9.0] * 8 + [0.01, math.nan] + [0.01] * 6, -8.0, 4, 64)]
+    cases += [([5.0] * 6 + [math.nan] + [5.0] * 9, -8.0, 4, 64), ([1.0] * 64, -0.25 * ln2, 8, 7)]
+    for _ in range(30):
+        Q, n = int(rng.integers(1, 9)), int(rng.integers(1, 20))
+        cases.append((rng.uniform(0, 1, n * Q).tolist(), -float(rng.uniform(0.1, 20)), Q, int(rng.integers(1, 100))))
+    with exercise, time_limit(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for dt, A, Q, bits in cases:
+            dt = np.array(dt)
+            got, wanted = number_from(chunks_that_count, dt.copy(), A, Q, bits, whole=True), _counting(dt, A, Q, bits)
+            name = getattr(chunks_that_count, "__name__", "your function")
+            call = f"{name}(dt, {A:.4g}, {Q}, {bits}) with dt = {shown(dt.round(3).tolist())}"
+            exercise.require(got == wanted, f"{call} gave {got}, expected {wanted}")
+    return exercise.report(f"right in {len(cases)} cases")
+
+
+# Exercise 5: find the bugs
+
+
+def exercise_5(source):
+    """CUDA source of hand_on."""
+    exercise = Exercise("Exercise 5: find the bugs")
+    sizes = [(1, 32), (2, 32), (3, 64), (5, 128), (8, 64)]
+    with exercise, time_limit(60):
+        kernel, rng = compiled(source, "hand_on"), np.random.default_rng()
+        for chunks, numbers in sizes:
+            at = f"chunks = {chunks}, {numbers} numbers"
+            added = rng.standard_normal((chunks, numbers)).astype(np.float32)
+            decay = rng.uniform(0, 1, chunks).astype(np.float32)
+            counters, starts = np.zeros(2, np.uint32), np.full((chunks, numbers), np.nan, np.float32)
+            state = np.full(numbers, np.nan, np.float32)
+            arrays = {"added": added, "decay": decay}
+            before = {name: a.copy() for name, a in arrays.items()}
+            launched(
+                kernel, chunks, numbers, added.reshape(-1), decay, starts.reshape(-1), state, counters,
+                at=at, check_races=True,
+            )  # fmt: skip
+            wanted, now = np.zeros((chunks, numbers)), np.zeros(numbers)
+            for chunk in range(chunks):
+                wanted[chunk], now = now, decay[chunk] * now + added[chunk]
+            near("starts", starts, wanted, 1e-5, at)
+            near("state", state, now, 1e-5, at)
+            unchanged(arrays, before, at)
+        ordering = len(ORDERING.findall(kernel.module.ptx))
+        missing = "the numbers are right, but there must be a fence behind the wait and one before the release, or"
+        exercise.require(ordering >= 2, f"{missing} an acquire and a release: found {ordering}")
+    return exercise.report(f"right for {len(sizes)} chains, no race")
