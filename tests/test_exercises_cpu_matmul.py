@@ -24,7 +24,12 @@ def impatient(monkeypatch):
 class TestExercises(ExerciseContract):
     name, checks, wrong = "02_cpu_matmul", checks, WRONG
     answers = {1: "row_range", 2: "dot_source", 3: "matmul_source", 4: "visit", 5: "half_source"}
-    runs_already = {3: ("not yet: wrong at m = 1, n = 1, k = 2: 1 of 1 element of C wrong", "C[0, 0] is 1, expected 2")}
+    runs_already = {
+        3: (
+            "not yet: wrong at m = 1, n = 1, k = 2: 1 of 1 element of C wrong with A and B all ones. "
+            "C[0, 0] is 1, expected 2",
+        )
+    }
     draws = 3
     test_what_the_wrong_answers_were_made_from_is_right = None  # here each stands by itself
 

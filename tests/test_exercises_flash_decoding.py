@@ -18,6 +18,10 @@ class TestExercises(ExerciseContract):
 judge = TestExercises.judge
 
 
+def test_the_verdict_on_the_bug_ends_with_what_came(stubs):
+    assert judge(5, stubs["stale_source"]).message.endswith("out[0] is 2.25, expected 3")
+
+
 def test_the_bugs_author_saw_nothing(stubs):
     """With a query of zeros, as the statement says, the kernel with the two defects is right to five digits."""
     kernel = checks.compiled(stubs["stale_source"], "stale")

@@ -258,7 +258,11 @@ def good():
             ValueError,
             "W must be a dense tensor, got layout torch.sparse_coo",
         ),
-        ({"x": torch.frombuffer(bytearray(17), dtype=torch.float16, offset=1)}, ValueError, "x must be aligned"),
+        (
+            {"x": torch.frombuffer(bytearray(17), dtype=torch.float16, offset=1)},
+            ValueError,
+            "x must be aligned to its element size",
+        ),
         ({"out": torch.zeros(6).half()}, ValueError, r"out must have shape \(5,\)"),
         ({"out": torch.zeros(5).half().requires_grad_()}, ValueError, "out must not require gradients, got a tensor"),
     ],

@@ -463,16 +463,17 @@ def test_the_bytes_and_flops_of_a_call():
 W, x, out = torch.ones(5, 8), torch.ones(8), torch.zeros(5)
 joint = torch.ones(100)
 odd = torch.frombuffer(bytearray(400), dtype=torch.float32, offset=1, count=40)
+ANY, LIKE = "torch.float32 or torch.float16 or torch.bfloat16", "like the first tensor"
 BAD = {  # what is passed: (arguments, the error, its words)
     "W a NumPy array": ((W.numpy(), x), TypeError, "W must be a torch tensor, got ndarray"),
     "W a list": (([[1.0]], x), TypeError, "W must be a torch tensor, got list"),
     "x a NumPy array": ((W, x.numpy()), TypeError, "x must be a torch tensor, got ndarray"),
     "out a NumPy array": ((W, x, out.numpy()), TypeError, "out must be a torch tensor, got ndarray"),
-    "W float64": ((W.double(), x.double()), TypeError, "W must be of torch.float32 or torch.float16 or"),
-    "W int32": ((W.int(), x.int()), TypeError, "W must be of torch.float32 or torch.float16 or"),
-    "x of another dtype": ((W, x.half()), TypeError, "x must be of torch.float32, like the first"),
-    "W of another dtype": ((W.bfloat16(), x), TypeError, "x must be of torch.bfloat16, like the first"),
-    "out of another dtype": ((W, x, out.half()), TypeError, "out must be of torch.float32, like the first"),
+    "W float64": ((W.double(), x.double()), TypeError, f"W must be of {ANY}, got torch.float64"),
+    "W int32": ((W.int(), x.int()), TypeError, f"W must be of {ANY}, got torch.int32"),
+    "x of another dtype": ((W, x.half()), TypeError, f"x must be of torch.float32, {LIKE}, got torch.float16"),
+    "W of another dtype": ((W.bfloat16(), x), TypeError, f"x must be of torch.bfloat16, {LIKE}, got torch.float32"),
+    "out of another dtype": ((W, x, out.half()), TypeError, f"out must be of torch.float32, {LIKE}, got torch.float16"),
     "W a vector": ((x, x), ValueError, "W must have shape (rows, cols), got (8,)"),
     "W of rank 3": ((W[None], x), ValueError, "W must have shape (rows, cols), got (1, 5, 8)"),
     "x a matrix": ((W, x[None]), ValueError, "x must have shape (8,), got (1, 8)"),
