@@ -243,11 +243,11 @@ def test_a_dependent_launch_sees_what_an_ordinary_kernel_wrote():
 @pytest.mark.parametrize("name", NAMES)
 def test_devices_must_agree(name):
     W, x, out = problem(5, 8, torch.float32)
-    with pytest.raises(ValueError, match=f"{name}: x must be on cuda:0, like W, got cpu"):
+    with pytest.raises(ValueError, match=f"{name}: x must be on cuda:0, like the first tensor, got one on cpu"):
         run(name, W, x.cpu())
-    with pytest.raises(ValueError, match=f"{name}: out must be on cuda:0, like W, got cpu"):
+    with pytest.raises(ValueError, match=f"{name}: out must be on cuda:0, like the first tensor, got one on cpu"):
         run(name, W, x, out=out.cpu())
-    with pytest.raises(ValueError, match=f"{name}: x must be on cpu, like W, got cuda:0"):
+    with pytest.raises(ValueError, match=f"{name}: x must be on cpu, like the first tensor, got one on cuda:0"):
         run(name, W.cpu(), x)
     with pytest.raises(ValueError, match=f"{name}: out must not share memory with x"):
         run(name, between(torch.ones(8, 8)), x, out=x)
