@@ -48,10 +48,13 @@ def measure(topic):
     if topic == "roof":
         found = [(roof(), "lab/roof.c"), (gpu_roof(), "lab/roof_cuda.py")]
         return [results.save(results.ROOT / "lab", [], r, versions(), [source]) for r, source in found if r]
-    ladders = importlib.import_module(f"kernels.{topic}.bench").ladders()
-    for ladder in ladders:
-        print(f"\n{ladder}")
-    return [results.save(HERE / topic, ladders, gpu_roof() if topic in GPU_TOPICS else roof(), versions())]
+    bench = importlib.import_module(f"kernels.{topic}.bench")
+    ladders, tables = bench.ladders(), getattr(bench, "tables", list)()
+    for found in (*ladders, *tables):
+        print(f"\n{found}")
+    about = gpu_roof() if topic in GPU_TOPICS else roof(), versions()
+    paths = [results.save(HERE / topic, ladders, *about, tables=tables)]
+    return paths + bench.further(*about) if hasattr(bench, "further") else paths
 
 
 def readme_ladder():

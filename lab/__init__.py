@@ -11,7 +11,7 @@ imports them. Each file is one tool and fits in a screen or two:
     cache       a model that counts fetched lines      plots      the pictures, in one style
     cuda        one launch call: on a GPU if     cuda_timing  medians on a GPU, in a CUDA graph and
                 the tensors are there, else on                as called from Python
-                the SIMT machine
+                the SIMT machine                       interpreter  a Triton kernel on CPU tensors, for once
 """
 
 from lab.arguments import expect_array, expect_count

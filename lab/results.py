@@ -23,6 +23,7 @@ from lab import machine
 from lab.compiler import BASE_FLAGS
 from lab.ladder import Figure, Ladder
 from lab.roof import Roof
+from lab.table import Table
 from lab.timing import Timing
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,15 +75,17 @@ def _blank(lines, node):
         lines[row] = (line[:start] + line[stop:]).decode()
 
 
-def save(folder, ladders, roof, versions, sources=()):
-    """Write the ladders measured on this machine to folder/measured/<card>.json, whole or not at all.
+def save(folder, ladders, roof, versions, sources=(), *, tables=(), name=""):
+    """Write what was measured on this machine to folder/measured/<card>.json, whole or not at all.
 
     ladders   Ladder objects whose figures name their sources (paths from the course's folder)
     versions  {"numpy": "2.4.6", ...}: whatever the figures depend on
     sources   further sources that they rest on, as the roof does
+    tables    Table objects that name theirs
+    name      of a further file of this card, <card>_<name>.json
     Returns the path.
     """
-    groups = [sources, *(f.sources for ladder in ladders for f in ladder.figures)]
+    groups = [sources, *(f.sources for ladder in ladders for f in ladder.figures), *(x.sources for x in tables)]
     sources = {source for group in groups for source in (*group, *_flags(group))}
     if gone := [s for s in sources if _hash_now(s) is None]:
         raise FileNotFoundError(f"there is no source {gone[0]} in the course's folder")
@@ -99,10 +102,17 @@ def save(folder, ladders, roof, versions, sources=()):
             for x in ladders
         ],
     }
-    path = folder / "measured" / f"{re.sub(r'[^a-z0-9]+', '_', roof.card.lower()).strip('_')}.json"
+    if tables:
+        record["tables"] = [{"title": x.title, "rows": x.rows, "sources": x.sources} for x in tables]
+    path = folder / "measured" / f"{_stem(roof.card, name)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, record)
     return path
+
+
+def _stem(card, name=""):
+    """The name of a card's file, without its ending."""
+    return re.sub(r"[^a-z0-9]+", "_", f"{card} {name}".lower()).strip("_")
 
 
 def _write(path, record):
@@ -115,7 +125,7 @@ def _write(path, record):
 
 
 class Stored:
-    """One results file: `card`, `date`, `roof`, `versions`, and its ladders by title."""
+    """One results file: `card`, `date`, `roof`, `versions`, and its ladders and tables by title."""
 
     def __init__(self, path):
         self.path = path
@@ -140,6 +150,7 @@ class Stored:
             _expect_positive(*(rate for rates in by_threads.values() for rate in rates))
             self.source = f"stored run: {self.card}, {self.date}"
             self.ladders = [self._ladder(item) for item in record["ladders"]]
+            self.tables = [self._table(item) for item in record.get("tables", [])]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ResultsError(f"{name} is damaged ({error!r}); measure again with `make bench`") from None
         self.record = record
@@ -159,6 +170,19 @@ class Stored:
         if not figures:
             raise ValueError("a ladder without figures")
         return Ladder(item["title"], item["bound"], figures, self.source, device=item.get("device", "cpu"))
+
+    def _table(self, item):
+        sources, rows = tuple(item["sources"]), item["rows"]
+        _expect_text(item["title"], *sources)
+        for value in (value for row in rows.values() for value in row.values()):
+            if not isinstance(value, str):
+                _expect_number(value)
+        stale = bool({*sources, *_flags(sources)} & set(self.stale))
+        return Table(item["title"], rows, sources, self.source, stale)
+
+    def table(self, title):
+        """The table of this title, or None."""
+        return next((table for table in self.tables if table.title == title), None)
 
     def ladder(self, title):
         """The ladder whose title starts with `title`."""
@@ -183,6 +207,11 @@ def _expect_text(*values):
     for value in values:
         if not isinstance(value, str):
             raise ValueError(f"{value!r} where a text belongs")
+
+
+def _expect_number(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} where a number belongs")
 
 
 def _expect_positive(*values):
@@ -220,15 +249,21 @@ def paths():
     return sorted([*ROOT.glob("kernels/*/measured/*.json"), *ROOT.glob("lab/measured/*.json")])
 
 
-def stored(topic):
-    """The readable stored results of a topic ("cpu_gemv"), newest first; a damaged file is named and passed over."""
+def stored(topic, name=""):
+    """The readable stored results of a topic ("cpu_gemv"), newest first; a damaged file is named and passed over.
+
+    name: the cards' further files of this name
+    """
     folder = ROOT / "lab" if topic == "roof" else ROOT / "kernels" / topic
     found = []
     for path in sorted(folder.glob("measured/*.json")):
         try:
-            found.append(Stored(path))
+            item = Stored(path)
         except ResultsError as error:
             print(f"notice: {error}")
+            continue
+        if path.stem == _stem(item.card, name):
+            found.append(item)
     return sorted(found, key=lambda s: s.date, reverse=True)
 
 

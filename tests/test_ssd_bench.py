@@ -11,21 +11,22 @@ from test_attention_bench import card as card
 from test_ssd_five import recurrence
 
 from kernels.bench import GPU_TOPICS
-from kernels.ssd import bench, peers
-from kernels.ssd.bench import Entry, Shape
+from kernels.ssd import bench, peers, rungs
+from kernels.ssd.bench import Case, Entry, Shape
 from kernels.ssd.five import SOURCES, five, least, work
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 SMALL = Shape(nheads=2, headdim=16, dstate=16)
+TINY = Case("tiny", 40, SMALL, slow=True)
 
 
 @pytest.fixture
 def small(card, monkeypatch):
     """The made-up card, a small layer, one rung and no peer."""
     monkeypatch.setattr(bench, "HOSTILE", [(37, 2, 2, 16, 1, 16)])
-    monkeypatch.setattr(bench, "Shape", lambda: SMALL)  # so that it takes all rungs
+    monkeypatch.setattr(bench, "Shape", lambda: SMALL)
     monkeypatch.setattr(bench, "RUNGS", [Entry("five", functools.partial(five, chunk_size=16), SOURCES)])
-    monkeypatch.setattr(bench, "copies", lambda call: [call, dict(call)])
+    monkeypatch.setattr(bench, "copies", lambda call, total=None: [call, dict(call)])
     monkeypatch.setattr(peers, "_module", lambda: None)
     bench.checked.cache_clear()
     return card
@@ -43,6 +44,13 @@ def test_truth_is_the_recurrence(card):
         call = bench.inputs(100, 2, 4, 8, 2, 16, slow=slow)
         wanted, _ = recurrence(**call)
         np.testing.assert_allclose(bench.truth(call, 32).numpy(), wanted.numpy(), rtol=1e-9, atol=1e-9)
+
+
+def test_truth_of_some_heads(card):
+    call = bench.inputs(70, 2, 6, 8, 3, 16)
+    whole = bench.truth(call, 32)
+    for heads in (slice(0, None, 4), slice(5, 6)):
+        np.testing.assert_allclose(bench.truth(call, 32, heads).numpy(), whole[:, :, heads].numpy(), 1e-12, 1e-12)
 
 
 def test_inputs_decay_as_they_say(card):
@@ -63,12 +71,19 @@ def test_copies_are_cold(card, monkeypatch):
     assert all(torch.equal(each["B"], found[0]["B"]) for each in found)
 
 
-def test_the_ladder_of_prefill(small, monkeypatch):
-    ladder = bench._prefill("SSD prefill, tiny, 40", 40, SMALL, 0.1, slow=True)
-    assert ladder.title == "SSD prefill, tiny, 40" and [f.name for f in ladder.figures] == ["five"] == small.timed
+def test_the_ladder_of_prefill(small):
+    ladder = bench.prefill(TINY, 0.1)
+    assert ladder.title == "SSD prefill, tiny, 40, slow decay"
+    assert [f.name for f in ladder.figures] == ["five"] == small.timed
     moved, flops = least(1, 40, 2, 16, 1, 16)
     assert (ladder["five"].bytes, ladder["five"].flops) == (moved, flops)
     assert ladder["five"].checked == "right on 2 shapes" and ladder["five"].sources == SOURCES
+
+
+def test_bf16_is_held_to_bf16(small, monkeypatch):
+    monkeypatch.setitem(bench.TOLERANCE, torch.bfloat16, 1e-9)
+    with pytest.raises(ValueError, match="five is not right, so it is not timed: .* allowed are 1e-09"):
+        bench.prefill(TINY._replace(dtype=torch.bfloat16), 0.1)
 
 
 def test_a_rung_that_is_wrong_is_not_timed(small, monkeypatch):
@@ -80,23 +95,65 @@ def test_a_rung_that_is_wrong_is_not_timed(small, monkeypatch):
 
     monkeypatch.setattr(bench, "RUNGS", [Entry("forgetful", forgetful, SOURCES)])
     with pytest.raises(ValueError, match="forgetful is not right, so it is not timed"):
-        bench._prefill("SSD prefill, tiny, 40", 40, SMALL, 0.1)
+        bench.prefill(TINY, 0.1)
     monkeypatch.setattr(bench, "HOSTILE", [(40, 1, 2, 16, 1, 16)])
     bench.checked.cache_clear()
     assert not bench.checked(forgetful) and small.timed == []
 
 
+def test_the_longest_sequence_is_looked_at_in_some_heads(small, monkeypatch):
+    monkeypatch.setattr(bench, "LONGEST", 40)
+    monkeypatch.setattr(bench, "SAMPLE", slice(1, None, 2))
+    monkeypatch.setattr(bench, "_warm", lambda case: bench.inputs(case.seqlen, *SMALL))
+    ladder = bench.longest(0.1)
+    assert ladder.title == "SSD prefill, 2.7B, 40" and ladder["five"].checked == "right on 2 shapes"
+
+    def forgetful(x, *rest, out=None, **options):
+        y = five(x, *rest, chunk_size=16, **options)
+        y[:, 30:, 1] = 0
+        return out.copy_(y)
+
+    monkeypatch.setattr(bench, "checked", lambda function: None)
+    monkeypatch.setattr(
+        bench,
+        "RUNGS",
+        [Entry("forgetful", lambda **call: forgetful(*[call.pop(n) for n in "x dt A B C".split()], **call), SOURCES)],
+    )
+    with pytest.raises(ValueError, match="forgetful is not right"):
+        bench.longest(0.1)
+
+
+def test_the_chain_goes_over_heads(small, monkeypatch):
+    monkeypatch.setattr(bench, "LONG", 40)
+    monkeypatch.setattr(bench, "CHAIN", ((2, 3), (16, 32)))
+    monkeypatch.setattr(bench, "inputs", functools.partial(bench.inputs, headdim=16, dstate=16))
+    (rung, *_) = rungs.RUNGS
+    monkeypatch.setattr(bench, "RUNGS", [Entry(rung.title, rung.function, rung.sources)])
+    ladder = bench.chain(0.1)
+    assert ladder.title == "published design, 40, by heads"
+    assert [f.name for f in ladder.figures] == [f"{h} heads, chunk {q}" for h in (2, 3) for q in (16, 32)]
+    assert ladder.figures[0].sources == rung.sources
+
+
+def test_every_case_has_rungs_and_a_title_of_its_own():
+    titles = [case.title for case in bench.CASES]
+    assert len(set(titles)) == len(titles) and {f"SSD prefill, 2.7B, {n}" for n in ("1K", "256K")} < set(titles)
+    for case in bench.CASES:
+        names = [entry.title for entry in bench.RUNGS if entry.timed(case)]
+        assert {"five, chunk 128", "five, chunk 256", "loads ahead, dt once", "fused.cu"} <= set(names)
+    rows = {case.title: [entry.title for entry in bench.RUNGS if entry.timed(case)] for case in bench.CASES}
+    assert rows["SSD prefill, 2.7B, 64K"] == [entry.title for entry in bench.RUNGS]
+    assert "published design" in rows["SSD prefill, 2.7B, 64K, slow decay"]
+    assert "five, 16-bit states" not in rows["SSD prefill, bf16, 16K"]  # which are of fp16
+    assert {case.shape.batch for case in bench.CASES} == {1, 8}
+
+
 def test_the_ladder_of_steps(small, monkeypatch):
     monkeypatch.setattr(bench, "inputs", functools.partial(bench.inputs, **SMALL._asdict()))
-    ladder = bench._steps(40, 16, 0.1)
+    ladder = bench.steps(40, 16, 0.1)
     assert ladder.title == "SSD steps, 2.7B, 40, chunk 16"
     predicted = work(1, 40, 2, 16, 1, 16, 16)
     assert {f.name: (f.bytes, f.flops) for f in ladder.figures} == predicted
-
-
-def test_titles_differ():
-    titles = [bench.short(n) for n in bench.LENGTHS] + [name for name in bench.OTHERS]
-    assert len(set(titles)) == len(titles) and titles[0] == "1K" and "256K" in titles
 
 
 # The peer
@@ -140,22 +197,30 @@ def test_mamba_ssm_is_imported_without_its_extension(monkeypatch, tmp_path):
 
 
 def test_all_is_compiled_ahead(card, monkeypatch):
-    asked = []
+    asked, here = [], []
     monkeypatch.setattr(bench, "_apart", lambda *job: asked.append(job))
+    monkeypatch.setattr(bench, "_compile_rung", lambda *job: here.append(job))
     monkeypatch.setattr(peers, "_module", lambda: SimpleNamespace(mamba_chunk_scan_combined=print))
     bench.compile_ahead()
-    shapes = {(1, 80, 64, 1, 128), (1, 80, 64, 1, 64), (1, 80, 128, 1, 128)}
-    assert {job[1:6] for job in asked} == shapes and len(asked) == len(set(asked))
-    everywhere = sum(entry.lengths is None for entry in bench.RUNGS)
-    assert len(asked) == len(bench.RUNGS) + 2 * everywhere + 3 * 2 * 4
+    assert len(asked) == len(set(asked)) and here == [(len(bench.RUNGS) - 1, bench.CASES)]
+    assert {job[1] for job in asked if job[0] == "rung"} == set(range(len(bench.RUNGS) - 1))
+    cases = [bench.CASES[n] for kind, n, *_ in asked if kind == "peer"]
+    assert len(cases) == len(set(cases)) * (len(peers.PARTS) + 1)
+    assert {case.dtype for case in cases} == {torch.float16, torch.bfloat16}
+    assert {case.shape.dstate for case in cases} == {64, 128} and any(case.seqlen % 16 for case in cases)
+    assert {job[1] for job in asked if job[0] == "chain"} == set(bench.CHAIN[0])
 
 
 def test_a_job_compiles_one_rung(small, monkeypatch):
-    monkeypatch.setattr(bench, "WARM", 20)
     seen = []
-    monkeypatch.setattr(bench, "RUNGS", [Entry("a", lambda **call: seen.append(call["x"].shape), ())])
-    bench._compile("rung", *SMALL, 0)
-    assert seen == [(1, 20, 2, 16)]
+    entry = Entry("a", lambda **call: seen.append((call["x"].shape, call["x"].dtype)), (), lengths=(40,))
+    cases = [TINY, TINY._replace(seqlen=50), TINY._replace(seqlen=40, dtype=torch.bfloat16), TINY._replace(seqlen=99)]
+    monkeypatch.setattr(bench, "RUNGS", [entry])
+    monkeypatch.setattr(bench, "CASES", cases)
+    bench._compile("rung", 0, 0, 1, 2)
+    tiny = (1, 40, 2, 16)
+    hostile = ((2, 37, 2, 16), torch.float16)
+    assert seen == [(tiny, torch.float16), (tiny, torch.bfloat16), hostile]
 
 
 def test_a_job_compiles_a_part_of_mamba_ssm(monkeypatch):

@@ -22,7 +22,7 @@ SLOW, FAST = 0.02, 30.0
 
 @pytest.fixture
 def launched(monkeypatch):
-    """launched(processors=..., epoch=..., sort=...): how fused.cu is launched from here on."""
+    """launched(processors=..., epoch=..., sort=..., pieces=...): how fused.cu is launched from here on."""
 
     def change(processors=132, **chosen):
         MODULE._prepared.cache_clear()
@@ -58,7 +58,7 @@ def simple(seqlen, nheads=2, ngroups=1, dstate=64, dtype=HALF, rate=None, batch=
     [
         ((2, 187, 3, 64, 1, 64), BF16, dict(processors=5, epoch=2)),
         ((1, 130, 2, 128, 2, 64), HALF, dict(processors=3)),
-        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, epoch=3, sort=1)),
+        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, epoch=3, sort=1, pieces=True)),
         ((2, 300, 7, 64, 1, 64), HALF, dict(processors=9, epoch=3, sort=1)),
         ((1, 1, 1, 64, 1, 64), HALF, {}),
         ((1, 64, 2, 64, 1, 128), HALF, {}),
@@ -121,7 +121,7 @@ def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatc
 
 @pytest.mark.parametrize("rate", [SLOW, FAST])
 def test_no_race(launched, rate):
-    launched(processors=3, sort=1)
+    launched(processors=3, sort=1, pieces=True)
     call = simple(320, 2, rate=rate)
     report = counters(**call, check_races=True)
     chunks = 5 if rate == SLOW else 4  # of pass 1: all before the last piece, or a piece's last
@@ -157,7 +157,7 @@ def test_what_is_not_finite_reaches_what_it_should_and_nothing_else(launched, dt
         assert torch.allclose(y[~expected], clean[~expected], rtol=1e-3 if dtype is HALF else 1e-2, atol=1e-3), name
 
 
-@pytest.mark.parametrize("how", [dict(processors=3, sort=1), dict(processors=3, epoch=2)])
+@pytest.mark.parametrize("how", [dict(processors=3, sort=1, pieces=True), dict(processors=3, epoch=2)])
 def test_what_is_not_finite_goes_on_where_pass_1_stops_early(launched, how):
     """Decays so fast that no share looks further back than a chunk: the rows' pair is walked anew, twice in a row."""
     launched(**how)
@@ -260,7 +260,8 @@ def test_plans():
             assert 2 * p.pairs >= batch * nheads * headdim // 64 and p.pieces_of_pair * p.pairs <= p.tickets
             assert not p.pieces_of_pair or p.sort
             assert p.flags == 2 * (p.tickets * p.epochs + (p.epochs - 1) * p.pairs) + p.pairs
-    assert plan(1, 131072, 80, 64, 1, 128, 132)[5:8] == (4, 132, 132)  # epochs, tickets of each, blocks
+    assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[5:8] == (2, 132, 132)  # epochs, tickets of each, blocks
+    assert [plan(1, n, 80, 64, 1, 128, 132).pieces_of_pair for n in (65536, 131072)] == [0, 3]
     for dstate in (64, 128):
         for z in (False, True):
             assert shared_bytes(dstate, z, 2 if z else 3) <= 227 * 1024

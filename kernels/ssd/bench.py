@@ -1,4 +1,4 @@
-"""Measure chapters 12 and 13 on a GPU: SSD prefill of the Mamba-2 2.7B model's layer, from 1K tokens to 256K.
+"""Measure chapters 12 and 13 on a GPU: SSD prefill of the Mamba-2 2.7B model's layer, from 1K tokens to 1M.
 
 80 heads, headdim 64, dstate 128, one group, batch 1, float16 in and out, dt_bias and softplus, D. The rungs stand
 beside mamba_ssm's five kernels, at its best chunk size, in a CUDA graph and as called. A row's bytes and flops are what
@@ -7,7 +7,7 @@ ladders of steps they are each step's own. Decays are those of Mamba-2's initial
 to 1e-1; `slow`: A from -0.1 to -0.01, where nothing has decayed after thousands of tokens.
 
 Each rung and peer is held against float64 on the card before it is timed and after; rungs also on hostile shapes
-between NaNs.
+between NaNs. `tables` is the study of accuracy.
 """
 
 import contextlib
@@ -16,27 +16,34 @@ import math
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 import ref.ssd
 from kernels.attention import bench
 from kernels.attention.bench import Row, between_nans, ladder_of, peer_rows, short
-from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, state_passing
+from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, stack, state_passing
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import SOURCES, five, least, work
+from kernels.ssd.fused import SOURCES as FUSED
+from kernels.ssd.fused import fused
 from lab import cuda_timing
 from lab.check import check
 
 LENGTHS = [1 << power for power in range(10, 19)]
-LONG = 65536  # of the steps
+LONG = 65536  # of the steps, and of the chain
+SLOW = (65536, 131072)  # lengths with slow decay
+LONGEST, SAMPLE = 1 << 20, slice(0, None, 27)  # tokens, and the heads that are looked at there
 TUNED_AT = (1024, 16384)  # mamba_ssm is tuned anew from these lengths on
-PEER_CHUNKS = (128, 256)
-WARM = 1024  # tokens of a call that only compiles
-TOLERANCE = {torch.float16: 2e-3}  # ‖out − ref‖ / ‖ref‖; states in float16 too
+PEER_CHUNKS = (64, 128, 256)
+WARM = 65536  # tokens of a call that only compiles, at most
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}  # ‖out − ref‖ / ‖ref‖; states in 16 bits too
 HOSTILE = [(777, 2, 16, 64, 2, 128), (1, 1, 16, 64, 1, 128), (515, 1, 16, 64, 1, 128)]  # seqlen, batch, and so on
+NAMES = ("x", "dt", "A", "B", "C", "D", "dt_bias")
 
 
 class Shape(NamedTuple):
@@ -49,13 +56,35 @@ class Shape(NamedTuple):
     dstate: int = 128
 
 
-OTHERS = {  # shapes besides the 2.7B model's, with their lengths
-    "batch 8": (Shape(batch=8), 8192),
-    "128 heads, 8 groups": (Shape(nheads=128, ngroups=8), 16384),
-    "dstate 64": (Shape(dstate=64), 16384),
-    "headdim 128": (Shape(headdim=128), 16384),
-    "a prime length": (Shape(), 10007),
-}
+class Case(NamedTuple):
+    """What a ladder is about. `other`: not the 2.7B model's layer as it is."""
+
+    name: str
+    seqlen: int
+    shape: Shape = Shape()
+    dtype: torch.dtype = torch.float16
+    slow: bool = False
+    other: bool = False
+
+    @property
+    def title(self):
+        return f"SSD prefill, {self.name}, {short(self.seqlen)}{', slow decay' if self.slow else ''}"
+
+
+def _other(name, seqlen, dtype=torch.float16, **shape):
+    return Case(name, seqlen, Shape(**shape), dtype, other=True)
+
+
+CASES = [
+    *(Case("2.7B", n) for n in LENGTHS),
+    *(Case("2.7B", n, slow=True) for n in SLOW),
+    *(_other("batch 8", n, batch=8) for n in (1024, 8192)),
+    _other("bf16", 16384, torch.bfloat16),
+    _other("128 heads, 8 groups", 16384, nheads=128, ngroups=8),
+    _other("dstate 64", 16384, dstate=64),
+    _other("headdim 128", 16384, headdim=128),
+    _other("a prime length", 10007),
+]
 
 
 class Entry(NamedTuple):
@@ -64,45 +93,88 @@ class Entry(NamedTuple):
     title: str
     function: object
     sources: tuple
-    lengths: tuple | None = None  # of the 2.7B model's layer, where it is timed; None: all, and other shapes as well
+    lengths: tuple | None = None  # of the 2.7B model's layer, where it is timed; None: all
+    others: bool = True  # whether other cases time it too
+
+    def timed(self, case):
+        """Whether this case times it."""
+        return self.others if case.other else self.lengths is None or case.seqlen in self.lengths
 
 
 STEPS_ON_THE_WAY = (1024, 8192, 65536)  # lengths at which those rungs of chapter 13 are timed that are soon left behind
 RUNGS = [  # a rung takes the arguments of `five`
-    *(Entry(f"five, chunk {q}", functools.partial(five, chunk_size=q), SOURCES) for q in (64, 128, 256)),
-    Entry("five, 16-bit states", functools.partial(five, chunk_size=256, state_dtype=torch.float16), SOURCES),
-    *(
-        Entry(rung.title, rung.function, rung.sources, STEPS_ON_THE_WAY if rung is not rungs.RUNGS[-1] else None)
-        for rung in rungs.RUNGS
+    *(Entry(f"five, chunk {q}", functools.partial(five, chunk_size=q), SOURCES, None, q > 64) for q in (64, 128, 256)),
+    Entry(
+        "five, 16-bit states", functools.partial(five, chunk_size=256, state_dtype=torch.float16), SOURCES, None, False
     ),
+    *(Entry(rung.title, rung.function, rung.sources, STEPS_ON_THE_WAY, False) for rung in rungs.RUNGS[:-1]),
+    Entry(rungs.RUNGS[-1].title, rungs.RUNGS[-1].function, rungs.RUNGS[-1].sources),
+    Entry("fused.cu", fused, FUSED),
 ]
+CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
 
 
 def ladders(seconds=0.05):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the SSD ladders")
-    compile_ahead()
-    found = [_prefill(f"SSD prefill, 2.7B, {short(n)}", n, Shape(), seconds, n in TUNED_AT) for n in LENGTHS]
-    found.append(_prefill(f"SSD prefill, 2.7B, {short(LONG)}, slow decay", LONG, Shape(), seconds, slow=True))
-    for name, (shape, seqlen) in OTHERS.items():
-        found.append(_prefill(f"SSD prefill, {name}, {short(seqlen)}", seqlen, shape, seconds))
-    return found + [_steps(LONG, chunk_size, seconds) for chunk_size in (128, 256)]
+    _told("compiling ahead", compile_ahead)
+    found = [_told(case.title, prefill, case, seconds) for case in CASES]
+    found.append(_told("1M tokens", longest, seconds))
+    found.append(_told("the chain", chain, seconds))
+    found += [_told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
+    return found + _told("whole prefills", stack.ladders)
 
 
-def compile_ahead():
-    """Compile all rungs and peers on all cores, in processes of their own: one after another would take minutes."""
-    kinds = {shape[2::2]: shape for shape, _ in OTHERS.values()} | {Shape()[2::2]: Shape()}  # by headdim and dstate
-    jobs = [
-        ("rung", *shape, number)
-        for shape in kinds.values()
-        for number, entry in enumerate(RUNGS)
-        if shape == Shape() or entry.lengths is None
-    ]
+def tables():
+    """The study of accuracy."""
+    from kernels.ssd import accuracy  # which stands on this module
+
+    return _told("accuracy", accuracy.tables)
+
+
+def further(roof, versions):
+    """What Nsight Compute counts, where it is installed, in a file of its own. Returns the paths written."""
+    from kernels.ssd import profile  # which stands on this module
+
+    return _told("Nsight Compute", profile.store, roof, versions)
+
+
+def _told(title, function, *arguments):
+    """Call it, and say how long it took, checks and all."""
+    begin = time.perf_counter()
+    found = function(*arguments)
+    print(f"{title}: {time.perf_counter() - begin:.1f} s in all", flush=True)
+    return found
+
+
+def compile_ahead(cases=None):
+    """Compile all rungs and peers on all cores, in processes of their own: one after another would take minutes. What
+    is no Triton is not kept on disk, and is compiled in threads of this process."""
+    cases = CASES if cases is None else cases
+    jobs = [functools.partial(_apart, "chain", heads) for heads in CHAIN[0]]
     if peers.mamba() is not None:
         parts = range(len(peers.PARTS) + 1)
-        jobs += [("peer", *shape, chunk, part) for shape in kinds.values() for chunk in PEER_CHUNKS for part in parts]
+        jobs += [functools.partial(_apart, "peer", CASES.index(case), part) for case in _kinds(cases) for part in parts]
+    for number, entry in enumerate(RUNGS):
+        if _is_cuda(entry):
+            jobs.append(functools.partial(_compile_rung, number, cases))
+        else:
+            jobs.append(functools.partial(_apart, "rung", number, *map(CASES.index, cases)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda job: _apart(*job), jobs))
+        for job in [pool.submit(job) for job in reversed(jobs)]:  # those that take longest stand last
+            job.result()
+
+
+def _is_cuda(entry):
+    return any(source.endswith(".cu") for source in entry.sources)
+
+
+def _kinds(cases):
+    """One case of each kind that mamba_ssm's kernels are compiled for anew. Sizes of heads are no constants there."""
+    found = {}
+    for case in cases:
+        found.setdefault((case.dtype, case.shape.dstate, case.shape.batch == 1, case.seqlen % 16 == 0), case)
+    return list(found.values())
 
 
 def _apart(*job):
@@ -113,16 +185,32 @@ def _apart(*job):
 
 
 def _compile(what, *numbers):
-    """One rung, by its number, or a part of mamba_ssm's kernels with a chunk size."""
-    shape, rest = numbers[:5], numbers[5:]
-    call = inputs(WARM, *shape)
+    """A rung, by its number, for the cases with these numbers; a part of mamba_ssm's kernels for a case; rung 1 with so
+    many heads."""
     if what == "rung":
-        RUNGS[rest[0]].function(**call)
+        _compile_rung(numbers[0], [CASES[n] for n in numbers[1:]])
+    elif what == "peer":
+        peers.compile_part(_warm(CASES[numbers[0]]), PEER_CHUNKS[-1], numbers[1])
     else:
-        peers.compile_part(call, *rest)
+        for chunk_size in CHAIN[1]:
+            _one_chain(inputs(LONG, nheads=numbers[0]), chunk_size)()
 
 
-def inputs(seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, slow=False):
+def _compile_rung(number, cases):
+    """All that the ladders ask of a rung: what Triton compiles depends on lengths, too."""
+    entry = RUNGS[number]
+    for case in cases:
+        if entry.timed(case) and case.shape.batch * case.seqlen <= WARM:
+            entry.function(**_warm(case))
+    for shape in HOSTILE:
+        entry.function(**inputs(*shape))
+
+
+def _warm(case):
+    return inputs(case.seqlen, *case.shape, dtype=case.dtype)
+
+
+def inputs(seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, dtype=torch.float16, slow=False):
     """Random arguments of a call, by name, but for the chunk size."""
 
     def draw(*shape):
@@ -131,121 +219,183 @@ def inputs(seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, slo
     low, high = (0.01, 0.1) if slow else (1, 16)
     steps = torch.exp(torch.empty(nheads, device=bench.DEVICE).uniform_(math.log(1e-3), math.log(1e-1)))
     return {
-        "x": draw(batch, seqlen, nheads, headdim).half(),
-        "dt": (0.1 * draw(batch, seqlen, nheads)).half(),
+        "x": draw(batch, seqlen, nheads, headdim).to(dtype),
+        "dt": (0.1 * draw(batch, seqlen, nheads)).to(dtype),
         "A": -torch.empty(nheads, device=bench.DEVICE).uniform_(low, high),
-        "B": draw(batch, seqlen, ngroups, dstate).half(),
-        "C": draw(batch, seqlen, ngroups, dstate).half(),
+        "B": draw(batch, seqlen, ngroups, dstate).to(dtype),
+        "C": draw(batch, seqlen, ngroups, dstate).to(dtype),
         "D": draw(nheads),
         "dt_bias": steps + torch.log(-torch.expm1(-steps)),  # softplus of it gives the steps
         "dt_softplus": True,
     }
 
 
-def copies(call):
-    """The call's arguments, several times over: 1 GB or more of x in all, so that each call finds its cache cold."""
-    count = math.ceil(cuda_timing.COLD / call["x"].nbytes)
+def copies(call, total=None):
+    """The call's arguments, several times over, so that each call finds its cache cold. total: bytes of x in all."""
+    count = math.ceil((total or cuda_timing.COLD) / call["x"].nbytes)
     again = [{k: v.clone() if k in ("x", "dt", "B", "C") else v for k, v in call.items()} for _ in range(count - 1)]
     return [call, *again]
 
 
-def truth(call, chunk_size=256):
-    """What the layer must give, in float64: chunk by chunk, one head at a time, for want of room."""
+def truth(call, chunk_size=256, heads=slice(None)):
+    """What the layer must give, in float64, of these heads: chunk by chunk, one head at a time, for want of room."""
     x, B, C = call["x"], call["B"], call["C"]
-    seqlen, nheads, ngroups = *x.shape[1:3], B.shape[2]
-    rest = -seqlen % chunk_size
+    (batch, seqlen, nheads, headdim), ngroups = x.shape, B.shape[2]
+    rest, chosen = -seqlen % chunk_size, range(nheads)[heads]
 
     def chunks(tensor):
         """(batch, L, n) in float64 as (batch, chunks, Q, n); 0 past the end."""
         return torch.nn.functional.pad(tensor.double(), (0, 0, 0, rest)).unflatten(1, (-1, chunk_size))
 
-    dt = chunks(torch.nn.functional.softplus(call["dt"].double() + call["dt_bias"].double()))
+    dt = chunks(torch.nn.functional.softplus(call["dt"][:, :, heads].double() + call["dt_bias"][heads].double()))
     dt.flatten(1, 2)[:, seqlen:] = 0
-    total = (dt * call["A"].double()).cumsum(2)  # (batch, chunks, Q, H)
-    y = torch.empty(x.shape, dtype=torch.float64, device=x.device)
-    for group in range(ngroups):
-        b, c = chunks(B[:, :, group]), chunks(C[:, :, group])
-        cb = (c @ b.mT).tril()
-        for h in range(group * nheads // ngroups, (group + 1) * nheads // ngroups):
-            xh, s = chunks(x[:, :, h]), total[..., h]
-            scaled = dt[..., h, None] * xh
-            part = (cb * torch.exp((s[..., :, None] - s[..., None, :]).tril())) @ scaled
-            added = (scaled * torch.exp(s[..., -1:] - s)[..., None]).mT @ b  # (batch, chunks, P, N)
-            state, before = torch.zeros_like(added[:, 0]), torch.empty_like(added)
-            kept = torch.exp(s[..., -1])[..., None, None]
-            for chunk in range(added.shape[1]):
-                before[:, chunk] = state
-                state = kept[:, chunk] * state + added[:, chunk]
-            part += torch.exp(s)[..., None] * (c @ before.mT) + call["D"][h].double() * xh
-            y[:, :, h] = part.flatten(1, 2)[:, :seqlen]
+    total = (dt * call["A"][heads].double()).cumsum(2)  # (batch, chunks, Q, chosen)
+    nchunks = dt.shape[1]
+    y = torch.empty(batch, seqlen, len(chosen), headdim, dtype=torch.float64, device=x.device)
+    states = torch.empty(nchunks, len(chosen), batch, headdim, B.shape[3], dtype=torch.float64, device=x.device)
+    group = None
+    for n, h in enumerate(chosen):  # what each chunk adds, and its own part of y
+        if group != h * ngroups // nheads:
+            group = h * ngroups // nheads
+            b, c = chunks(B[:, :, group]), chunks(C[:, :, group])
+            cb = (c @ b.mT).tril()
+        xh, s = chunks(x[:, :, h]), total[..., n]
+        scaled = dt[..., n, None] * xh
+        own = (cb * torch.exp((s[..., :, None] - s[..., None, :]).tril())) @ scaled + call["D"][h].double() * xh
+        y[:, :, n] = own.flatten(1, 2)[:, :seqlen]
+        states[:, n] = ((scaled * torch.exp(s[..., -1:] - s)[..., None]).mT @ b).transpose(0, 1)
+    kept = torch.exp(total[:, :, -1]).permute(1, 2, 0)[..., None, None]  # (chunks, chosen, batch, 1, 1)
+    state = torch.zeros_like(states[0])
+    for chunk in range(nchunks):  # from here on, the state before each chunk
+        after = kept[chunk] * state + states[chunk]
+        states[chunk], state = state, after
+    for n, h in enumerate(chosen):
+        c = chunks(C[:, :, h * ngroups // nheads])
+        before = torch.exp(total[..., n])[..., None] * (c @ states[:, n].transpose(0, 1).mT)
+        y[:, :, n] += before.flatten(1, 2)[:, :seqlen]
     return y
 
 
-def _prefill(title, seqlen, shape, seconds, tune=False, slow=False):
+def prefill(case, seconds):
     """All rungs, and mamba_ssm's five at its best chunk size."""
     bench.empty()
-    call = inputs(seqlen, *shape, slow=slow)
+    seqlen, shape = case.seqlen, case.shape
+    call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow)
     moved, flops = least(shape.batch, seqlen, *shape[1:])
-    facts = {"wanted": truth(call), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[torch.float16]}
+    facts = {"wanted": truth(call), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[case.dtype]}
     every, rows = copies(call), []
     for entry in RUNGS:
-        if entry.lengths is not None and (shape != Shape() or seqlen not in entry.lengths):
-            continue
-        outs = [torch.full_like(each["x"], torch.nan) for each in every]
-        bound = [functools.partial(entry.function, **each, out=out) for each, out in zip(every, outs)]
-        rows.append(Row(entry.title, bound, outs=outs, verdict=checked(entry.function), sources=entry.sources, **facts))
+        if entry.timed(case):
+            outs = [torch.full_like(each["x"], torch.nan) for each in every]
+            bound = [functools.partial(entry.function, **each, out=out) for each, out in zip(every, outs)]
+            verdict = checked(entry.function)
+            rows.append(Row(entry.title, bound, outs=outs, verdict=verdict, sources=entry.sources, **facts))
     if peers.mamba() is not None:
-        if tune:
+        if not case.other and not case.slow and seqlen in TUNED_AT:
             peers.tune_anew()
-        modes = {f"chunk {q}": functools.partial(peers.calls, every, q) for q in PEER_CHUNKS}
+        sizes = PEER_CHUNKS[1:] if case.other else PEER_CHUNKS
+        modes = {f"chunk {q}": functools.partial(peers.calls, every, q) for q in sizes}
         rows += peer_rows([("mamba_ssm", modes)], **facts)
-    return ladder_of(title, rows, seconds)
+    return ladder_of(case.title, rows, seconds)
+
+
+def longest(seconds):
+    """The best rung on LONGEST tokens, some of its heads held against float64: offsets beyond 2^31 elements."""
+    bench.empty()
+    case, entry = Case("2.7B", LONGEST), RUNGS[-1]
+    call = _warm(case)
+    moved, flops = least(1, LONGEST, *case.shape[1:])
+    out = torch.full_like(call["x"], torch.nan)
+    facts = {"wanted": truth(call, heads=SAMPLE), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[case.dtype]}
+    row = Row(
+        entry.title,
+        [lambda: entry.function(**call, out=out)[:, :, SAMPLE]],  # a view: nothing is launched for it
+        outs=[out[:, :, SAMPLE]],
+        verdict=checked(entry.function),
+        sources=entry.sources,
+        **facts,
+    )
+    return ladder_of(case.title, [row], seconds)
+
+
+def chain(seconds):
+    """Rung 1 over the number of heads. With few of them the card is nearly empty, and what it takes is what the chain
+    of states takes. Four copies of the inputs: all of them are more than L2 holds."""
+    bench.empty()
+    entry = next(entry for entry in RUNGS if entry.function is rungs.RUNGS[0].function)
+    rows = []
+    for heads in CHAIN[0]:
+        call = inputs(LONG, nheads=heads)
+        every, wanted = copies(call, 4 * call["x"].nbytes), truth(call)
+        moved, flops = least(1, LONG, heads, *Shape()[2:])
+        facts = {"wanted": wanted, "bytes": moved, "flops": flops, "tolerance": TOLERANCE[torch.float16]}
+        for chunk_size in CHAIN[1]:
+            calls = [_one_chain(each, chunk_size) for each in every]
+            rows.append(Row(f"{heads} heads, chunk {chunk_size}", calls, sources=entry.sources, **facts))
+    return ladder_of(f"{entry.title}, {short(LONG)}, by heads", rows, seconds)
+
+
+def _one_chain(call, chunk_size):
+    return functools.partial(rungs.RUNGS[0].function, **call, chunk_size=chunk_size)
 
 
 @functools.cache
 def checked(function):
     """The Verdict of a rung on HOSTILE, inputs between NaNs, against the recurrence in float64."""
-    names = ("x", "dt", "A", "B", "C", "D", "dt_bias")
 
-    def arguments(rng, seqlen, *shape):
+    def arguments(rng, *sizes):
         torch.manual_seed(int(rng.integers(1 << 31)))
-        call = inputs(seqlen, *shape)
-        return [call[name].double().cpu().numpy() for name in names]
-
-    def wanted(*arrays):
-        return ref.ssd.ssd_recurrent(*arrays[:5], D=arrays[5], dt_bias=arrays[6], dt_softplus=True)[0]
+        call = inputs(*sizes)
+        return [call[name].double().cpu().numpy() for name in NAMES]
 
     def on_card(*arrays):
         kinds = torch.float16, torch.float16, torch.float32, torch.float16, torch.float16, torch.float32, torch.float32
-        call = {n: between_nans(torch.from_numpy(a.copy()).to(kind)) for n, a, kind in zip(names, arrays, kinds)}
+        call = {n: between_nans(torch.from_numpy(a.copy()).to(kind)) for n, a, kind in zip(NAMES, arrays, kinds)}
         return function(**call, dt_softplus=True).double().cpu().numpy()
 
-    return check(on_card, wanted, arguments, HOSTILE, tolerance=TOLERANCE[torch.float16])
+    return check(on_card, _recurrent, arguments, HOSTILE, tolerance=TOLERANCE[torch.float16], seed=_seed())
 
 
-def _steps(seqlen, chunk_size, seconds):
+@functools.cache
+def _seed():
+    """Another one in each run, and one for all rungs: the recurrence is slow, and so it is walked once."""
+    return int(np.random.SeedSequence().entropy % (1 << 32))
+
+
+def _recurrent(*arrays):
+    key = tuple(a.tobytes() for a in arrays)
+    if key not in _walked:
+        x, dt, A, B, C, D, dt_bias = arrays
+        _walked[key] = ref.ssd.ssd_recurrent(x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=True)[0]
+    return _walked[key]
+
+
+_walked = {}
+
+
+def steps(seqlen, chunk_size, seconds):
     """Each of the five kernels alone, with the bytes and flops that it is predicted to move and do."""
     bench.empty()
     call, shape = inputs(seqlen), Shape()
     predicted = work(shape.batch, seqlen, *shape[1:], chunk_size)
     x, B, C, D = (call[name] for name in ("x", "B", "C", "D"))
-    steps, cum = chunk_cumsum.chunk_cumsum(call["dt"], call["A"], chunk_size, dt_bias=call["dt_bias"], dt_softplus=True)
+    sizes, cum = chunk_cumsum.chunk_cumsum(call["dt"], call["A"], chunk_size, dt_bias=call["dt_bias"], dt_softplus=True)
     CB = chunk_bmm.chunk_bmm(B, C, chunk_size)
-    added, strange = chunk_state.chunk_state(x, B, steps, cum)
+    added, strange = chunk_state.chunk_state(x, B, sizes, cum)
     starts, _ = state_passing.state_passing(added, cum, seqlen)
     out = torch.empty_like(x)
+    small = [{name: call[name].clone() for name in ("dt", "B", "C")} for _ in range(8)]  # which L2 would hold
+    options = chunk_size, call["dt_bias"], None, True, NO_LIMIT
     every = {
-        "chunk_cumsum": lambda: chunk_cumsum.run(
-            call["dt"], call["A"], chunk_size, call["dt_bias"], None, True, NO_LIMIT
-        ),
-        "chunk_bmm": lambda: chunk_bmm.run(B, C, chunk_size),
-        "chunk_state": lambda: chunk_state.run(x, B, steps, cum, None, torch.float32),
-        "state_passing": lambda: state_passing.run(added, cum, seqlen, None, None, starts),
-        "chunk_scan": lambda: chunk_scan.run(x, C, CB, steps, cum, starts, strange, D, None, None, out),
-    }  # fmt: skip
+        "chunk_cumsum": [functools.partial(chunk_cumsum.run, one["dt"], call["A"], *options) for one in small],
+        "chunk_bmm": [functools.partial(chunk_bmm.run, one["B"], one["C"], chunk_size) for one in small],
+        "chunk_state": [lambda: chunk_state.run(x, B, sizes, cum, None, torch.float32)],
+        "state_passing": [lambda: state_passing.run(added, cum, seqlen, None, None, starts)],
+        "chunk_scan": [lambda: chunk_scan.run(x, C, CB, sizes, cum, starts, strange, D, None, None, out)],
+    }
     rows = [
-        Row(name, [run], bytes=predicted[name][0], flops=predicted[name][1], sources=SOURCES)
-        for name, run in every.items()
+        Row(name, calls, bytes=predicted[name][0], flops=predicted[name][1], sources=SOURCES)
+        for name, calls in every.items()
     ]
     return ladder_of(f"SSD steps, 2.7B, {short(seqlen)}, chunk {chunk_size}", rows, seconds)
 

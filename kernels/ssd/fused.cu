@@ -2,8 +2,9 @@
 
    New since tuned:
    - A block has two rows of a group, and four warpgroups with roles of their own: two multiply, one row each; one makes
-     the scores of both (C B^T is the same for all heads of a group); of the last, one warp brings tiles by TMA, and two
-     turn dt into decays. They hand over through mbarriers, STAGES chunks deep.
+     the scores of both (C B^T is the same for all heads of a group); of the last, two warps turn dt into decays, one
+     brings tiles by TMA, and one sends y off by TMA, from where x was. They hand over through mbarriers, STAGES chunks
+     deep.
    - The state stays in registers, transposed: (headdim, dstate). So it is the left operand of y^T = state C^T and the
      accumulator of state += (x w)^T B, and never passes through shared memory.
    - Sums of A dt begin at each multiple of 16 tokens. Between blocks of 16 the decay is a number of the row times one
@@ -14,7 +15,8 @@
 
    Two passes, as in segments: a share whose last piece of a pair goes on in another share first walks it backwards for
    its end state (pass 1; it ends where what is left has decayed by 2^stop), publishes that, and then walks all its
-   chunks (pass 2). Long sequences are cut into epochs, so that blocks stay near each other and find B and C in L2.
+   chunks (pass 2). In long sequences blocks stay near each other, to find B and C in L2: x, y and z are the first that
+   it drops, B and C the last. Very long ones are cut into epochs.
 
    What stop leaves out. Beyond 2^-127 a decay is 0 in these registers, as results below 2^-126 are flushed to 0. So a
    stop of -127 or less leaves out products with 0 alone: the same numbers as without, for whatever is finite. Infinity
@@ -22,6 +24,12 @@
    all tickets are done, which it may, having none left itself, and walks marked pairs anew as one piece.
 
    Numbering as in ref/ssd.py: 1 decays (the last warpgroup), 2 C B^T (the third), 3 and 4 the state, 5 y.
+
+   What decides its speed is a chain: state to y to the next state, some 3,000 cycles a chunk, in which the tensor cores
+   work half of the time. So warps do what they can before they wait; what does not need the state is made by others;
+   and descriptors of tiles lie in uniform registers, for which the compiler must see that all lanes agree on the stage
+   (`uniform`), and may meet no branch behind which they could not.
+
    Symbols: x, y, z (batch, seqlen, nheads, headdim), B, C (batch, seqlen, ngroups, DSTATE); a chunk is 64 tokens. A row
    is 64 columns of x: a head, or half of one. A pair is two rows of one group.
 
@@ -67,6 +75,10 @@ DEVICE u64 look(const u64 *count) {
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(count) : "memory");
     return value;
 }
+/* By a whole warp at once, and without a branch for one lane: see `uniform`. */
+DEVICE void mark(unsigned *to, unsigned value) {
+    asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
 DEVICE void raise_flag(unsigned *flag, unsigned value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
@@ -89,8 +101,9 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
         step.kind = kind | (step.kind & SINGLE), step.chunk = chunk, step.ticket = ticket;
         s.steps[stage] = step;
         arrive(&s.planned[stage]);
-        if (kind & END) {
+        if (kind & (END | FLUSH)) {
             arrive(&s.full[stage]);
+            if (++stage == STAGES) stage = 0, turn ^= 1;
             return true;
         }
         const bool local = kind & LOCAL;
@@ -100,9 +113,9 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
 #pragma unroll
         for (int side = 0; side < 2; side++)
             load_tiles(at(s.x[stage][side]), x, token, step.half(side), step.head(side), step.batch, full);
-        load_tiles(at(s.b[stage]), b, token, 0, step.group, step.batch, full);
+        load_tiles(at(s.b[stage]), b, token, 0, step.group, step.batch, full, AGAIN);
         if (!local) {
-            load_tiles(at(s.c[stage]), c, token, 0, step.group, step.batch, full);
+            load_tiles(at(s.c[stage]), c, token, 0, step.group, step.batch, full, AGAIN);
             if (Z)
                 for (int side = 0; side < 2; side++)
                     load_tiles(at(s.z[Z ? stage : 0][side]), z, token, step.half(side), step.head(side), step.batch,
@@ -142,7 +155,7 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
                 if (!bring(LOCAL | (i == high - 1 ? FIRST : 0), line.first + i)) break;
             publish = PUBLISH;
         }
-        for (int pair = from; pair <= to; pair++) { // pass 2
+        for (int pair = to; pair >= from; pair--) { // pass 2
             const int stop = end(pair);
             choose(pair);
             int i = begin(pair);
@@ -153,6 +166,7 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
         }
         ticket = next % a_launch, done++;
     }
+    bring(FLUSH | LOCAL, 0);
     for (int i = 0; i < STAGES; i++) { // all that was brought has been used, and y written
         const int later = stage + i;
         wait(&s.empty[later % STAGES], turn ^ (later < STAGES));
@@ -179,83 +193,139 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
     if (!lost) tell(); // nobody waits for it
 }
 
+/* y, as the multiplying warpgroups leave it in the place of x. */
+DEVICE void store_tiles(Shared &s, const CUtensorMap *y) {
+    int stage = 0, turn = 0;
+    unsigned y_turns = 0; // a bit for each stage
+    for (;;) {
+        wait(&s.full[stage], turn);
+        const Step &step = s.steps[stage];
+        if (step.kind & END) break;
+        if (step.kind & FLUSH) {
+            stores_written();
+            __threadfence();
+        }
+        if (!(step.kind & LOCAL)) {
+            wait(&s.y_full[stage], y_turns >> stage & 1);
+            y_turns ^= 1 << stage;
+            for (int side = 0; side < 2; side++)
+                if (step.real(side))
+                    store_tile(y, at(s.x[stage][side]), step.chunk * CHUNK, step.half(side), step.head(side),
+                               step.batch);
+            stores_commit();
+            stores_read<0>();
+        }
+        arrive(&s.empty[stage]);
+        if (++stage == STAGES) stage = 0, turn ^= 1;
+    }
+    stores_written();
+}
+
 // ---- the third warpgroup: step 2, with the decays between two tokens of a chunk ----
 
-DEVICE void make_scores(Shared &s, const Sizes &sizes, const D_T *d_skip) {
-    const int lane = threadIdx.x % 32, block = threadIdx.x / 32 % 4; // its 16 tokens i
-    const int i = 16 * block + lane / 4, j = lane % 4 * 2;           // the first of the thread, in a block of 16 x 16
+/* What the warp of block BLOCK makes of its 16 tokens i and all tokens j up to them: of C B^T, scores of one side. */
+template <int BLOCK> DEVICE void write_scores(const float (&g)[32], const Decays &by, unsigned tile, float own) {
+    const int lane = threadIdx.x % 32, j = lane % 4 * 2; // the first of the thread, in a block of 16 x 16
+    const float2 far0 = by.far[0], far1 = by.far[1];
+    const float u[2] = {by.u[16 * BLOCK + lane / 4], by.u[16 * BLOCK + lane / 4 + 8]};
+    const float from[2] = {exp2_(u[0]), exp2_(u[1])}; // from the block's start
     // As stmatrix wants it: lane l has row l % 8 of matrix l / 8, of 2 x 2.
-    const int row = 16 * block + lane / 8 % 2 * 8 + lane % 8;
+    const int row = 16 * BLOCK + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int k = 0; k <= BLOCK; k++) { // blocks of 16 tokens j
+        float m[8];
+        if (k < BLOCK) {
+            const float between = BLOCK - k == 1 ? 1 : BLOCK - k == 3 ? far1.x : k ? far0.y : far0.x;
+            const float first = from[0] * between, second = from[1] * between; // from the end of block k
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 to = *(const float2 *)&by.rest[16 * k + 8 * h + j];
+                m[4 * h + 0] = g[8 * k + 4 * h + 0] * (to.x * first);
+                m[4 * h + 1] = g[8 * k + 4 * h + 1] * (to.y * first);
+                m[4 * h + 2] = g[8 * k + 4 * h + 2] * (to.x * second);
+                m[4 * h + 3] = g[8 * k + 4 * h + 3] * (to.y * second);
+            }
+        } else {
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 v = *(const float2 *)&by.u[16 * k + 8 * h + j];
+                const float2 dt = *(const float2 *)&by.dt[16 * k + 8 * h + j];
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    if (h == 1 && e < 2) { // i is before j
+                        m[4 * h + e] = 0;
+                        continue;
+                    }
+                    const int ii = lane / 4 + e / 2 * 8, jj = 8 * h + j + e % 2;
+                    float value =
+                        g[8 * k + 4 * h + e] * (exp2_(u[e / 2] - (e % 2 ? v.y : v.x)) * (e % 2 ? dt.y : dt.x));
+                    if (h == 0 && e >= 2) { // j is before i
+                        m[4 * h + e] = value;
+                        continue;
+                    }
+                    if (D_ROWS == 1 && ii == jj) value += own;
+                    m[4 * h + e] = ii < jj ? 0 : value;
+                }
+            }
+        }
+        write_matrices(tile + place(row, 2 * k + lane / 16), pack(m[0], m[1]), pack(m[2], m[3]), pack(m[4], m[5]),
+                       pack(m[6], m[7]));
+    }
+}
+
+DEVICE void make_scores(Shared &s, const Sizes &sizes, const D_T *d_skip) {
+    const int lane = threadIdx.x % 32, block = uniform(threadIdx.x / 32 % 4); // its 16 tokens i
     int stage = 0, turn = 0, place_of = -1;
     unsigned count = 0;
     float d[2] = {0, 0};
     // Of the blocks above the diagonal those in the second column of each two are multiplied: they stay zero.
     if (block % 2 == 0)
         for (int k = 0; k < 4; k++)
-            write_matrices(at(s.scores[k / 2][k % 2]) + place(row, 2 * (block + 1) + lane / 16), 0, 0, 0, 0);
+            write_matrices(at(s.scores[k / 2][k % 2]) +
+                               place(16 * block + lane / 8 % 2 * 8 + lane % 8, 2 * (block + 1) + lane / 16),
+                           0, 0, 0, 0);
     for (;;) {
         wait(&s.full[stage], turn);
-        const Step step = s.steps[stage];
-        if (step.kind & END) return;
-        if (!(step.kind & LOCAL)) {
-            if (D_ROWS == 1 && step.pair != place_of) {
-                place_of = step.pair;
-#pragma unroll
-                for (int side = 0; side < 2; side++) d[side] = as_float(d_skip[step.head(side)]);
-            }
+        const int here = uniform(stage), kind = uniform(s.steps[here].kind);
+        if (kind & END) return;
+        if (!(kind & LOCAL)) {
             float g[32];
-            const unsigned b = at(s.b[stage]), c = at(s.c[stage]);
+            const unsigned b = at(s.b[here]), c = at(s.c[here]);
             products_begin();
 #pragma unroll
             for (int k = 0; k < DSTATE / 16; k++)
                 product<64>(g, moved(rows_of(c), k / 4 * TILE + k % 4 * 32),
                             moved(rows_of(b), k / 4 * TILE + k % 4 * 32), k > 0);
             products_commit();
-            wait(&s.scores_empty[count % 2], count / 2 % 2 ^ 1);
+            const Step &step = s.steps[here];
+            if (D_ROWS == 1 && step.pair != place_of) {
+                place_of = step.pair;
+#pragma unroll
+                for (int side = 0; side < 2; side++) d[side] = as_float(d_skip[step.head(side)]);
+            }
+            const int other = uniform(count % 2);
+            wait(&s.scores_empty[other], count / 2 % 2 ^ 1);
             products_wait<0>();
             hold(g);
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const Decays &by = s.decays[stage][side];
-                const unsigned tile = at(s.scores[count % 2][side]);
-                const float u0 = by.u[i], u1 = by.u[i + 8];
-                const float from0 = exp2_(u0), from1 = exp2_(u1); // from the block's start
-                const float own = side ? d[1] : d[0];
-#pragma unroll
-                for (int k = 0; k < 4; k++) { // blocks of 16 tokens j
-                    if (k > block) break;
-                    float m[8];
-                    if (k < block) {
-#pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            const float2 to = *(const float2 *)&by.across[block - 1][16 * k + 8 * h + j];
-                            m[4 * h + 0] = g[8 * k + 4 * h + 0] * (to.x * from0);
-                            m[4 * h + 1] = g[8 * k + 4 * h + 1] * (to.y * from0);
-                            m[4 * h + 2] = g[8 * k + 4 * h + 2] * (to.x * from1);
-                            m[4 * h + 3] = g[8 * k + 4 * h + 3] * (to.y * from1);
-                        }
-                    } else {
-#pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            const float2 u = *(const float2 *)&by.u[16 * k + 8 * h + j];
-                            const float2 dt = *(const float2 *)&by.dt[16 * k + 8 * h + j];
-#pragma unroll
-                            for (int e = 0; e < 4; e++) {
-                                const int ii = lane / 4 + e / 2 * 8, jj = 8 * h + j + e % 2;
-                                float value = g[8 * k + 4 * h + e] *
-                                              (exp2_((e / 2 ? u1 : u0) - (e % 2 ? u.y : u.x)) * (e % 2 ? dt.y : dt.x));
-                                if (D_ROWS == 1 && ii == jj) value += own;
-                                m[4 * h + e] = ii < jj ? 0 : value;
-                            }
-                        }
-                    }
-                    write_matrices(tile + place(row, 2 * k + lane / 16), pack(m[0], m[1]), pack(m[2], m[3]),
-                                   pack(m[4], m[5]), pack(m[6], m[7]));
-                }
+            const Decays &by0 = s.decays[here][0], &by1 = s.decays[here][1];
+            const unsigned tile0 = at(s.scores[other][0]), tile1 = at(s.scores[other][1]);
+            // Without a branch within: so the compiler can read early.
+            if (block == 0) {
+                write_scores<0>(g, by0, tile0, d[0]);
+                write_scores<0>(g, by1, tile1, d[1]);
+            } else if (block == 1) {
+                write_scores<1>(g, by0, tile0, d[0]);
+                write_scores<1>(g, by1, tile1, d[1]);
+            } else if (block == 2) {
+                write_scores<2>(g, by0, tile0, d[0]);
+                write_scores<2>(g, by1, tile1, d[1]);
+            } else {
+                write_scores<3>(g, by0, tile0, d[0]);
+                write_scores<3>(g, by1, tile1, d[1]);
             }
-            show_to_products();
+            show_to_tma();
             __syncwarp();
-            if (lane == 0) arrive(&s.scores_full[count % 2]);
+            if (lane == 0) arrive(&s.scores_full[other]);
             count++;
         }
         __syncwarp();
@@ -274,13 +344,7 @@ DEVICE void fragments_of(unsigned (&f)[16], unsigned x) {
         read_transposed(f + 4 * k, x + place(16 * k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2));
 }
 /* Whether any of the warp's numbers is infinite or NaN. */
-DEVICE bool not_finite(const unsigned (&x)[16]) {
-    unsigned none = 0; // 0 times all of them
-#pragma unroll
-    for (int i = 0; i < 16; i++) none = times_and_add(x[i], 0, none);
-    return __any_sync(~0u, none & 0x7FFF7FFF);
-}
-/* Whether any of the thread's numbers is infinite or NaN. */
+DEVICE bool not_finite(float a, float b, float c, float d) { return !(a * 0 + b * 0 + c * 0 + d * 0 == 0); }
 DEVICE bool not_finite(const float (&state)[NUMBERS]) {
     float none = 0;
 #pragma unroll
@@ -318,7 +382,13 @@ DEVICE void weigh(unsigned (&f)[16], const unsigned (&x)[16], const Decays &by) 
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < 16; i++) f[i] = times(x[i], *(const unsigned *)&by.leave_half[8 * (i / 2) + lane % 4 * 2]);
+        for (int i = 0; i < 2; i++) {
+            const uint4 w = *(const uint4 *)&by.leave_half[place_of_half(32 * i + lane % 4 * 2)];
+            f[8 * i + 0] = times(x[8 * i + 0], w.x), f[8 * i + 1] = times(x[8 * i + 1], w.x);
+            f[8 * i + 2] = times(x[8 * i + 2], w.y), f[8 * i + 3] = times(x[8 * i + 3], w.y);
+            f[8 * i + 4] = times(x[8 * i + 4], w.z), f[8 * i + 5] = times(x[8 * i + 5], w.z);
+            f[8 * i + 6] = times(x[8 * i + 6], w.w), f[8 * i + 7] = times(x[8 * i + 7], w.w);
+        }
     }
 }
 
@@ -327,9 +397,6 @@ DEVICE void add_to_state(float (&state)[NUMBERS], const unsigned (&f)[16], unsig
     for (int k = 0; k < 4; k++)
         product_of_fragment_turned<DSTATE>(state, f + 4 * k, moved(columns_of(b), 16 * k * ROW), 1);
 }
-
-/* Where 16 bytes of a token lie in a warp's part of y: in banks of their own for eight tokens in a row. */
-DEVICE int place_in_y(int token, int word) { return token * 32 + (word ^ token / 4 % 2) * 16; }
 
 /* States in scratch memory lie as the threads hold them, 16 bytes of each thread side by side. */
 DEVICE void write_state(float *to, const float (&state)[NUMBERS]) {
@@ -410,25 +477,26 @@ DEVICE void enter(float (&state)[NUMBERS], const Shared &s, const Step &step, co
     }
 }
 
-DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int side, unsigned short *y,
-                     const D_T *d_skip, const float *initial, float *final_) {
+DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int side, const D_T *d_skip,
+                     const float *initial, float *final_) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     int stage = 0, turn = 0;
     unsigned count = 0;
     float state[NUMBERS];
     for (;;) {
         wait(&s.full[stage], turn);
-        const Step step = s.steps[stage];
-        if (step.kind & END) break;
-        const Decays &by = s.decays[stage][side];
-        const unsigned x = at(s.x[stage][side]), b = at(s.b[stage][0]), c = at(s.c[stage][0]);
+        const Step &step = s.steps[stage];
+        const int here = uniform(stage), kind = uniform(step.kind);
+        if (kind & END) break;
+        const Decays &by = s.decays[here][side];
+        const unsigned x = at(s.x[here][side]), b = at(s.b[here][0]), c = at(s.c[here][0]);
         unsigned f[16];
-        if (step.kind & LOCAL) { // pass 1
-            if (step.kind & FIRST) {
+        if (kind & LOCAL) { // pass 1
+            if (kind & FIRST) {
 #pragma unroll
                 for (int i = 0; i < NUMBERS; i++) state[i] = 0;
             }
-            if (!by.skip) {
+            if (!uniform(by.skip)) {
                 unsigned own[16];
                 fragments_of(own, x);
                 weigh(f, own, by);
@@ -439,13 +507,13 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                 hold(state);
             }
         } else {
-            if (__builtin_expect(step.kind & PUBLISH, 0)) {
+            if (__builtin_expect(kind & PUBLISH, 0)) {
                 const int number = 2 * step.ticket + side;
                 write_state(scratch.pieces + (long long)number * MINE, state);
                 if (threadIdx.x % 128 == 0) scratch.logs[number] = by.log_piece;
                 publish(scratch.flags + number, s.launch, side);
             }
-            if (__builtin_expect(step.kind & FIRST, 0)) enter(state, s, step, sizes, scratch, initial, s.launch, side);
+            if (__builtin_expect(kind & FIRST, 0)) enter(state, s, step, sizes, scratch, initial, s.launch, side);
 
             // 5, from the state before the chunk: (y from it)^T = state C^T
             unsigned before[NUMBERS / 2];
@@ -454,23 +522,24 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
             for (int i = 0; i < NUMBERS / 2; i++) before[i] = pack(state[2 * i], state[2 * i + 1]);
             products_begin();
 #pragma unroll
-            for (int k = 0; k < DSTATE / 16; k++) {
+            for (int k = 0; k < DSTATE / 16; k++)
                 product_of_fragment<64>(from_state, before + 4 * k, moved(rows_of(c), k / 4 * TILE + k % 4 * 32),
                                         k > 0);
-                if (k == DSTATE / 32 - 1) products_commit(); // the first half
-            }
             products_commit();
             // 3 and 4: the state after the chunk
-            const float whole = by.whole;
+            const float whole = by.far[1].y;
 #pragma unroll
             for (int i = 0; i < NUMBERS; i++) state[i] *= whole;
-            products_wait<1>(); // the first half: its operands' registers are free
+            hold(state); // here, under the products
             unsigned own[16];
             fragments_of(own, x);
+            products_wait<0>(); // the operands' registers are free
+            weigh(f, own, by);
 
             // 5, from the chunk's own tokens: x^T scores^T; a token j is of no use to the tokens before its block
-            wait(&s.scores_full[count % 2], count / 2 % 2);
-            const unsigned scores = at(s.scores[count % 2][side]);
+            const int other = uniform(count % 2);
+            wait(&s.scores_full[other], count / 2 % 2);
+            const unsigned scores = at(s.scores[other][side]);
             products_begin();
 #pragma unroll
             for (int k = 0; k < 4; k++)
@@ -479,26 +548,23 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                     product_of_fragment<32>(half ? late : early, own + 4 * k,
                                             moved(rows_of(scores), half * 32 * ROW + k * 32), k > 0);
             products_commit();
-            products_wait<1>(); // all from the state
-            float2 enter[8];    // of tokens 8 i + lane % 4 * 2 and the next
-#pragma unroll
-            for (int i = 0; i < 8; i++) enter[i] = *(const float2 *)&by.enter[8 * i + lane % 4 * 2];
-            weigh(f, own, by);
-            products_begin();
             add_to_state(state, f, b);
             products_commit();
-
-            products_wait<1>();
             hold(from_state);
+            float4 enter[4]; // of tokens 16 i + lane % 4 * 2 and the next, and those 8 behind them
+#pragma unroll
+            for (int i = 0; i < 4; i++) enter[i] = *(const float4 *)&by.enter[place_of_enter(16 * i + lane % 4 * 2)];
+
+            products_wait<1>(); // all but the state
             hold(early);
             hold(late);
-            if (__builtin_expect(not_finite(own), 0))
+            // Infinity or NaN in x meets zeros of scores, those of the first token of each half at least.
+            if (__builtin_expect(__any_sync(~0u, not_finite(early[0], early[2], late[0], late[2])), 0))
                 from_earlier(early, late, s.x[stage][side], s.scores[count % 2][side]);
             __syncwarp();
             if (lane == 0) arrive(&s.scores_empty[count % 2]);
 
-            __syncwarp(); // what the warp wrote last has been read
-            const unsigned tile = at(s.y[side][warp]);
+            // y, in the place of x: a warp writes the columns that it alone has read
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 unsigned r[4], more[4];
@@ -512,7 +578,7 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                 float2 v[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float2 e = enter[2 * k + i / 2];
+                    const float2 e = i / 2 ? make_float2(enter[k].z, enter[k].w) : make_float2(enter[k].x, enter[k].y);
                     const int n = 8 * k + 2 * i;
                     const float *own = k < 2 ? early + n : late + n - 16;
                     v[i].x = from_state[n] * e.x + own[0], v[i].y = from_state[n + 1] * e.y + own[1];
@@ -533,27 +599,17 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                 }
 #pragma unroll
                 for (int i = 0; i < 4; i++) r[i] = pack(v[i].x, v[i].y);
-                write_transposed(tile + place_in_y(16 * k + lane / 16 * 8 + lane % 8, lane / 8 % 2), r[0], r[1], r[2],
-                                 r[3]);
+                write_transposed(x + place(16 * k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2), r[0], r[1],
+                                 r[2], r[3]);
             }
+            show_to_tma(); // of y
             __syncwarp();
-            const int left =
-                step.real(side) ? sizes.seqlen - step.chunk * CHUNK : 0; // tokens from the chunk's first on
-            unsigned short *to = y +
-                                 (((long long)step.batch * sizes.seqlen + step.chunk * CHUNK + lane / 2) * sizes.heads +
-                                  step.head(side)) *
-                                     (HALVES * WIDTH) +
-                                 step.half(side) * WIDTH + 16 * warp + lane % 2 * 8;
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const uint4 word = *(const uint4 *)&s.y[side][warp][place_in_y(16 * k + lane / 2, lane % 2)];
-                if (16 * k + lane / 2 < left) __stcs((uint4 *)(to + 16ll * k * sizes.heads * (HALVES * WIDTH)), word);
-            }
+            if (lane == 0) arrive(&s.y_full[stage]);
             count++;
 
             products_wait<0>();
             hold(state);
-            if (__builtin_expect(step.kind & LAST && step.real(side), 0)) {
+            if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0)) {
                 const int epoch = step.ticket / sizes.tickets;
                 if (step.chunk + 1 == sizes.chunks) {
                     if (final_) {
@@ -569,9 +625,9 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                     const int number = 2 * (epoch * sizes.pairs + step.pair) + side;
                     write_state(scratch.ends + (long long)number * MINE, state);
                     publish(scratch.flags + 2 * sizes.tickets * sizes.epochs + number, s.launch, side);
-                } else if (sizes.stop > NEVER && not_finite(state)) {
-                    atomicExch(scratch.marks + step.pair, s.launch);
-                    atomicExch(&s.lost, 1);
+                } else if (sizes.stop > NEVER && __any_sync(~0u, not_finite(state))) {
+                    mark(scratch.marks + step.pair, s.launch);
+                    mark(&s.lost, 1);
                 }
             }
         }
@@ -583,39 +639,46 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap b,
-          const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap z, const DT_T *dt, const float *a,
-          const BIAS_T *dt_bias, const D_T *d_skip, const float *initial, unsigned short *y, float *final_states,
-          float *scratch_memory, u64 *counter, int seqlen, int heads, int groups, int pairs, int chunks, int epoch,
-          int epochs, int tickets, int rows, int pairs_of_group, int pieces_of_pair, int sort, float stop, float dt_low,
-          float dt_high, long long dt_batch, long long dt_token, long long dt_head) {
+          const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap z,
+          const __grid_constant__ CUtensorMap y, const DT_T *dt, const float *a, const BIAS_T *dt_bias,
+          const D_T *d_skip, const float *initial, float *final_states, float *scratch_memory, u64 *counter, int seqlen,
+          int heads, int groups, int pairs, int chunks, int epoch, int epochs, int tickets, int rows,
+          int pairs_of_group, int pieces_of_pair, int sort, float stop, float dt_low, float dt_high, long long dt_batch,
+          long long dt_token, long long dt_head) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen,         heads,          groups, pairs, chunks, epoch,   epochs,   tickets,  rows,
                       pairs_of_group, pieces_of_pair, sort,   stop,  dt_low, dt_high, dt_batch, dt_token, dt_head};
     const Scratch scratch(sizes, scratch_memory, counter);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) init(&s.planned[i], 1), init(&s.full[i], 3), init(&s.empty[i], 12);
+        for (int i = 0; i < STAGES; i++) {
+            init(&s.planned[i], 1), init(&s.full[i], 3), init(&s.empty[i], 13), init(&s.y_full[i], 8);
+        }
         for (int i = 0; i < 2; i++) init(&s.scores_full[i], 4), init(&s.scores_empty[i], 8), s.enough[i] = -1;
         s.lost = 0;
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     u64 taken = 0;
-    if (threadIdx.x == 384) taken = atomicAdd(counter, 1ull); // early: it takes a while
+    if (threadIdx.x == 32 * BRINGER) taken = atomicAdd(counter, 1ull); // early: it takes a while
+    if (threadIdx.x == 32 * STORER) prefetch(&x), prefetch(&b), prefetch(&c), prefetch(&y);
     share_out(s, sizes, a, dt_bias);
     __syncthreads();
-    const int warpgroup = threadIdx.x / 128, warp = threadIdx.x / 32;
+    const int warpgroup = uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
     if (warpgroup < 2) {
         take_registers<MULTIPLY_REGISTERS>();
-        multiply(s, sizes, scratch, warpgroup, y, d_skip, initial, final_states);
+        multiply(s, sizes, scratch, warpgroup, d_skip, initial, final_states);
     } else if (warpgroup == 2) {
         give_registers<SCORE_REGISTERS>();
         make_scores(s, sizes, d_skip);
     } else {
         give_registers<BRING_REGISTERS>();
-        if (warp == 12) {
-            if (threadIdx.x % 32 == 0) bring_tiles(s, sizes, scratch, &x, &b, &c, &z, counter, taken);
-        } else if (warp < 15) {
-            make_decays(s, sizes, warp - 13, dt, a, dt_bias);
+        if (warp < BRINGER) {
+            make_decays(s, sizes, warp - 12, dt, a, dt_bias);
+        } else if (threadIdx.x % 32 == 0) {
+            if (warp == BRINGER)
+                bring_tiles(s, sizes, scratch, &x, &b, &c, &z, counter, taken);
+            else
+                store_tiles(s, &y);
         }
     }
 }

@@ -156,6 +156,7 @@ def _fits_tma(shape, strides, address):
 # Calls that agree in all that is looked at, addresses too, are looked at once. Only on a card: there a tensor map is
 # an address and sizes, and need not keep the memory; and an address tells the card.
 _ready = {}
+ONE = 1, 1, 1, 64, 64  # a tile, of a tensor as _tiles has it
 MOST_READY = 4096
 
 
@@ -190,8 +191,8 @@ def _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop, *
     low, high = map(float, dt_limit)
     if low < 0 and not dt_softplus:
         stop = 0  # what has decayed may grow again
-    one, row = (1, 1, 1, 64, 64), (1, 1, problem.dstate // 64, 64, 64)
-    maps = _tiles(x, one), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, one)
+    row = 1, 1, problem.dstate // 64, 64, 64
+    maps = _tiles(x, ONE), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, ONE)
     sizes += -float(stop or "inf"), low, high, *dt.stride()
     return Ready(p, kernel, shared, maps, sizes, (problem.batch, problem.nheads, problem.headdim, problem.dstate))
 
@@ -200,7 +201,8 @@ def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, **options):
     p = ready.plan
     scratch = A.new_empty(p.scratch)
     return ready.kernel.unchecked(
-        p.blocks, 512, *ready.maps, _line(dt), A, dt_bias, D, initial_states, y, final, scratch, _flags(y.device, p),
+        p.blocks, 512, *ready.maps, _tiles(y, ONE), _line(dt), A, dt_bias, D, initial_states, final, scratch,
+        _flags(y.device, p),
         *ready.sizes, shared=ready.shared, **options,
     )  # fmt: skip
 

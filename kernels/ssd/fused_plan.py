@@ -1,16 +1,18 @@
 """How fused.cu is launched: epochs, tickets, and the memory between blocks.
 
-The chunks of all pairs of heads stand in one line, which is cut into one equal share for each multiprocessor, so all
-are busy to the end. A share that ends within a pair walks its last piece twice, for a third of the cost of once; with
-decays as they are, a few chunks of it. In a long sequence the blocks would stand far apart, and B and C come from
-memory for each pair anew: so the line ends after EPOCH chunks of each sequence, and a next one begins.
+The chunks of all pairs of heads stand in one line, which is cut into one share of equal cost for each multiprocessor,
+so all are busy to the end. A share that ends within a pair walks its last piece twice, for half of the cost of once;
+with decays as they are, a few chunks of it. In a long sequence blocks would stand far apart, and B and C come from
+memory for each pair anew: so from PIECES chunks on all pairs are cut at about the same places, and after EPOCH chunks
+of each sequence the line ends, and a next one begins.
 """
 
 import functools
 from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
-EPOCH = 512  # chunks of a sequence, at most
+EPOCH = 8192  # chunks of a sequence, at most
+PIECES = 2048  # chunks of a sequence from which pairs are cut at about the same places
 SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
 MOST_TICKETS, MOST_ROWS = 159, 512  # as in fused.cu
 
@@ -33,7 +35,9 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, epoch=None, tickets=None, sort=None):
+def plan(
+    batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, epoch=None, tickets=None, sort=None, pieces=None
+):  # fmt: skip
     """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
     rows = nheads // ngroups * (headdim // WIDTH)
     pairs_of_group = -(-rows // 2)
@@ -48,16 +52,18 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, epoch=N
     if sort is None:
         sort = pairs * epoch >= SORT * tickets
     sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
+    if pieces is None:
+        pieces = epoch >= PIECES
     return Plan(
         rows, pairs_of_group, pairs, chunks, epoch, epochs, tickets, min(processors, tickets * epochs),
         2 * tickets * epochs * (state + 1) + 2 * (epochs - 1) * pairs * state,
-        2 * (tickets * epochs + (epochs - 1) * pairs) + pairs, tickets // pairs if sort else 0, sort,
+        2 * (tickets * epochs + (epochs - 1) * pairs) + pairs, tickets // pairs if sort and pieces else 0, sort,
     )  # fmt: skip
 
 
 def shared_bytes(dstate, z, stages):
     """Of dynamic shared memory: struct Shared in fused.cu."""
-    tiles = stages * (2 + 2 * dstate // 64 + 2 * z) + 4 + 2
-    decays = 4 * (4 * CHUNK + 3 * (CHUNK - 16) + 4) + 2 * CHUNK
-    rest = 4096 + 6 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (3 * stages + 4) + 16
+    tiles = stages * (2 + 2 * dstate // 64 + 2 * z) + 4
+    decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
+    rest = 4096 + 6 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (4 * stages + 4) + 16
     return tiles * 8192 + (0 if z else 2048 * 1) + stages * 2 * decays + rest + 64

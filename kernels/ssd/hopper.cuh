@@ -39,30 +39,41 @@ DEVICE void wait(u64 *bar, unsigned parity) {
 
 // ---- bulk tensor copies ----
 
+DEVICE void prefetch(const CUtensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// How L2 keeps what a copy brings, in the instruction's own code (PTX: createpolicy): dropped first, or last.
+constexpr u64 ONCE = 0x12F0000000000000ull, AGAIN = 0x14F0000000000000ull;
+
 /* Tiles of an array (batch, major, minor, token, 64): one copy may bring several, of consecutive major or minor. */
-DEVICE void load_tiles(unsigned to, const CUtensorMap *map, int token, int minor, int major, int batch, u64 *bar) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
-                 "%5, %6}], [%7];" ::"r"(to),
-                 "l"(map), "r"(0), "r"(token), "r"(minor), "r"(major), "r"(batch), "r"(at(bar))
+DEVICE void load_tiles(unsigned to, const CUtensorMap *map, int token, int minor, int major, int batch, u64 *bar,
+                       u64 keep = ONCE) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+                 "[%1, {%2, %3, %4, "
+                 "%5, %6}], [%7], %8;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(token), "r"(minor), "r"(major), "r"(batch), "r"(at(bar)), "l"(keep)
                  : "memory");
 }
-DEVICE void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* The way back, by one thread: what lies outside of the array is not written. */
+DEVICE void store_tile(const CUtensorMap *map, unsigned from, int token, int minor, int major, int batch) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3, %4, %5}], [%6], %7;" ::
+            "l"(map),
+        "r"(0), "r"(token), "r"(minor), "r"(major), "r"(batch), "r"(from), "l"(ONCE)
+        : "memory");
+}
+DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* Until all but the newest LEFT have been read from shared memory, or have been written. */
+template <int LEFT> DEVICE void stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+DEVICE void stores_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/* What this thread has written to shared memory is there for wgmma, too, and for TMA, behind the next barrier. */
+DEVICE void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- copies of single words, by each thread for itself ----
 
-/* The aligned four bytes in which *from lies; if they begin with it, what follows may be no memory, and is left out. */
-template <typename T> DEVICE void copy_word(unsigned to, const T *from) {
-    const u64 address = reinterpret_cast<u64>(from);
-    const int bytes = sizeof(T) == 4 || address % 4 ? 4 : 2;
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(address & ~3ull), "r"(bytes) : "memory");
-}
-DEVICE float word_of(unsigned word, const float *) { return __uint_as_float(word); }
-DEVICE float word_of(unsigned word, const half *from) {
-    const half2 both = *reinterpret_cast<half2 *>(&word);
-    return reinterpret_cast<u64>(from) % 4 ? __high2float(both) : __low2float(both);
-}
-DEVICE float word_of(unsigned word, const __nv_bfloat16 *from) {
-    return __uint_as_float(reinterpret_cast<u64>(from) % 4 ? word & 0xFFFF0000 : word << 16);
+/* Four bytes, or the first two of them and zeros. */
+DEVICE void copy_word(unsigned to, u64 from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
@@ -146,6 +157,9 @@ DEVICE u64 columns_of(unsigned tile) { return rows_of(tile) | (u64)(TILE >> 4) <
 /* The descriptor of what lies so many bytes further on. */
 DEVICE u64 moved(u64 descriptor, int bytes) { return descriptor + (bytes >> 4); }
 
+/* The same number in all lanes: now the compiler knows, and keeps descriptors made of it in uniform registers. */
+DEVICE int uniform(int v) { return __shfl_sync(~0u, v, 0); }
+
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT> DEVICE void products_wait() {
@@ -166,8 +180,7 @@ template <int COUNT> DEVICE void hold(float (&d)[COUNT]) {
 
 // The instruction takes each number of D by name: %0 and on; what comes behind them has the next names.
 #define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_32                                                                                                       \
-    NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_32 NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_64                                                                                                       \
     NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"                        \
              ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"

@@ -4,20 +4,14 @@ A launch through Triton looks at every argument anew, which takes longer than mo
 is kept under all that it depends on, and launched directly when the same comes again.
 """
 
-import builtins
 import contextlib
-import threading
 
 import numpy as np
 import torch
-import triton.language as tl
-from triton.runtime import interpreter as of_triton
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
+
+from lab.interpreter import LANGUAGE, interpreter
 
 _compiled = {}  # what a launch depends on -> what Triton compiled for it
-_interpreted = {}  # function -> the kernel for the interpreter
-_interpreting = threading.RLock()  # modules are changed while it is held
 
 
 def launch(kernel, grid, tensors, numbers, constants=(), **options):
@@ -36,7 +30,8 @@ def launch(kernel, grid, tensors, numbers, constants=(), **options):
         found = _compiled.get(key)
         with _on(first.device.index):
             if found is None:
-                _compiled[key] = kernel[grid](*tensors, *numbers, *constants, **options)
+                with LANGUAGE:
+                    _compiled[key] = kernel[grid](*tensors, *numbers, *constants, **options)
             else:
                 found[grid](*tensors, *numbers, *constants)
     else:
@@ -54,61 +49,3 @@ def filled_up(n):
 
 def _on(index):
     return contextlib.nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index)
-
-
-@contextlib.contextmanager
-def interpreter(kernel):
-    """The kernel as Triton's interpreter runs it, whether or not TRITON_INTERPRET was set when Triton was imported.
-
-    What it calls is then interpreted as well: the functions of its own module and of those that it imports from, and
-    those of Triton that are written in Triton (tl.max and others). `range` gets whole numbers: of Triton 3.6's scalars
-    NumPy has made none since 2.4. Threads take turns.
-    """
-    with _interpreting, _interpretable(kernel):
-        yield _for_interpreter(kernel)
-
-
-@contextlib.contextmanager
-def _interpretable(kernel):
-    own = _modules(kernel)
-    before = [(space, name, value) for space in (*own, vars(tl)) for name, value in space.items() if _is_jit(value)]
-    spaces = *own, vars(of_triton)  # tl.range asks for `range` there
-    try:
-        for space, name, value in before:
-            if value is not kernel:
-                space[name] = _for_interpreter(value)
-        for space in spaces:
-            space["range"] = _range
-        yield
-    finally:
-        for space, name, value in before:
-            space[name] = value
-        for space in spaces:
-            space.pop("range", None)
-
-
-def _modules(kernel):
-    """What is defined beside the kernel, and beside each kernel that stands there."""
-    found, left = {}, [kernel]
-    while left:
-        function = left.pop().fn
-        if id(function.__globals__) not in found and not function.__module__.startswith("triton."):
-            found[id(function.__globals__)] = function.__globals__
-            left += [value for value in function.__globals__.values() if _is_jit(value)]
-    return list(found.values())
-
-
-def _is_jit(value):
-    return isinstance(value, JITFunction)
-
-
-def _for_interpreter(function):
-    if isinstance(function, InterpretedFunction):  # TRITON_INTERPRET was set
-        return function
-    if function.fn not in _interpreted:
-        _interpreted[function.fn] = InterpretedFunction(function.fn)
-    return _interpreted[function.fn]
-
-
-def _range(*bounds, **_):
-    return builtins.range(*(b.handle.data.item() if isinstance(b, tl.tensor) else int(b) for b in bounds))

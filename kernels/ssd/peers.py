@@ -4,6 +4,7 @@
     calls(inputs, chunk_size)       of it, one for each dict of inputs
     compile_part(call, chunk, part) compile a part of what it may choose between
     tune_anew()                     make its next call tune again
+    layer()                         the modules of mamba_ssm's layer, which calls mamba_chunk_scan_combined by name
 
 mamba_ssm tunes its kernels at their first call, by shape but not by length: tuned anew where the length is another,
 each is measured at its best. Its package imports a compiled extension, which only the scan of Mamba-1 needs: where that
@@ -45,6 +46,30 @@ def _module():
         return None
 
 
+@functools.cache
+def layer():
+    """mamba_ssm's modules `block`, `mamba2` and `layer_norm`; None, with a sentence, where there is no mamba_ssm.
+
+    They want huggingface_hub for the loading of models alone: where it is not installed, a class without methods stands
+    in its place while they are imported.
+    """
+    if _module() is None:
+        return None
+    missing = importlib.util.find_spec("huggingface_hub") is None
+    if missing:
+        sys.modules["huggingface_hub"] = types.ModuleType("huggingface_hub")
+        sys.modules["huggingface_hub"].PyTorchModelHubMixin = type("PyTorchModelHubMixin", (), {})
+    try:
+        names = "modules.block", "modules.mamba2", "ops.triton.layer_norm"
+        return types.SimpleNamespace(**{n.split(".")[-1]: importlib.import_module(f"mamba_ssm.{n}") for n in names})
+    except ImportError as error:
+        print(f"mamba_ssm's layer cannot be imported ({error}): the stack of layers is left out")
+        return None
+    finally:
+        if missing:
+            del sys.modules["huggingface_hub"]
+
+
 def tune_anew():
     """Forget what mamba_ssm's kernels were tuned to. They are then timed for a fifth of Triton's usual time."""
     for _, kernel in _tuned():
@@ -73,5 +98,5 @@ def compile_part(call, chunk_size, part):
     run = mamba()
     for name, kernel in _tuned():
         if (PARTS.index(name) if name in PARTS else len(PARTS)) != part:
-            kernel.configs = kernel.configs[:1]
+            kernel.configs = kernel.configs[-1:]  # the smallest tiles
     run(**call, chunk_size=chunk_size)

@@ -62,23 +62,26 @@ DEVICE void share_out(Shared &s, const Sizes &sizes, const float *a, const BIAS_
     }
     __syncthreads();
     const float share = (float)min(sizes.epoch, sizes.chunks) * pairs / sizes.tickets;
-    for (int i = threadIdx.x; i < of_batch; i += blockDim.x) {
+    auto pass_1 = [&](int i) { // what it adds to the cost of a chunk of a pair
         const int row = s.order[i / sizes.pairs_of_group * sizes.rows + 2 * (i % sizes.pairs_of_group)];
-        cost[i] = 1 + PASS_1 * fminf(1, left[row] / share);
-    }
+        return PASS_1 * fminf(1, left[row] / share);
+    };
+    for (int i = threadIdx.x; i < of_batch; i += blockDim.x) cost[i] = 1 + pass_1(i);
     __syncthreads();
     float whole = 0;    // of a batch
-    if (sizes.pieces) { // a piece of any pair costs the same as a share of rests, of which few have a pass 1
-        for (int j = 0; j < of_batch; j++) whole += 1 / cost[j];
+    if (sizes.pieces) { // a piece of any pair costs the same as a share of rests, where about half has a pass 1
+        float all = 0;
+        for (int j = 0; j < of_batch; j++) all += (1 + cost[j]) / 2, whole += (1 + cost[j]) / 2 / cost[j];
         const int batches = pairs / of_batch;
-        const float one = pairs / (rests + sizes.pieces * batches * whole);
+        const float one = batches * all / (rests + sizes.pieces * batches * whole);
         __syncthreads();
         for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
             const float part = rests ? fminf(one / cost[i % of_batch], 1.f / sizes.pieces) : 1.f / sizes.pieces;
             s.piece[i] = min((int)(65536 * part), 65535);
         }
         __syncthreads();
-        for (int i = threadIdx.x; i < of_batch; i += blockDim.x) cost[i] = 65536 - sizes.pieces * s.piece[i];
+        for (int i = threadIdx.x; i < of_batch; i += blockDim.x)
+            cost[i] = (65536 - sizes.pieces * s.piece[i]) * (1 + pass_1(i) / 2);
         __syncthreads();
     }
     whole = 0;

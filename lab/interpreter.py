@@ -1,0 +1,106 @@
+"""Triton's interpreter beside Triton's compiler, in one process.
+
+    with interpreter(kernel) as run:
+        run[grid](*arguments)        # CPU tensors
+
+Triton chooses between the two when a kernel is defined. Here a kernel that is compiled elsewhere is interpreted for
+once. Interpreting changes Triton's language, and Triton puts back only a part of it: kernels that are compiled later
+would fail. Here all of it is put back, whatever happens in between.
+"""
+
+import builtins
+import contextlib
+import sys
+import threading
+
+import triton.experimental.gluon.language  # noqa: F401  of which the interpreter would import a copy of what it changed
+import triton.language as tl
+from triton.runtime import interpreter as of_triton
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+LANGUAGE = threading.RLock()  # held while Triton's language is changed; hold it to compile, if threads may interpret
+_interpreted = {}  # function -> the kernel for the interpreter
+
+
+@contextlib.contextmanager
+def interpreter(kernel):
+    """The kernel as Triton's interpreter runs it, whether or not TRITON_INTERPRET was set when Triton was imported.
+
+    What it calls is then interpreted as well: the functions of its own module and of those that it imports from, and
+    those of Triton that are written in Triton (tl.max and others). `range` gets whole numbers: of Triton 3.6's scalars
+    NumPy has made none since 2.4. Threads take turns.
+    """
+    with LANGUAGE, _language_kept(), _interpretable(kernel):
+        yield _for_interpreter(kernel)
+
+
+@contextlib.contextmanager
+def _language_kept():
+    """What the modules of triton.language and their classes have now, they have again at the end.
+
+    But for names that are new in a module: the interpreter's copies of Triton's functions look there for them.
+    """
+    spaces = [space for name, space in list(sys.modules.items()) if name.split(".")[:2] == ["triton", "language"]]
+    classes = {value for space in spaces for value in vars(space).values() if isinstance(value, type)}
+    spaces += [value for value in classes if value.__module__.startswith("triton.language")]
+    before = [(space, dict(vars(space))) for space in spaces]
+    try:
+        yield
+    finally:
+        for space, had in before:
+            for name, value in list(vars(space).items()):
+                if name in had and value is not had[name]:
+                    setattr(space, name, had[name])
+                elif name not in had and (isinstance(space, type) or name == "range"):
+                    delattr(space, name)
+
+
+@contextlib.contextmanager
+def _interpretable(kernel):
+    own = _modules(kernel)
+    kernels = *own, vars(tl), vars(tl.standard)
+    before = [(space, name, value) for space in kernels for name, value in space.items() if _is_jit(value)]
+    spaces = [(space, space.get("range")) for space in (*own, vars(of_triton))]  # tl.range asks for `range` there
+    try:
+        for space, name, value in before:
+            if value is not kernel:
+                space[name] = _for_interpreter(value)
+        for space, _ in spaces:
+            space["range"] = _range
+        yield
+    finally:
+        for space, name, value in before:
+            space[name] = value
+        for space, had in spaces:
+            if had is None:
+                space.pop("range", None)
+            else:
+                space["range"] = had
+
+
+def _modules(kernel):
+    """What is defined beside the kernel, and beside each kernel that stands there."""
+    found, left = {}, [kernel]
+    while left:
+        function = left.pop().fn
+        if id(function.__globals__) not in found and not function.__module__.startswith("triton."):
+            found[id(function.__globals__)] = function.__globals__
+            left += [value for value in function.__globals__.values() if _is_jit(value)]
+    return list(found.values())
+
+
+def _is_jit(value):
+    return isinstance(value, JITFunction)
+
+
+def _for_interpreter(function):
+    if isinstance(function, InterpretedFunction):  # TRITON_INTERPRET was set
+        return function
+    if function.fn not in _interpreted:
+        _interpreted[function.fn] = InterpretedFunction(function.fn)
+    return _interpreted[function.fn]
+
+
+def _range(*bounds, **_):
+    return builtins.range(*(b.handle.data.item() if isinstance(b, tl.tensor) else int(b) for b in bounds))
