@@ -19,9 +19,10 @@
    it drops, B and C the last. Very long ones are cut into epochs.
 
    What stop leaves out. Beyond 2^-127 a decay is 0 in these registers, as results below 2^-126 are flushed to 0. So a
-   stop of -127 or less leaves out products with 0 alone: the same numbers as without, for whatever is finite. Infinity
-   and NaN times 0 would be NaN. A share that hands on a state with one of these marks the pair; its block waits until
-   all tickets are done, which it may, having none left itself, and walks marked pairs anew as one piece.
+   stop of -127 or less leaves out products with 0 alone: the same numbers as without, with the same shares, for
+   whatever is finite. Infinity and NaN times 0 would be NaN. A share that hands on a state with one of these marks the
+   pair; its block waits until all tickets are done, which it may, having none left itself, and walks marked pairs anew
+   as one piece.
 
    Numbering as in ref/ssd.py: 1 decays (the last warpgroup), 2 C B^T (the third), 3 and 4 the state, 5 y.
 
@@ -37,11 +38,12 @@
    that run. Pass 1 waits for nobody; pass 2 of a ticket waits for pass 1 of tickets before it in its epoch, and for the
    end of the epoch before. The counter is never reset: a launch takes tickets + gridDim.x of it, and the quotient is
    the number of the launch, which is what a raised flag holds. So a launch needs no cleared memory and can stand in a
-   graph; two that may run at once, or that take another number of tickets, need counters and flags of their own.
+   graph; two that may run at once, or that take another number of tickets or blocks, need counters and flags of their
+   own.
 
-   Moves x, z and y once, B and C once for each pair (from L2), dt a sector for each token and row, and 4 * 64 * DSTATE
-   bytes of state a few times for each share. For each chunk and row DSTATE * 64 * (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4
-   multiplications and additions.
+   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2), dt a sector for each token and row, and
+   4 * 64 * DSTATE bytes of state a few times for each share. For each chunk and row DSTATE * 64 * (64 + 64 + 32) + 64 *
+   64 * 64 * 3 / 4 multiplications and additions.
 
    Compile with DSTATE (64, 128), HALVES (headdim / 64), BF16, DT_T, BIAS_T, D_T (types of these tensors), SOFTPLUS,
    D_ROWS (0 no D, 1 a number a head, 2 one a column), Z, STAGES, SHARED (bytes). Launch with 512 threads on as many
@@ -180,6 +182,7 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
         tell();
         const u64 all = (taken / a_launch + 1) * tickets;
         while (look(counter + 1) < all) continue;
+        asm volatile("fence.proxy.async.global;" ::: "memory"); // y is written by TMA again
         ticket = 0; // of the first epoch: enter looks at initial states alone
         for (int pair = 0; pair < sizes.pairs; pair++) {
             unsigned *mark = scratch.marks + pair;
@@ -294,8 +297,8 @@ DEVICE void make_scores(Shared &s, const Sizes &sizes, const D_T *d_skip) {
             products_begin();
 #pragma unroll
             for (int k = 0; k < DSTATE / 16; k++)
-                product<64>(g, moved(rows_of(c), k / 4 * TILE + k % 4 * 32),
-                            moved(rows_of(b), k / 4 * TILE + k % 4 * 32), k > 0);
+                product(g, moved(rows_of(c), k / 4 * TILE + k % 4 * 32), moved(rows_of(b), k / 4 * TILE + k % 4 * 32),
+                        k > 0);
             products_commit();
             const Step &step = s.steps[here];
             if (D_ROWS == 1 && step.pair != place_of) {
@@ -660,7 +663,10 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     }
     u64 taken = 0;
     if (threadIdx.x == 32 * BRINGER) taken = atomicAdd(counter, 1ull); // early: it takes a while
-    if (threadIdx.x == 32 * STORER) prefetch(&x), prefetch(&b), prefetch(&c), prefetch(&y);
+    if (threadIdx.x == 32 * STORER) {
+        prefetch(&x), prefetch(&b), prefetch(&c), prefetch(&y);
+        if (Z) prefetch(&z);
+    }
     share_out(s, sizes, a, dt_bias);
     __syncthreads();
     const int warpgroup = uniform(threadIdx.x / 128), warp = threadIdx.x / 32;

@@ -21,7 +21,7 @@ SOURCES = tuple(f"kernels/ssd/{name}" for name in FILES)
 TYPES = {torch.float16: "half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
-MOST_ROWS = 65535  # of rows of heads, 64 columns each
+MOST_OF_BATCH = 65535  # rows of heads, 64 columns each
 TUNED_DSTATE = 128  # what fused_tuned can do, at most
 
 
@@ -44,11 +44,11 @@ def fused(
     or 128, initial_states and states in float32, and a card of compute capability 9.0 (H100, H200, GH200). On the CPU
     it runs on the SIMT machine, bfloat16 too. All else goes to another rung: `which` says to which, and why.
 
-    Products of matrices take factors rounded to the dtype of x (states, and decays times dt, too), and add in float32:
-    in float16 a state, or C_i B_j times its decay and dt, beyond 65504 is infinite; in mamba_ssm too. The same from
-    run to run, bit for bit. Infinity and NaN reach the tokens that they should, and no others; heads in which a state
-    is not finite are slow. Moves x, z, y, dt once, B and C once for each pair of heads, from L2 as a rule, and 4 P N
-    bytes a few times for each head and multiprocessor.
+    Products of matrices take factors rounded to the dtype of x (states, decays times dt, and D of one number a head,
+    too), and add in float32: in float16 a state, or C_i B_j times its decay and dt, plus such a D where i = j, beyond
+    65504 is infinite; states and scores in mamba_ssm too. The same from run to run, bit for bit. Infinity and NaN reach
+    the tokens that they should, and no others; heads in which a state is not finite are slow. Moves x, z, y, dt once, B
+    and C once for each pair of heads, from L2 as a rule, and 4 P N bytes a few times for each head and multiprocessor.
     """
     how = chunk_size, type(chunk_size), dt_limit, return_varlen_states, state_dtype, stop, type(stop), dt_softplus
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, out
@@ -138,8 +138,8 @@ def _choice(problem, dtype, device, seen, initial, sequences, state_dtype):
         why = f"dstate is {problem.dstate}, neither 64 nor 128"
     elif initial not in (None, (torch.float32, 0)):
         why = "initial_states is not float32 at an address of 16 bytes"
-    elif problem.batch * problem.nheads * (problem.headdim // 64) > MOST_ROWS:
-        why = f"there are more than {MOST_ROWS} heads in the batch"
+    elif problem.batch * problem.nheads * (problem.headdim // 64) > MOST_OF_BATCH:
+        why = f"there are more than {MOST_OF_BATCH} heads, or halves of 128, in the batch"
     elif not all(_fits_tma(*tensor[1:]) for tensor in seen):
         name = next(name for name, *tensor in seen if not _fits_tma(*tensor))
         why = f"{name} is not at addresses and strides of 16 bytes"

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
 EPOCH = 8192  # chunks of a sequence, at most
-PIECES = 2048  # chunks of a sequence from which pairs are cut at about the same places
+PIECES = 2048  # chunks of an epoch from which pairs are cut at about the same places
 SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
-MOST_TICKETS, MOST_ROWS = 159, 512  # as in fused.cu
+MOST_TICKETS, MOST_ROWS = 159, 512  # as in fused.cuh
 
 
 class Plan(NamedTuple):
@@ -62,7 +62,7 @@ def plan(
 
 
 def shared_bytes(dstate, z, stages):
-    """Of dynamic shared memory: struct Shared in fused.cu."""
+    """Of dynamic shared memory: struct Shared in fused.cuh."""
     tiles = stages * (2 + 2 * dstate // 64 + 2 * z) + 4
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
     rest = 4096 + 6 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (4 * stages + 4) + 16

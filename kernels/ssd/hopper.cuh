@@ -118,14 +118,6 @@ DEVICE unsigned times(unsigned a, unsigned b) {
     return both;
 }
 
-DEVICE unsigned times_and_add(unsigned a, unsigned b, unsigned c) {
-    unsigned both;
-    if (BF16)
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(c));
-    else
-        asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(both) : "r"(a), "r"(b), "r"(c));
-    return both;
-}
 DEVICE float half_at(const unsigned char *place) { return unpack(*reinterpret_cast<const unsigned short *>(place)).x; }
 
 /* Four 8 x 8 matrices of halves, transposed on the way; lane i names row i % 8 of matrix i / 8. Who reads them later
@@ -192,9 +184,8 @@ template <int COUNT> DEVICE void hold(float (&d)[COUNT]) {
     "{ .reg .pred p; setp.ne.b32 p, " add ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." KIND " {" d      \
     "}, " a_and_b ", p, 1, 1, " turned "; }"
 
-/* 64 x N, both tiles; rows of A and B as rows_of. */
-template <int N> DEVICE void product(float *d, u64 a, u64 b, int add) {
-    static_assert(N == 64);
+/* 64 x 64, both tiles; rows of A and B as rows_of. */
+DEVICE void product(float *d, u64 a, u64 b, int add) {
     asm volatile(PRODUCT("64", NAMES_32, "%32, %33", "%34", "0, 0")
                  : SIXTEEN(d, 0), SIXTEEN(d, 16)
                  : "l"(a), "l"(b), "r"(add));
