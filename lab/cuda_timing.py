@@ -11,7 +11,9 @@ In a graph each launch waits for the one before it, and follows it without Pytho
 kernel with programmatic dependent launch needs nothing more: the graph keeps that.
 """
 
+import contextlib
 import functools
+import gc
 import math
 import time
 
@@ -92,11 +94,24 @@ def _listed(calls):
 def _capture(calls, rounds, stream):
     """A function that replays `rounds` rounds of the calls on the current stream."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with _no_garbage_collected(), torch.cuda.graph(graph, stream=stream):
         for _ in range(rounds):
             for call in calls:
                 call()
     return graph.replay
+
+
+@contextlib.contextmanager
+def _no_garbage_collected():
+    """An old graph that is collected while a new one is captured spoils it: CUDA permits no such thing then."""
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def against(probe, calls, *, seconds=0.3, least_turns=5):

@@ -1,6 +1,8 @@
 """Timing on a GPU: turns and ratios on a made-up card with a clock of its own, and a real card where there is one."""
 
+import contextlib
 import functools
+import gc
 import time
 from types import SimpleNamespace
 
@@ -75,6 +77,44 @@ def test_copies_are_cold(monkeypatch):
     assert len({c.data_ptr() for c in copies}) == 3 and all(torch.equal(c, tensor) for c in copies)
     assert len(cuda_timing.cold_copies(tensor, total=1000)) == len(cuda_timing.cold_copies(tensor, total=1)) == 1
     assert cuda_timing.COLD > 8 * (60 << 20)  # the L2 cache of an H200, many times
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch, fails):
+    """An old graph in a cycle of references must not be destroyed then."""
+
+    class Old:
+        destroyed_at = None
+
+        def __del__(self):
+            Old.destroyed_at = capturing
+
+    def call():
+        for _ in range(2):
+            [[] for _ in range(100_000)]  # would set off a collection
+        if fails:
+            raise RuntimeError("from the call")
+
+    @contextlib.contextmanager
+    def capture(graph, stream):
+        nonlocal capturing
+        capturing = True
+        old = Old()
+        old.itself = old
+        del old
+        try:
+            yield
+        finally:
+            capturing = False
+
+    capturing = False
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay="replay"))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    with pytest.raises(RuntimeError, match="from the call") if fails else contextlib.nullcontext():
+        assert cuda_timing._capture([call], 2, None) == "replay"
+    assert Old.destroyed_at is None and gc.isenabled()
+    gc.collect()
+    assert Old.destroyed_at is False
 
 
 @pytest.mark.skipif(HERE, reason="this machine has a GPU")
