@@ -91,7 +91,7 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(monkeypatch, fails):
 
     def call():
         for _ in range(2):
-            [[] for _ in range(100_000)]  # would set off a collection
+            [[] for _ in range(3000)]  # would set off a collection
         if fails:
             raise RuntimeError("from the call")
 
