@@ -12,11 +12,11 @@ Ladder(..., device="cuda") times on the GPU, as lab/cuda_timing.py says: a call 
 each copy of its weights, and is timed in a CUDA graph and also as called from Python.
 """
 
-import html
 from dataclasses import dataclass, field
 
 from lab import plots
 from lab.roof import flops_probe, gpu_roof, read_probe, roof
+from lab.table import html_table
 from lab.timing import Timing, against
 
 NOISE = 1.10  # shares up to here were seen as noise on shared machines; above it, something else was measured
@@ -208,19 +208,13 @@ class Ladder:
         return self.title + (f" ({self.source})" if self.source else "")
 
     def _repr_html_(self):
-        def row(cells, tag):
-            look = "text-align:left; white-space:nowrap; padding:2px 5px"
-            return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
-
         rows, caption = self.rows(), self._caption()
         keep = list(range(len(self.headings)))
         work = self.headings.index("work")
         if len(rows) > 2 and len({r[work] for r in rows}) == 1:  # the same for all: once is enough
             keep.remove(work)
             caption += f"; {rows[0][work]} each"
-        caption = f'<caption style="text-align:left"><b>{html.escape(caption)}</b></caption>'
-        lines = [row([self.headings[i] for i in keep], "th"), *(row([r[i] for i in keep], "td") for r in rows)]
-        return f'<table style="font-size:85%">{caption}{"".join(lines)}</table>'
+        return html_table(caption, [self.headings[i] for i in keep], [[r[i] for i in keep] for r in rows])
 
     def markdown(self, columns=None):
         """The table in Markdown, for the README; all columns, or those named."""

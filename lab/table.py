@@ -42,14 +42,8 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self):
-        def row(cells, tag):
-            look = "text-align:left; white-space:nowrap; padding:2px 5px"
-            return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
-
         first, *rest = self.lines()
-        caption = f'<caption style="text-align:left"><b>{html.escape(self._caption())}</b></caption>'
-        body = row(first, "th") + "".join(row(line, "td") for line in rest)
-        return f'<table style="font-size:85%">{caption}{body}</table>'
+        return html_table(self._caption(), first, rest)
 
 
 def _text(value):
@@ -59,3 +53,14 @@ def _text(value):
     if isinstance(value, numbers.Integral) or not isinstance(value, numbers.Real):
         return f"{value:,}" if isinstance(value, numbers.Integral) else str(value)
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def html_table(caption, headings, rows):
+    """Texts as a table in HTML, for Jupyter."""
+
+    def row(cells, tag):
+        look = "text-align:left; white-space:nowrap; padding:2px 5px"
+        return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
+
+    caption = f'<caption style="text-align:left"><b>{html.escape(caption)}</b></caption>'
+    return f'<table style="font-size:85%">{caption}{row(headings, "th")}{"".join(row(r, "td") for r in rows)}</table>'
