@@ -216,7 +216,7 @@ DEVICE void store_tiles(Shared &s, const CUtensorMap *y) {
                     store_tile(y, at(s.x[stage][side]), step.chunk * CHUNK, step.half(side), step.head(side),
                                step.batch);
             stores_commit();
-            stores_read<0>();
+            stores_read();
         }
         arrive(&s.empty[stage]);
         if (++stage == STAGES) stage = 0, turn ^= 1;

@@ -61,10 +61,8 @@ DEVICE void store_tile(const CUtensorMap *map, unsigned from, int token, int min
         : "memory");
 }
 DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/* Until all but the newest LEFT have been read from shared memory, or have been written. */
-template <int LEFT> DEVICE void stores_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
-}
+/* Until all have been read from shared memory, or have been written. */
+DEVICE void stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 DEVICE void stores_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 /* What this thread has written to shared memory is there for wgmma, too, and for TMA, behind the next barrier. */
 DEVICE void show_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
