@@ -121,6 +121,20 @@ def test_chunks_make_no_difference():
         assert off(five(**call, chunk_size=chunk_size), wanted.double()) < 1e-6
 
 
+@pytest.mark.parametrize("seqlen", [300, 80])  # whole chunks and a part; less than a share
+def test_a_chunk_shared_out_to_programs(seqlen):
+    call = problem(1, seqlen, 2, 24, 1, 18, torch.float16)
+    x, B, C = call["x"], call["B"], call["C"]
+    steps, cum = steps_of(call, 256)
+    states, strange = chunk_state.chunk_state(x, B, steps, cum)
+    starts, _ = state_passing.state_passing(states, cum, seqlen, initial_states=call["initial_states"])
+    parts = x, C, chunk_bmm.chunk_bmm(B, C, 256), steps, cum, starts, strange, call["D"], call["z"], None
+    whole = chunk_scan.run(*parts, torch.full_like(x, math.nan), share=256)
+    for share in (64, 128, None):  # None: the kernel's own choice
+        assert torch.equal(chunk_scan.run(*parts, torch.full_like(x, math.nan), share=share), whole)
+    assert off(whole, recurrence(**call)[0]) < ALLOWED[torch.float16]
+
+
 def test_views_of_one_projection():
     b, L, H, P, G, N = 2, 40, 4, 16, 2, 16
     call = problem(b, L, H, P, G, N)

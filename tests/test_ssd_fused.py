@@ -1,4 +1,4 @@
-"""fused.cu on the SIMT machine against a float64 recurrence: shapes, shares, epochs, races; what runs in its place."""
+"""fused.cu on the SIMT machine against a float64 recurrence: shapes, shares, stretches, races, stand-ins."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ SLOW, FAST = 0.02, 30.0
 
 @pytest.fixture
 def launched(monkeypatch):
-    """launched(processors=..., epoch=..., sort=..., pieces=...): how fused.cu is launched from here on."""
+    """launched(processors=..., stretch=..., sort=..., pieces=...): how fused.cu is launched from here on."""
 
     def change(processors=132, **chosen):
         MODULE._prepared.cache_clear()
@@ -56,10 +56,10 @@ def simple(seqlen, nheads=2, ngroups=1, dstate=64, dtype=HALF, rate=None, batch=
 @pytest.mark.parametrize(
     "shape, dtype, how",
     [
-        ((2, 187, 3, 64, 1, 64), BF16, dict(processors=5, epoch=2)),
+        ((2, 187, 3, 64, 1, 64), BF16, dict(processors=5, stretch=2)),
         ((1, 130, 2, 128, 2, 64), HALF, dict(processors=3)),
-        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, epoch=3, sort=1, pieces=True)),
-        ((2, 300, 7, 64, 1, 64), HALF, dict(processors=9, epoch=3, sort=1)),
+        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, stretch=3, sort=1, pieces=True)),
+        ((2, 300, 7, 64, 1, 64), HALF, dict(processors=9, stretch=3, sort=1)),
         ((1, 1, 1, 64, 1, 64), HALF, {}),
         ((1, 64, 2, 64, 1, 128), HALF, {}),
     ],
@@ -82,7 +82,7 @@ def test_without_options_and_with_views(launched, dtype):
 
 
 @pytest.mark.parametrize("rate", [SLOW, 1.0, FAST])
-def test_shares_and_epochs_and_an_early_stop_change_nothing(launched, rate):
+def test_shares_and_stretches_and_an_early_stop_change_nothing(launched, rate):
     call = simple(380, 4, rate=rate)
     call["initial_states"] = torch.randn(1, 4, 64, 64)
     seen = []
@@ -90,11 +90,11 @@ def test_shares_and_epochs_and_an_early_stop_change_nothing(launched, rate):
         dict(processors=1),
         dict(processors=7, sort=1),
         dict(processors=6, sort=1),
-        dict(processors=5, epoch=4),
+        dict(processors=5, stretch=4),
     ):
         launched(**how)
         y, _ = run(call, HALF)
-        if how.get("epoch"):
+        if how.get("stretch"):
             without, _ = run(call, HALF, stop=0)
             assert torch.equal(y, without)  # a decay beyond 2**-STOP is 0
         seen.append(y)
@@ -103,7 +103,7 @@ def test_shares_and_epochs_and_an_early_stop_change_nothing(launched, rate):
 
 def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatch):
     """Three launches on one counter and its flags, which nobody resets."""
-    launched(processors=3, epoch=3)
+    launched(processors=3, stretch=3)
     call = simple(300, 2, rate=SLOW)
     kept = {}
 
@@ -114,8 +114,8 @@ def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatc
     ys = [fused(**call) for _ in range(3)]
     (counter,) = kept.values()
     p = next(iter(kept))
-    assert counter[0] == 3 * (p.tickets * p.epochs + p.blocks)  # a ticket that is none for each block
-    assert counter[1] == 3 * p.tickets * p.epochs  # all were done
+    assert counter[0] == 3 * (p.tickets * p.stretches + p.blocks)  # a ticket that is none for each block
+    assert counter[1] == 3 * p.tickets * p.stretches  # all were done
     assert torch.equal(ys[0], ys[1]) and torch.equal(ys[0], ys[2])
 
 
@@ -157,7 +157,7 @@ def test_what_is_not_finite_reaches_what_it_should_and_nothing_else(launched, dt
         assert torch.allclose(y[~expected], clean[~expected], rtol=1e-3 if dtype is HALF else 1e-2, atol=1e-3), name
 
 
-@pytest.mark.parametrize("how", [dict(processors=3, sort=1, pieces=True), dict(processors=3, epoch=2)])
+@pytest.mark.parametrize("how", [dict(processors=3, sort=1, pieces=True), dict(processors=3, stretch=2)])
 def test_what_is_not_finite_goes_on_where_pass_1_stops_early(launched, how):
     """Decays so fast that no share looks further back than a chunk: the rows' pair is walked anew, twice in a row."""
     launched(**how)
@@ -255,12 +255,12 @@ def test_plans():
     for seqlen in (1, 63, 64, 65, 1000, 4096, 131072, 1 << 20):
         for batch, nheads, headdim, ngroups in ((1, 80, 64, 1), (8, 128, 64, 8), (1, 3, 128, 1), (3, 5, 64, 5)):
             p = plan(batch, seqlen, nheads, headdim, ngroups, 128, 132)
-            assert p.chunks == -(-seqlen // 64) and 0 < p.chunks - p.epoch * (p.epochs - 1) <= p.epoch
-            assert p.blocks <= 132 and p.tickets <= min(MOST_TICKETS, p.pairs * p.epoch)
+            assert p.chunks == -(-seqlen // 64) and 0 < p.chunks - p.stretch * (p.stretches - 1) <= p.stretch
+            assert p.blocks <= 132 and p.tickets <= min(MOST_TICKETS, p.pairs * p.stretch)
             assert 2 * p.pairs >= batch * nheads * headdim // 64 and p.pieces_of_pair * p.pairs <= p.tickets
             assert not p.pieces_of_pair or p.sort
-            assert p.flags == 2 * (p.tickets * p.epochs + (p.epochs - 1) * p.pairs) + p.pairs
-    assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[5:8] == (2, 132, 132)  # epochs, tickets of each, blocks
+            assert p.flags == 2 * (p.tickets * p.stretches + (p.stretches - 1) * p.pairs) + p.pairs
+    assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[5:8] == (2, 132, 132)  # stretches, tickets of each, blocks
     assert [plan(1, n, 80, 64, 1, 128, 132).pieces_of_pair for n in (65536, 131072)] == [0, 3]
     for dstate in (64, 128):
         for z in (False, True):

@@ -5,9 +5,10 @@
     y_i = sum over j <= i of  CB_ij 2**(cum_i - cum_j) dt_j x_j  +  2**cum_i  C_i state^T  +  D x_i,  times silu(z_i)
 
 Two products of matrices: the block's lower triangle times x, and C times the state. A program has one head and one
-chunk: it reads the state once, and goes down the chunk's rows, ROWS at a time. Programs of all heads for the same chunk
-stand next to each other in the grid, so that CB and C come from the cache for all but the first. Tiles above the
-diagonal are passed over; on it, what lies above counts 0. Factors are rounded to the dtype of x, sums are float32.
+chunk, or half a chunk where there are few: it reads the state once, and goes down its rows, ROWS at a time. Programs of
+all heads for the same chunk stand next to each other in the grid, so that CB and C come from the cache for all but the
+first. Tiles above the diagonal are passed over; on it, what lies above counts 0. Factors are rounded to the dtype of x,
+sums are float32.
 
 0 times NaN is NaN: a NaN in x_j would reach tokens before j of the same tile through the zeros above the diagonal. So
 where chunk_state has seen that, which is rare, a program takes one token at a time, without these zeros.
@@ -24,6 +25,7 @@ from kernels.ssd.launching import filled_up, launch
 from kernels.ssd.state_passing import STATES
 
 CAREFUL_ROWS = tl.constexpr(16)  # at a time, where x is not finite
+FEW = 1024  # programs: up to here they do not fill an H200 (4 fit on each of 132 multiprocessors) twice
 
 
 @triton.jit
@@ -77,15 +79,18 @@ def scan_kernel(
     x, C, CB, dt, cum, states, strange, D, z, seq_idx, y, seqlen, nheads, nchunks, heads_a_group,
     x_batch, x_token, x_head, c_batch, c_token, c_group, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STATE_TILES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STATE_TILES: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
-    """grid (H * chunks, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). N: of a state, at a time."""
-    chunk, h = (tl.program_id(0) // nheads).to(tl.int64), (tl.program_id(0) % nheads).to(tl.int64)
+    """grid (H * chunks * Q / SHARE, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). N: of a state, at a
+    time. SHARE: rows of a chunk that a program has; the last ones, which have the most to do, go first."""
+    chunk, h = (tl.program_id(0) // nheads).to(tl.int64) % nchunks, (tl.program_id(0) % nheads).to(tl.int64)
     b, group = tl.program_id(2).to(tl.int64), h // heads_a_group
     p, n = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, N)
     there_p = p < HEADDIM
     start = chunk * Q
     end = tl.minimum(seqlen - start, Q).to(tl.int32)
+    begin = Q - SHARE - tl.program_id(0) // (nheads * nchunks) * SHARE
+    stop = tl.minimum(end, begin + SHARE)
     row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
     x += b * x_batch + h * x_head + p
     C += b * c_batch + group * c_group
@@ -100,7 +105,7 @@ def scan_kernel(
     before = states + state * HEADDIM * DSTATE + p[None, :] * DSTATE + n[:, None]  # (N, P): the state's transpose
     if tl.max(tl.load(strange + state * STATE_TILES + tl.arange(0, STATE_TILES)), 0) == 0:
         first_part = tl.load(before, (n < DSTATE)[:, None] & there_p[None, :], other=0).to(C.dtype.element_ty)
-        for first_row in range(0, end, ROWS):
+        for first_row in range(begin, stop, ROWS):
             r = tl.arange(0, ROWS)
             i = first_row + r
             cum_i = tl.load(cum + i)
@@ -118,18 +123,21 @@ def scan_kernel(
             for first in range(0, tl.minimum(first_row + ROWS, end), COLUMNS):  # the chunk's own tokens
                 k = tl.arange(0, COLUMNS)
                 j = first + k
-                reaches = (i[:, None] >= j[None, :]) & (j < end)[None, :]
-                if seq_idx is not None:
-                    sequence_j = tl.load(seq_idx + start + j, j < end, other=-2)
-                    reaches = reaches & (sequence_i[:, None] == sequence_j[None, :])
                 weight = tl.load(CB + i[:, None] * Q + j[None, :])
                 xs = x[None, :] + (start + first) * x_token + k[:, None] * x_token
                 xj = tl.load(xs, (j < end)[:, None] & there_p[None, :], other=0)
                 weight *= tl.exp2(cum_i[:, None] - tl.load(cum + j)[None, :]) * tl.load(dt + j)[None, :]
-                acc = tl.dot(tl.where(reaches, weight, 0).to(xj.dtype), xj, acc, input_precision="tf32x3")
+                if (first + COLUMNS > first_row) | (seq_idx is not None):  # a tile on the diagonal, or any
+                    # Numbers within the tile stay 32 bits wide. What rows past the end get is not stored.
+                    reaches = (r + (first_row - first))[:, None] >= k[None, :]
+                    if seq_idx is not None:
+                        sequence_j = tl.load(seq_idx + start + j, j < end, other=-2)
+                        reaches = reaches & (sequence_i[:, None] == sequence_j[None, :])
+                    weight = tl.where(reaches, weight, 0)
+                acc = tl.dot(weight.to(xj.dtype), xj, acc, input_precision="tf32x3")
             _finish(acc, x, x_token, D, h, z, z_token, y, nheads, start, first_row, p, end, HEADDIM, D_ROW, ROWS)
     else:
-        for first_row in range(0, end, CAREFUL_ROWS):
+        for first_row in range(begin, stop, CAREFUL_ROWS):
             acc = _rows_one_by_one(
                 x, x_token, C, c_token, CB, dt, cum, states + state * HEADDIM * DSTATE, seq_idx, start, first_row, p,
                 there_p, end, DSTATE, Q, CAREFUL_ROWS, P,
@@ -174,8 +182,11 @@ def chunk_scan(x, C, CB, dt, cum, states, strange, *, D=None, z=None, seq_idx=No
     return run(x, C, CB, dt, cum, states, strange, D, z, seq_idx, out)
 
 
-def run(x, C, CB, dt, cum, states, strange, D, z, seq_idx, y, **chosen):
-    """As chunk_scan, on tensors that have been looked at. chosen: what `tiling` takes by name."""
+def run(x, C, CB, dt, cum, states, strange, D, z, seq_idx, y, share=None, **chosen):
+    """As chunk_scan, on tensors that have been looked at. chosen: what `tiling` takes by name.
+
+    share  rows of a chunk for a program, ROWS times a power of two; unless given all, or half where programs are few
+    """
     batch, seqlen, nheads, headdim = x.shape
     ngroups, dstate = C.shape[2:]
     nchunks, chunk_size = dt.shape[2:]
@@ -183,8 +194,11 @@ def run(x, C, CB, dt, cum, states, strange, D, z, seq_idx, y, **chosen):
     strides = *x.stride()[:3], *C.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
     by_row = int(D is not None and D.ndim == 2)
-    constants = headdim, dstate, by_row, chunk_size, P, N, rows, columns, strange.shape[3]
-    grid = nheads * nchunks, -(-headdim // P), batch
+    tiles = -(-headdim // P)
+    few = nheads * nchunks * tiles * batch <= FEW
+    share = share or max(rows, chunk_size // 2 if few else chunk_size)
+    constants = headdim, dstate, by_row, chunk_size, P, N, rows, columns, strange.shape[3], share
+    grid = nheads * nchunks * (chunk_size // share), tiles, batch
     launch(scan_kernel, grid, (x, C, CB, dt, cum, states, strange, D, z, seq_idx, y), numbers, constants, **options)
     return y
 

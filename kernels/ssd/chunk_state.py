@@ -141,6 +141,8 @@ def run(x, B, dt, cum, seq_idx, state_dtype, **chosen):
     ngroups, dstate = B.shape[2:]
     nchunks, chunk_size = dt.shape[2:]
     states = x.new_empty((batch, nchunks, nheads, headdim, dstate), dtype=state_dtype)
+    if seq_idx is None and x.element_size() == 2 and x.is_cuda:  # with seq_idx, or in float32, they would spill
+        chosen = {"maxnreg": 128} | chosen  # 4 programs fit on a multiprocessor, not 3
     P, N, SPAN, options = tiling(x, dstate, chunk_size, **chosen)
     grid = nheads * nchunks, -(-headdim // P) * -(-dstate // N), batch
     strange = x.new_empty((batch, nchunks, nheads, grid[1]), dtype=torch.int32)
@@ -169,12 +171,12 @@ def varlen_states(x, B, dt, cum, cu_seqlens, starts):
     return states
 
 
-def tiling(x, dstate, chunk_size, span=None, num_warps=4, num_stages=2):
+def tiling(x, dstate, chunk_size, span=None, num_warps=4, num_stages=2, **options):
     """(P, N, SPAN, options of the launch): the tile of a state that a program has, and how many tokens it takes."""
     P = min(64, filled_up(x.shape[3]))
     N = min(128, filled_up(dstate))
     span = min(span or (64 if x.element_size() == 2 else 32), chunk_size)
-    return P, N, span, {"num_warps": num_warps, "num_stages": num_stages}
+    return P, N, span, {"num_warps": num_warps, "num_stages": num_stages} | options
 
 
 def work(batch, seqlen, nheads, headdim, ngroups, dstate, chunk_size, size=2, state_size=4):

@@ -16,7 +16,7 @@
    Two passes, as in segments: a share whose last piece of a pair goes on in another share first walks it backwards for
    its end state (pass 1; it ends where what is left has decayed by 2^stop), publishes that, and then walks all its
    chunks (pass 2). In long sequences blocks stay near each other, to find B and C in L2: x, y and z are the first that
-   it drops, B and C the last. Very long ones are cut into epochs.
+   it drops, B and C the last. Very long ones are cut into stretches.
 
    What stop leaves out. Beyond 2^-127 a decay is 0 in these registers, as results below 2^-126 are flushed to 0. So a
    stop of -127 or less leaves out products with 0 alone: the same numbers as without, with the same shares, for
@@ -35,10 +35,10 @@
    is 64 columns of x: a head, or half of one. A pair is two rows of one group.
 
    Order between blocks. Tickets come from an atomic counter, so a block waits for tickets that are taken, by blocks
-   that run. Pass 1 waits for nobody; pass 2 of a ticket waits for pass 1 of tickets before it in its epoch, and for the
-   end of the epoch before. The counter is never reset: a launch takes tickets + gridDim.x of it, and the quotient is
-   the number of the launch, which is what a raised flag holds. So a launch needs no cleared memory and can stand in a
-   graph; two that may run at once, or that take another number of tickets or blocks, need counters and flags of their
+   that run. Pass 1 waits for nobody; pass 2 of a ticket waits for pass 1 of tickets before it in its stretch, and for
+   the end of the stretch before. The counter is never reset: a launch takes tickets + gridDim.x of it, and the quotient
+   is the number of the launch, which is what a raised flag holds. So a launch needs no cleared memory and can stand in
+   a graph; two that may run at once, or that take another number of tickets or blocks, need counters and flags of their
    own.
 
    Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2), dt a sector for each token and row, and
@@ -57,14 +57,14 @@
 /* What blocks leave for each other. */
 struct Scratch {
     float *pieces;   // (tickets of the launch, 2, MINE): end states of pass 1
-    float *ends;     // (epochs - 1, pairs, 2, MINE): states at the ends of epochs
+    float *ends;     // (stretches - 1, pairs, 2, MINE): states at the ends of stretches
     float *logs;     // (tickets of the launch, 2): log2 of the decay over what pass 1 walked
-    unsigned *flags; // (tickets of the launch, 2), then (epochs - 1, pairs, 2); they lie behind the two counters
+    unsigned *flags; // (tickets of the launch, 2), then (stretches - 1, pairs, 2); they lie behind the two counters
     unsigned *marks; // (pairs,): of those to walk anew
     DEVICE Scratch(const Sizes &s, float *memory, u64 *counter)
-        : pieces(memory), ends(pieces + 2ll * s.tickets * s.epochs * MINE),
-          logs(ends + 2ll * (s.epochs - 1) * s.pairs * MINE), flags(reinterpret_cast<unsigned *>(counter + 2)),
-          marks(flags + 2ll * (s.tickets * s.epochs + (s.epochs - 1) * s.pairs)) {}
+        : pieces(memory), ends(pieces + 2ll * s.tickets * s.stretches * MINE),
+          logs(ends + 2ll * (s.stretches - 1) * s.pairs * MINE), flags(reinterpret_cast<unsigned *>(counter + 2)),
+          marks(flags + 2ll * (s.tickets * s.stretches + (s.stretches - 1) * s.pairs)) {}
 };
 
 DEVICE unsigned look(const unsigned *flag) {
@@ -89,7 +89,7 @@ DEVICE void raise_flag(unsigned *flag, unsigned value) {
 
 DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, const CUtensorMap *x,
                         const CUtensorMap *b, const CUtensorMap *c, const CUtensorMap *z, u64 *counter, u64 taken) {
-    const int tickets = sizes.tickets * sizes.epochs;
+    const int tickets = sizes.tickets * sizes.stretches;
     const unsigned a_launch = tickets + gridDim.x;
     s.launch = (unsigned)(taken / a_launch) + 1;
     int ticket = taken % a_launch, stage = 0, turn = 0, done = 0;
@@ -183,7 +183,7 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
         const u64 all = (taken / a_launch + 1) * tickets;
         while (look(counter + 1) < all) continue;
         asm volatile("fence.proxy.async.global;" ::: "memory"); // y is written by TMA again
-        ticket = 0; // of the first epoch: enter looks at initial states alone
+        ticket = 0; // of the first stretch: enter looks at initial states alone
         for (int pair = 0; pair < sizes.pairs; pair++) {
             unsigned *mark = scratch.marks + pair;
             if (look(mark) != s.launch || atomicCAS(mark, s.launch, 0) != s.launch) continue; // another block has it
@@ -436,15 +436,15 @@ DEVICE void publish(unsigned *flag, unsigned value, int side) {
     }
 }
 
-/* Step 4: the state before the first chunk of a piece, from pass 1 of the pieces before it in the epoch, the newest
-   first, and the end of the epoch before. Always in this order: the same bits in every run. */
+/* Step 4: the state before the first chunk of a piece, from pass 1 of the pieces before it in the stretch, the newest
+   first, and the end of the stretch before. Always in this order: the same bits in every run. */
 DEVICE void enter(float (&state)[NUMBERS], const Shared &s, const Step &step, const Sizes &sizes,
                   const Scratch &scratch, const float *initial, unsigned launch, int side) {
 #pragma unroll
     for (int i = 0; i < NUMBERS; i++) state[i] = 0;
     if (!step.real(side)) return;
-    const int epoch = step.ticket / sizes.tickets;
-    const Line line(sizes, epoch);
+    const int stretch = step.ticket / sizes.tickets;
+    const Line line(sizes, stretch);
     const int rest = line.begin(s, step.pair, line.pieces);
     float log = 0;
     int share = step.ticket % sizes.tickets, spot = step.chunk - line.first;
@@ -457,16 +457,16 @@ DEVICE void enter(float (&state)[NUMBERS], const Shared &s, const Step &step, co
             begin = line.begin(s, step.pair, share / sizes.pairs);
         }
         if (begin == spot) continue; // nothing of this pair
-        const int ticket = epoch * sizes.tickets + share;
+        const int ticket = stretch * sizes.tickets + share;
         wait_for(scratch.flags + 2 * ticket + side, launch, side);
         add_state(state, scratch.pieces + (2ll * ticket + side) * MINE, exp2_(log));
         log += __ldcg(scratch.logs + 2 * ticket + side);
         if (log < sizes.stop) return;
         spot = begin;
     }
-    if (epoch > 0) {
-        const int number = 2 * ((epoch - 1) * sizes.pairs + step.pair) + side;
-        wait_for(scratch.flags + 2 * sizes.tickets * sizes.epochs + number, launch, side);
+    if (stretch > 0) {
+        const int number = 2 * ((stretch - 1) * sizes.pairs + step.pair) + side;
+        wait_for(scratch.flags + 2 * sizes.tickets * sizes.stretches + number, launch, side);
         add_state(state, scratch.ends + (long long)number * MINE, exp2_(log));
     } else if (initial) {
         const float by = exp2_(log), *from = initial + step.column(side, sizes.heads) * DSTATE;
@@ -613,7 +613,7 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
             products_wait<0>();
             hold(state);
             if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0)) {
-                const int epoch = step.ticket / sizes.tickets;
+                const int stretch = step.ticket / sizes.tickets;
                 if (step.chunk + 1 == sizes.chunks) {
                     if (final_) {
                         float *to = final_ + step.column(side, sizes.heads) * DSTATE;
@@ -624,10 +624,10 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                                 *reinterpret_cast<float2 *>(to + spot_of(i) + 8 * h * DSTATE) =
                                     make_float2(state[4 * i + 2 * h], state[4 * i + 2 * h + 1]);
                     }
-                } else if (step.chunk + 1 == (epoch + 1) * sizes.epoch) {
-                    const int number = 2 * (epoch * sizes.pairs + step.pair) + side;
+                } else if (step.chunk + 1 == (stretch + 1) * sizes.stretch) {
+                    const int number = 2 * (stretch * sizes.pairs + step.pair) + side;
                     write_state(scratch.ends + (long long)number * MINE, state);
-                    publish(scratch.flags + 2 * sizes.tickets * sizes.epochs + number, s.launch, side);
+                    publish(scratch.flags + 2 * sizes.tickets * sizes.stretches + number, s.launch, side);
                 } else if (sizes.stop > NEVER && __any_sync(~0u, not_finite(state))) {
                     mark(scratch.marks + step.pair, s.launch);
                     mark(&s.lost, 1);
@@ -645,13 +645,13 @@ extern "C" __global__ void __launch_bounds__(512, 1)
           const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap z,
           const __grid_constant__ CUtensorMap y, const DT_T *dt, const float *a, const BIAS_T *dt_bias,
           const D_T *d_skip, const float *initial, float *final_states, float *scratch_memory, u64 *counter, int seqlen,
-          int heads, int groups, int pairs, int chunks, int epoch, int epochs, int tickets, int rows,
+          int heads, int groups, int pairs, int chunks, int stretch, int stretches, int tickets, int rows,
           int pairs_of_group, int pieces_of_pair, int sort, float stop, float dt_low, float dt_high, long long dt_batch,
           long long dt_token, long long dt_head) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen,         heads,          groups, pairs, chunks, epoch,   epochs,   tickets,  rows,
-                      pairs_of_group, pieces_of_pair, sort,   stop,  dt_low, dt_high, dt_batch, dt_token, dt_head};
+    const Sizes sizes{seqlen,         heads,          groups, pairs, chunks, stretch, stretches, tickets,  rows,
+                      pairs_of_group, pieces_of_pair, sort,   stop,  dt_low, dt_high, dt_batch,  dt_token, dt_head};
     const Scratch scratch(sizes, scratch_memory, counter);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {

@@ -107,8 +107,8 @@ static_assert(sizeof(Shared) <= SHARED, "the launcher asks for too little shared
 
 struct Sizes {
     int seqlen, heads, groups, pairs; // pairs: of the whole batch
-    int chunks, epoch, epochs;        // of a sequence; chunks of an epoch but the last; their number
-    int tickets;                      // of an epoch
+    int chunks, stretch, stretches;   // of a sequence; chunks of a stretch but the last; their number
+    int tickets;                      // of a stretch
     int rows, pairs_of_group;         // rows of heads in a group
     int pieces, sort;                 // pieces of a pair, see Line; whether rows are to be put in order
     float stop;                       // log2 of the decay beyond which nothing of a state is left: -127, or -inf

@@ -1,9 +1,9 @@
-"""How fused.cu is launched: epochs, tickets, and the memory between blocks.
+"""How fused.cu is launched: stretches, tickets, and the memory between blocks.
 
 The chunks of all pairs of heads stand in one line, which is cut into one share of equal cost for each multiprocessor,
 so all are busy to the end. A share that ends within a pair walks its last piece twice, for half of the cost of once;
 with decays as they are, a few chunks of it. In a long sequence blocks would stand far apart, and B and C come from
-memory for each pair anew: so from PIECES chunks on all pairs are cut at about the same places, and after EPOCH chunks
+memory for each pair anew: so from PIECES chunks on all pairs are cut at about the same places, and after STRETCH chunks
 of each sequence the line ends, and a next one begins.
 """
 
@@ -11,8 +11,8 @@ import functools
 from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
-EPOCH = 8192  # chunks of a sequence, at most
-PIECES = 2048  # chunks of an epoch from which pairs are cut at about the same places
+STRETCH = 8192  # chunks of a sequence, at most
+PIECES = 2048  # chunks of a stretch from which pairs are cut at about the same places
 SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
 MOST_TICKETS, MOST_ROWS = 159, 512  # as in fused.cuh
 
@@ -24,40 +24,40 @@ class Plan(NamedTuple):
     pairs_of_group: int
     pairs: int
     chunks: int
-    epoch: int
-    epochs: int
-    tickets: int  # of an epoch
+    stretch: int
+    stretches: int
+    tickets: int  # of a stretch
     blocks: int
-    scratch: int  # floats: states at the ends of pass 1 and of epochs
-    flags: int  # two for each ticket and for each pair at the end of an epoch, one for each pair
+    scratch: int  # floats: states at the ends of pass 1 and of stretches
+    flags: int  # two for each ticket and for each pair at the end of a stretch, one for each pair
     pieces_of_pair: int
     sort: int  # whether to put rows of heads in order of their decay
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(
-    batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, epoch=None, tickets=None, sort=None, pieces=None
+    batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, stretch=None, tickets=None, sort=None, pieces=None
 ):  # fmt: skip
     """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
     rows = nheads // ngroups * (headdim // WIDTH)
     pairs_of_group = -(-rows // 2)
     pairs = batch * ngroups * pairs_of_group
     chunks = -(-seqlen // CHUNK)
-    epochs = -(-chunks // (epoch or EPOCH))
-    epoch = -(-chunks // epochs)
-    epochs = -(-chunks // epoch)
-    shortest = chunks - epoch * (epochs - 1)  # the last one
+    stretches = -(-chunks // (stretch or STRETCH))
+    stretch = -(-chunks // stretches)
+    stretches = -(-chunks // stretch)
+    shortest = chunks - stretch * (stretches - 1)  # the last one
     tickets = min(tickets or processors, pairs * shortest, MOST_TICKETS)
     state = WIDTH * dstate
     if sort is None:
-        sort = pairs * epoch >= SORT * tickets
+        sort = pairs * stretch >= SORT * tickets
     sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
     if pieces is None:
-        pieces = epoch >= PIECES
+        pieces = stretch >= PIECES
     return Plan(
-        rows, pairs_of_group, pairs, chunks, epoch, epochs, tickets, min(processors, tickets * epochs),
-        2 * tickets * epochs * (state + 1) + 2 * (epochs - 1) * pairs * state,
-        2 * (tickets * epochs + (epochs - 1) * pairs) + pairs, tickets // pairs if sort and pieces else 0, sort,
+        rows, pairs_of_group, pairs, chunks, stretch, stretches, tickets, min(processors, tickets * stretches),
+        2 * tickets * stretches * (state + 1) + 2 * (stretches - 1) * pairs * state,
+        2 * (tickets * stretches + (stretches - 1) * pairs) + pairs, tickets // pairs if sort and pieces else 0, sort,
     )  # fmt: skip
 
 

@@ -2,15 +2,15 @@
 #pragma once
 #include "fused.cuh"
 
-/* How the chunks of an epoch are shared out. In a long one, each pair has as many pieces as there are shares for all
+/* How the chunks of a stretch are shared out. In a long one, each pair has as many pieces as there are shares for all
    pairs: these are the first shares, the first pieces of all pairs first, so that the blocks go through the sequence
    side by side and find in L2 what others have brought. The rests of all pairs stand in one line, which the other
    shares cut evenly. */
 struct Line {
-    int first, length; // chunks of the epoch
+    int first, length; // chunks of the stretch
     int pieces, rests; // pieces of a pair; the first share of rests
-    DEVICE Line(const Sizes &s, int epoch)
-        : first(epoch * s.epoch), length(min(s.epoch, s.chunks - epoch * s.epoch)), pieces(s.pieces),
+    DEVICE Line(const Sizes &s, int stretch)
+        : first(stretch * s.stretch), length(min(s.stretch, s.chunks - stretch * s.stretch)), pieces(s.pieces),
           rests(s.pieces * s.pairs) {}
     /* Where a piece of a pair begins; piece `pieces` is the rest. */
     DEVICE int begin(const Shared &s, int pair, int piece) const {
@@ -61,7 +61,7 @@ DEVICE void share_out(Shared &s, const Sizes &sizes, const float *a, const BIAS_
         s.order[rank] = i;
     }
     __syncthreads();
-    const float share = (float)min(sizes.epoch, sizes.chunks) * pairs / sizes.tickets;
+    const float share = (float)min(sizes.stretch, sizes.chunks) * pairs / sizes.tickets;
     auto pass_1 = [&](int i) { // what it adds to the cost of a chunk of a pair
         const int row = s.order[i / sizes.pairs_of_group * sizes.rows + 2 * (i % sizes.pairs_of_group)];
         return PASS_1 * fminf(1, left[row] / share);
