@@ -1,18 +1,20 @@
 """Measure every ladder on this machine and store the figures: `make bench`, or `python -m kernels.bench [topic ...]`.
 
 Each topic's bench module measures its rungs and the peers that are installed, side by side, and the figures go to
-kernels/<topic>/measured/<card>.json. The GPU's topics need an NVIDIA GPU. For authors: the topic `readme` measures
-nothing, and draws the README's table and picture anew from the stored files.
+kernels/<topic>/measured/<card>.json. The GPU's topics need an NVIDIA GPU. The topic `readme` measures nothing, and
+draws the README's tables and picture anew from the stored files; on the card that the README shows it comes last.
 """
 
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
 import sys
 from pathlib import Path
 
+from kernels.headline import headline
 from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
@@ -66,11 +68,15 @@ def readme_ladder():
 
 
 def readme():
-    """Draw the README's table and picture anew from the stored results."""
+    """Draw the README's tables and picture anew from the stored results."""
     ladder = readme_ladder()
+    if importlib.util.find_spec("matplotlib") is None:
+        print("bench: without matplotlib the README is not drawn; elsewhere: python -m kernels.bench readme")
+        return
     ladder.bars().savefig(PICTURE, dpi=110)
     path = results.ROOT / "README.md"
     text = replace_block(path.read_text(), "ladder", ladder_block(ladder))
+    text = replace_block(text, "headline", headline(README_CARD))
     path.write_text(replace_picture(text, picture_line(ladder)))
 
 
@@ -118,6 +124,8 @@ def main(arguments):
         )
         status = int(bool(set(GPU_TOPICS) & set(arguments)))  # asked for by name, and not done
         topics = [topic for topic in topics if topic not in GPU_TOPICS]
+    if not arguments and gpu_roof() is not None and gpu_roof().card == README_CARD:
+        topics = [*topics, "readme"]
     for topic in topics:
         if topic == "readme":
             readme()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels import bench
+from kernels import bench, headline
 from lab import Ladder, Roof, Timing, results
 from lab.ladder import Figure
 
@@ -22,6 +22,12 @@ def test_the_readmes_table_is_the_stored_one():
 
 
 @measured
+def test_the_readmes_headline_is_the_stored_one():
+    block = headline.headline(bench.README_CARD)
+    assert f"<!-- headline:begin -->\n{block}\n<!-- headline:end -->" in README, "run `python -m kernels.bench readme`"
+
+
+@measured
 def test_the_readmes_picture_is_there():
     assert bench.picture_line(bench.readme_ladder()) in README.splitlines(), "run `python -m kernels.bench readme`"
     assert bench.PICTURE.read_bytes().startswith(b"\x89PNG")
@@ -33,12 +39,21 @@ def course(tmp_path, monkeypatch):
     shutil.copy(results.ROOT / "README.md", tmp_path)
     monkeypatch.setattr(results, "ROOT", tmp_path)
     monkeypatch.setattr(bench, "PICTURE", tmp_path / "kernels/gemv/measured/ladder.png")
+    cases = [headline.Case("04", "gemv", bench.README_LADDER, "a"), headline.Case("13", "ssd", "not stored", "a")]
+    monkeypatch.setattr(headline, "CASES", cases)
     return tmp_path
 
 
 def store(course, card):
-    times = {"timing": Timing(27.5e-6, 27e-6, 28e-6, 9), "called": Timing(31e-6, 30e-6, 32e-6, 9)}
-    figures = [Figure(name, 10**8, 10**8, share=s, bound="read", **times) for name, s in {"a": 0.5, "b": 0.9}.items()]
+    def figure(name, share, seconds, *sources):
+        times = {"timing": Timing(seconds, 27e-6, 28e-6, 9), "called": Timing(31e-6, 30e-6, 32e-6, 9)}
+        return Figure(name, 10**8, 10**8, share=share, bound="read", sources=sources, **times)
+
+    source = "kernels/gemv/gemv.cu"
+    (course / source).parent.mkdir(parents=True, exist_ok=True)
+    (course / source).write_text("int a;")
+    figures = [figure("a", 0.5, 27.5e-6, source), figure("a, PDL", 0.9, 25e-6, source)]
+    figures += [figure("slow peer", 0.3, 90e-6), figure("peer", 0.4, 55e-6)]
     steps = [Ladder("GEMV fp16, 14336 × 4096", "read", figures[:1]), Ladder(bench.README_LADDER, "read", figures)]
     return results.save(course / "kernels" / "gemv", steps, Roof(card, 4e12, 4e12, 7e14), {})
 
@@ -54,9 +69,12 @@ def test_the_readme_is_drawn_in_one_command(course):
     assert bench.PICTURE.read_bytes().startswith(b"\x89PNG")
     assert text.count("kernels/gemv/measured/ladder.png") == 1 and "cpu_gemv/measured" not in text
     table = text.split("<!-- ladder:begin -->")[1].split("<!-- ladder:end -->")[0]
-    assert "| b | 27.5 µs | 27 – 28 | 31 µs | 3.64 TB/s | 90 % |" in table
+    assert "| a | 27.5 µs | 27 – 28 | 31 µs | 3.64 TB/s | 50 % |" in table
     assert "stored run: NVIDIA H200, 2" in table and "as called: from Python" in table
-    outside = [re.sub(r"(?s)!\[.*?\)|<!-- ladder:begin.*?ladder:end -->", "", t) for t in (text, README)]
+    row = "| 27.5 µs / 25 µs | 50 % / 90 % | 55 µs, peer | 2.00× / 2.20× |"
+    assert f"| 04 | {bench.README_LADDER} {row}" in text and "| 13 |" not in text
+    blocks = r"(?s)!\[.*?\)|<!-- ladder:begin.*?ladder:end -->|<!-- headline:begin.*?headline:end -->"
+    outside = [re.sub(blocks, "", t) for t in (text, README)]
     assert outside[0] == outside[1]  # nothing else was touched
     bench.readme()
     assert (course / "README.md").read_text() == text
