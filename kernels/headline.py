@@ -39,7 +39,7 @@ CASES = [
 
 
 def headline(card):
-    """The table in Markdown, with where its figures come from; of topics that no stored run of the card has, no rows."""
+    """The table in Markdown, with where its figures come from. A topic without a stored run of the card has no rows."""
     stored = {topic: _of(card, topic) for topic in dict.fromkeys(case.topic for case in CASES)}
     rows = [_row(case, stored[case.topic].ladder(case.ladder)) for case in CASES if stored[case.topic]]
     lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]

@@ -5,15 +5,14 @@ ROWS are the query heads of one KV head, filled up to 16, which is what a tensor
 all of them. Partial results are those of split.cu, whose `merge` ends both.
 """
 
-import builtins
 import contextlib
 
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.interpreter import InterpretedFunction
 
 from lab.card import shared_memory
+from lab.interpreter import interpreter
 
 LOWEST = tl.constexpr(-3.402823466e38)  # below every score; -infinity - -infinity would be NaN
 
@@ -79,29 +78,5 @@ def launch(q, k, v, kv_lens, partial, lse, scale, tokens):
     stages = 3 if shared_memory(q.device) > 160 * 1024 else 2  # tiles of K and of V in shared memory
     sizes = (group, rows, head_dim, columns, tokens, widen)
     args = (q, k, v, kv_lens, partial, lse, k.shape[1], n_kv_heads, scale, *sizes)
-    with contextlib.nullcontext(partials) if on_card else _interpreted(partials) as kernel:
+    with contextlib.nullcontext(partials) if on_card else interpreter(partials) as kernel:
         kernel[n_kv_heads, splits, batch](*args, num_stages=stages)
-
-
-@contextlib.contextmanager
-def _interpreted(kernel):
-    """The kernel as Triton's interpreter runs it, whether or not TRITON_INTERPRET was set when Triton was imported.
-
-    Triton's own tl.max and tl.sum are kernels too, so for the time being they are interpreted as well. And `range`
-    gets whole numbers: of Triton 3.6's scalars, arrays of one element, NumPy has made none since 2.4.
-    """
-    before = {name: getattr(tl, name) for name in ("max", "sum")}
-    try:
-        for name, function in before.items():
-            setattr(tl, name, InterpretedFunction(function.fn))
-        globals()["range"] = _range
-        yield InterpretedFunction(kernel.fn)
-    finally:
-        del globals()["range"]
-        for name, function in before.items():
-            setattr(tl, name, function)
-
-
-def _range(first, last, step):
-    first, last = (bound.handle.data.item() for bound in (first, last))
-    return builtins.range(first, last, step)
