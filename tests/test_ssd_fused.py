@@ -1,4 +1,4 @@
-"""fused.cu on the SIMT machine against a float64 recurrence: shapes, shares, stretches, races, stand-ins."""
+"""fused.cu on the SIMT machine against a float64 recurrence: shapes, shares, races, stand-ins."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ SLOW, FAST = 0.02, 30.0
 
 @pytest.fixture
 def launched(monkeypatch):
-    """launched(processors=..., stretch=..., sort=..., pieces=...): how fused.cu is launched from here on."""
+    """launched(processors=..., sort=...): how fused.cu is launched from here on."""
 
     def change(processors=132, **chosen):
         MODULE._prepared.cache_clear()
@@ -56,10 +56,10 @@ def simple(seqlen, nheads=2, ngroups=1, dstate=64, dtype=HALF, rate=None, batch=
 @pytest.mark.parametrize(
     "shape, dtype, how",
     [
-        ((2, 187, 3, 64, 1, 64), BF16, dict(processors=5, stretch=2)),
+        ((2, 187, 3, 64, 1, 64), BF16, dict(processors=5)),
         ((1, 130, 2, 128, 2, 64), HALF, dict(processors=3)),
-        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, stretch=3, sort=1, pieces=True)),
-        ((2, 300, 7, 64, 1, 64), HALF, dict(processors=9, stretch=3, sort=1)),
+        ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, sort=1)),
+        ((2, 300, 7, 64, 1, 64), HALF, dict(processors=19, sort=1)),
         ((1, 1, 1, 64, 1, 64), HALF, {}),
         ((1, 64, 2, 64, 1, 128), HALF, {}),
     ],
@@ -82,7 +82,7 @@ def test_without_options_and_with_views(launched, dtype):
 
 
 @pytest.mark.parametrize("rate", [SLOW, 1.0, FAST])
-def test_shares_and_stretches_and_an_early_stop_change_nothing(launched, rate):
+def test_shares_and_an_early_stop_change_nothing(launched, rate):
     call = simple(380, 4, rate=rate)
     call["initial_states"] = torch.randn(1, 4, 64, 64)
     seen = []
@@ -90,11 +90,11 @@ def test_shares_and_stretches_and_an_early_stop_change_nothing(launched, rate):
         dict(processors=1),
         dict(processors=7, sort=1),
         dict(processors=6, sort=1),
-        dict(processors=5, stretch=4),
+        dict(processors=5, sort=0),
     ):
         launched(**how)
         y, _ = run(call, HALF)
-        if how.get("stretch"):
+        if not how.get("sort"):  # shares are the same with any stop
             without, _ = run(call, HALF, stop=0)
             assert torch.equal(y, without)  # a decay beyond 2**-STOP is 0
         seen.append(y)
@@ -103,7 +103,7 @@ def test_shares_and_stretches_and_an_early_stop_change_nothing(launched, rate):
 
 def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatch):
     """Three launches on one counter and its flags, which nobody resets."""
-    launched(processors=3, stretch=3)
+    launched(processors=3)
     call = simple(300, 2, rate=SLOW)
     kept = {}
 
@@ -114,19 +114,19 @@ def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatc
     ys = [fused(**call) for _ in range(3)]
     (counter,) = kept.values()
     p = next(iter(kept))
-    assert counter[0] == 3 * (p.tickets * p.stretches + p.blocks)  # a ticket that is none for each block
-    assert counter[1] == 3 * p.tickets * p.stretches  # all were done
+    assert counter[0] == 3 * (p.tickets + p.blocks)  # a ticket that is none for each block
+    assert counter[1] == 3 * p.tickets  # all were done
     assert torch.equal(ys[0], ys[1]) and torch.equal(ys[0], ys[2])
 
 
 @pytest.mark.parametrize("rate", [SLOW, FAST])
 def test_no_race(launched, rate):
-    launched(processors=3, sort=1, pieces=True)
+    launched(processors=3, sort=1)
     call = simple(320, 2, rate=rate)
     report = counters(**call, check_races=True)
-    chunks = 5 if rate == SLOW else 4  # of pass 1: all before the last piece, or a piece's last
+    chunks = 3 if rate == SLOW else 2  # of pass 1: all before the last share, or a piece's last
     products = report.counters["simt__wgmma.sum"]
-    assert products >= 5 * (4 + 2 * (4 + 6 + 4)) + 2 * (chunks - 3) * 4
+    assert products >= 5 * (4 + 2 * (4 + 6 + 4)) + chunks * 2 * 4
     if rate == FAST:  # and where a pair is walked anew, by one block of those that wrote its y
         x = call["x"].clone()
         x[0, 20, 0, 5] = math.nan
@@ -157,7 +157,7 @@ def test_what_is_not_finite_reaches_what_it_should_and_nothing_else(launched, dt
         assert torch.allclose(y[~expected], clean[~expected], rtol=1e-3 if dtype is HALF else 1e-2, atol=1e-3), name
 
 
-@pytest.mark.parametrize("how", [dict(processors=3, sort=1, pieces=True), dict(processors=3, stretch=2)])
+@pytest.mark.parametrize("how", [dict(processors=3, sort=1), dict(processors=8, sort=0)])
 def test_what_is_not_finite_goes_on_where_pass_1_stops_early(launched, how):
     """Decays so fast that no share looks further back than a chunk: the rows' pair is walked anew, twice in a row."""
     launched(**how)
@@ -255,13 +255,10 @@ def test_plans():
     for seqlen in (1, 63, 64, 65, 1000, 4096, 131072, 1 << 20):
         for batch, nheads, headdim, ngroups in ((1, 80, 64, 1), (8, 128, 64, 8), (1, 3, 128, 1), (3, 5, 64, 5)):
             p = plan(batch, seqlen, nheads, headdim, ngroups, 128, 132)
-            assert p.chunks == -(-seqlen // 64) and 0 < p.chunks - p.stretch * (p.stretches - 1) <= p.stretch
-            assert p.blocks <= 132 and p.tickets <= min(MOST_TICKETS, p.pairs * p.stretch)
-            assert 2 * p.pairs >= batch * nheads * headdim // 64 and p.pieces_of_pair * p.pairs <= p.tickets
-            assert not p.pieces_of_pair or p.sort
-            assert p.flags == 2 * (p.tickets * p.stretches + (p.stretches - 1) * p.pairs) + p.pairs
-    assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[5:8] == (2, 132, 132)  # stretches, tickets of each, blocks
-    assert [plan(1, n, 80, 64, 1, 128, 132).pieces_of_pair for n in (65536, 131072)] == [0, 3]
+            assert p.chunks == -(-seqlen // 64) and 2 * p.pairs >= batch * nheads * headdim // 64
+            assert p.blocks <= 132 and p.tickets <= min(MOST_TICKETS, p.pairs * p.chunks)
+            assert p.flags == 2 * p.tickets + p.pairs and p.scratch == 2 * p.tickets * (64 * 128 + 1)
+    assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[4:6] == (132, 132)  # tickets, blocks
     for dstate in (64, 128):
         for z in (False, True):
             assert shared_bytes(dstate, z, 2 if z else 3) <= 227 * 1024

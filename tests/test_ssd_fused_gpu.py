@@ -62,17 +62,16 @@ def test_right_at_other_shapes(shape, dtype):
 
 @needs_hopper
 @pytest.mark.parametrize("rates", [(0.01, 0.1), (1, 16), (100, 1000)])
-@pytest.mark.parametrize("stretch", [512, 7])
-def test_right_at_every_decay(monkeypatch, rates, stretch):
-    """With stretches of 7 chunks states go on through memory many times."""
+@pytest.mark.parametrize("sort", [0, 1])
+def test_right_at_every_decay(monkeypatch, rates, sort):
     whole = MODULE.plan
-    monkeypatch.setattr(MODULE, "plan", lambda *sizes: whole(*sizes, stretch=stretch))
+    monkeypatch.setattr(MODULE, "plan", lambda *sizes: whole(*sizes, sort=sort))
     MODULE._prepared.cache_clear()
     MODULE._ready.clear()
     call = inputs(5000, *MAMBA, rates=rates)
     check(call)
     check(call, stop=0)
-    if stretch == 7:  # so few chunks that rows are not sorted, and shares are the same with any stop
+    if not sort:  # shares are the same with any stop
         assert torch.equal(fused(**call), fused(**call, stop=0))
     MODULE._prepared.cache_clear()
     MODULE._ready.clear()

@@ -10,13 +10,12 @@
    - Sums of A dt begin at each multiple of 16 tokens. Between blocks of 16 the decay is a number of the row times one
      of the column, so that only blocks on the diagonal take an exponential for each pair of tokens, and no difference
      of long sums loses digits.
-   - All multiprocessors have work of equal length, which need not be whole segments: see Line. Rows that decay alike
-     are put together, as pass 1 of a pair is as long as its slower row makes it.
+   - All multiprocessors have work of equal length, which need not be whole segments: see share_out. Rows that decay
+     alike are put together, as pass 1 of a pair is as long as its slower row makes it.
 
    Two passes, as in segments: a share whose last piece of a pair goes on in another share first walks it backwards for
    its end state (pass 1; it ends where what is left has decayed by 2^stop), publishes that, and then walks all its
-   chunks (pass 2). In long sequences blocks stay near each other, to find B and C in L2: x, y and z are the first that
-   it drops, B and C the last. Very long ones are cut into stretches.
+   chunks (pass 2). Blocks come by the same B and C: these are the last that L2 drops, x, y and z the first.
 
    What stop leaves out. Beyond 2^-127 a decay is 0 in these registers, as results below 2^-126 are flushed to 0. So a
    stop of -127 or less leaves out products with 0 alone: the same numbers as without, with the same shares, for
@@ -35,11 +34,10 @@
    is 64 columns of x: a head, or half of one. A pair is two rows of one group.
 
    Order between blocks. Tickets come from an atomic counter, so a block waits for tickets that are taken, by blocks
-   that run. Pass 1 waits for nobody; pass 2 of a ticket waits for pass 1 of tickets before it in its stretch, and for
-   the end of the stretch before. The counter is never reset: a launch takes tickets + gridDim.x of it, and the quotient
-   is the number of the launch, which is what a raised flag holds. So a launch needs no cleared memory and can stand in
-   a graph; two that may run at once, or that take another number of tickets or blocks, need counters and flags of their
-   own.
+   that run. Pass 1 waits for nobody; pass 2 of a ticket waits for pass 1 of tickets before it. The counter is never
+   reset: a launch takes tickets + gridDim.x of it, and the quotient is the number of the launch, which is what a raised
+   flag holds. So a launch needs no cleared memory and can stand in a graph; two that may run at once, or that take
+   another number of tickets or blocks, need counters and flags of their own.
 
    Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2), dt a sector for each token and row, and
    4 * 64 * DSTATE bytes of state a few times for each share. For each chunk and row DSTATE * 64 * (64 + 64 + 32) + 64 *
@@ -56,15 +54,13 @@
 
 /* What blocks leave for each other. */
 struct Scratch {
-    float *pieces;   // (tickets of the launch, 2, MINE): end states of pass 1
-    float *ends;     // (stretches - 1, pairs, 2, MINE): states at the ends of stretches
-    float *logs;     // (tickets of the launch, 2): log2 of the decay over what pass 1 walked
-    unsigned *flags; // (tickets of the launch, 2), then (stretches - 1, pairs, 2); they lie behind the two counters
+    float *pieces;   // (tickets, 2, MINE): end states of pass 1
+    float *logs;     // (tickets, 2): log2 of the decay over what pass 1 walked
+    unsigned *flags; // (tickets, 2); they lie behind the two counters
     unsigned *marks; // (pairs,): of those to walk anew
     DEVICE Scratch(const Sizes &s, float *memory, u64 *counter)
-        : pieces(memory), ends(pieces + 2ll * s.tickets * s.stretches * MINE),
-          logs(ends + 2ll * (s.stretches - 1) * s.pairs * MINE), flags(reinterpret_cast<unsigned *>(counter + 2)),
-          marks(flags + 2ll * (s.tickets * s.stretches + (s.stretches - 1) * s.pairs)) {}
+        : pieces(memory), logs(pieces + 2ll * s.tickets * MINE), flags(reinterpret_cast<unsigned *>(counter + 2)),
+          marks(flags + 2ll * s.tickets) {}
 };
 
 DEVICE unsigned look(const unsigned *flag) {
@@ -89,8 +85,7 @@ DEVICE void raise_flag(unsigned *flag, unsigned value) {
 
 DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, const CUtensorMap *x,
                         const CUtensorMap *b, const CUtensorMap *c, const CUtensorMap *z, u64 *counter, u64 taken) {
-    const int tickets = sizes.tickets * sizes.stretches;
-    const unsigned a_launch = tickets + gridDim.x;
+    const unsigned a_launch = sizes.tickets + gridDim.x;
     s.launch = (unsigned)(taken / a_launch) + 1;
     int ticket = taken % a_launch, stage = 0, turn = 0, done = 0;
 
@@ -136,33 +131,23 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
         step.row0 = ordered ? s.order[row] : row, step.row1 = ordered ? s.order[next] : next;
     };
 
-    while (ticket < tickets) {
+    while (ticket < sizes.tickets) {
         const u64 next = atomicAdd(counter, 1ull); // early: it takes a while
-        const Line line(sizes, ticket / sizes.tickets);
-        const int share = ticket % sizes.tickets;
-        const bool whole = share < line.rests; // a piece
-        const int from = whole ? share % sizes.pairs : s.cuts[share - line.rests] >> 16;
-        const int to = whole ? from : min(s.cuts[share - line.rests + 1] >> 16, sizes.pairs - 1);
-        auto begin = [&](int pair) {
-            return whole ? line.begin(s, pair, share / sizes.pairs) : line.cut(s, share, pair);
-        };
-        auto end = [&](int pair) {
-            return whole ? line.begin(s, pair, share / sizes.pairs + 1) : line.cut(s, share + 1, pair);
-        };
+        const int from = s.cuts[ticket] >> 16, to = min(s.cuts[ticket + 1] >> 16, sizes.pairs - 1);
         int publish = 0;
-        const int low = begin(to), high = end(to);
-        if (low < high && high < line.length) { // pass 1, backwards
+        const int low = cut(s, sizes, ticket, to), high = cut(s, sizes, ticket + 1, to);
+        if (low < high && high < sizes.chunks) { // pass 1, backwards
             choose(to);
             for (int i = high - 1; i >= low; i--)
-                if (!bring(LOCAL | (i == high - 1 ? FIRST : 0), line.first + i)) break;
+                if (!bring(LOCAL | (i == high - 1 ? FIRST : 0), i)) break;
             publish = PUBLISH;
         }
         for (int pair = to; pair >= from; pair--) { // pass 2
-            const int stop = end(pair);
+            const int stop = cut(s, sizes, ticket + 1, pair);
             choose(pair);
-            int i = begin(pair);
+            int i = cut(s, sizes, ticket, pair);
             for (int first = FIRST; i < stop; i++, first = 0) {
-                bring(publish | first | (i + 1 == stop ? LAST : 0), line.first + i);
+                bring(publish | first | (i + 1 == stop ? LAST : 0), i);
                 publish = 0;
             }
         }
@@ -180,10 +165,9 @@ DEVICE void bring_tiles(Shared &s, const Sizes &sizes, const Scratch &scratch, c
     };
     if (lost) {
         tell();
-        const u64 all = (taken / a_launch + 1) * tickets;
+        const u64 all = (taken / a_launch + 1) * sizes.tickets;
         while (look(counter + 1) < all) continue;
         asm volatile("fence.proxy.async.global;" ::: "memory"); // y is written by TMA again
-        ticket = 0; // of the first stretch: enter looks at initial states alone
         for (int pair = 0; pair < sizes.pairs; pair++) {
             unsigned *mark = scratch.marks + pair;
             if (look(mark) != s.launch || atomicCAS(mark, s.launch, 0) != s.launch) continue; // another block has it
@@ -436,39 +420,24 @@ DEVICE void publish(unsigned *flag, unsigned value, int side) {
     }
 }
 
-/* Step 4: the state before the first chunk of a piece, from pass 1 of the pieces before it in the stretch, the newest
-   first, and the end of the stretch before. Always in this order: the same bits in every run. */
+/* Step 4: the state before the first chunk of a piece, from pass 1 of the pieces before it, the newest first. Always in
+   this order: the same bits in every run. */
 DEVICE void enter(float (&state)[NUMBERS], const Shared &s, const Step &step, const Sizes &sizes,
                   const Scratch &scratch, const float *initial, unsigned launch, int side) {
 #pragma unroll
     for (int i = 0; i < NUMBERS; i++) state[i] = 0;
     if (!step.real(side)) return;
-    const int stretch = step.ticket / sizes.tickets;
-    const Line line(sizes, stretch);
-    const int rest = line.begin(s, step.pair, line.pieces);
     float log = 0;
-    int share = step.ticket % sizes.tickets, spot = step.chunk - line.first;
-    while (spot > 0) {
-        int begin;
-        if (share >= line.rests && spot > rest) {
-            begin = line.cut(s, --share, step.pair);
-        } else {
-            share = share >= line.rests ? (line.pieces - 1) * sizes.pairs + step.pair : share - sizes.pairs;
-            begin = line.begin(s, step.pair, share / sizes.pairs);
-        }
+    for (int ticket = step.ticket, spot = step.chunk; spot > 0;) {
+        const int begin = cut(s, sizes, --ticket, step.pair);
         if (begin == spot) continue; // nothing of this pair
-        const int ticket = stretch * sizes.tickets + share;
         wait_for(scratch.flags + 2 * ticket + side, launch, side);
         add_state(state, scratch.pieces + (2ll * ticket + side) * MINE, exp2_(log));
         log += __ldcg(scratch.logs + 2 * ticket + side);
         if (log < sizes.stop) return;
         spot = begin;
     }
-    if (stretch > 0) {
-        const int number = 2 * ((stretch - 1) * sizes.pairs + step.pair) + side;
-        wait_for(scratch.flags + 2 * sizes.tickets * sizes.stretches + number, launch, side);
-        add_state(state, scratch.ends + (long long)number * MINE, exp2_(log));
-    } else if (initial) {
+    if (initial) {
         const float by = exp2_(log), *from = initial + step.column(side, sizes.heads) * DSTATE;
 #pragma unroll
         for (int i = 0; i < NUMBERS / 4; i++)
@@ -613,7 +582,6 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
             products_wait<0>();
             hold(state);
             if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0)) {
-                const int stretch = step.ticket / sizes.tickets;
                 if (step.chunk + 1 == sizes.chunks) {
                     if (final_) {
                         float *to = final_ + step.column(side, sizes.heads) * DSTATE;
@@ -624,10 +592,6 @@ DEVICE void multiply(Shared &s, const Sizes &sizes, const Scratch &scratch, int 
                                 *reinterpret_cast<float2 *>(to + spot_of(i) + 8 * h * DSTATE) =
                                     make_float2(state[4 * i + 2 * h], state[4 * i + 2 * h + 1]);
                     }
-                } else if (step.chunk + 1 == (stretch + 1) * sizes.stretch) {
-                    const int number = 2 * (stretch * sizes.pairs + step.pair) + side;
-                    write_state(scratch.ends + (long long)number * MINE, state);
-                    publish(scratch.flags + 2 * sizes.tickets * sizes.stretches + number, s.launch, side);
                 } else if (sizes.stop > NEVER && __any_sync(~0u, not_finite(state))) {
                     mark(scratch.marks + step.pair, s.launch);
                     mark(&s.lost, 1);
@@ -645,13 +609,12 @@ extern "C" __global__ void __launch_bounds__(512, 1)
           const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap z,
           const __grid_constant__ CUtensorMap y, const DT_T *dt, const float *a, const BIAS_T *dt_bias,
           const D_T *d_skip, const float *initial, float *final_states, float *scratch_memory, u64 *counter, int seqlen,
-          int heads, int groups, int pairs, int chunks, int stretch, int stretches, int tickets, int rows,
-          int pairs_of_group, int pieces_of_pair, int sort, float stop, float dt_low, float dt_high, long long dt_batch,
-          long long dt_token, long long dt_head) {
+          int heads, int groups, int pairs, int chunks, int tickets, int rows, int pairs_of_group, int sort, float stop,
+          float dt_low, float dt_high, long long dt_batch, long long dt_token, long long dt_head) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen,         heads,          groups, pairs, chunks, stretch, stretches, tickets,  rows,
-                      pairs_of_group, pieces_of_pair, sort,   stop,  dt_low, dt_high, dt_batch,  dt_token, dt_head};
+    const Sizes sizes{seqlen,         heads, groups, pairs,  chunks,  tickets,  rows,
+                      pairs_of_group, sort,  stop,   dt_low, dt_high, dt_batch, dt_token, dt_head};
     const Scratch scratch(sizes, scratch_memory, counter);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {

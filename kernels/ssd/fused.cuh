@@ -39,7 +39,7 @@ constexpr int MULTIPLY_REGISTERS = 192, SCORE_REGISTERS = 72, BRING_REGISTERS = 
 constexpr int BRINGER = 14, STORER = 15;
 constexpr int MOST_TICKETS = 159, MOST_ROWS = 512;
 constexpr float NEVER = -1e30f;      // what is below is a stop of -inf
-constexpr float PASS_1 = 0.5f;       // what a chunk of pass 1 costs, if one of pass 2 costs 1
+constexpr float PASS_1 = 0.4f;       // what a chunk of pass 1 costs, if one of pass 2 costs 1
 constexpr float TINY = 1.f / 1024;   // of dt, where halves begin to lose digits of it
 constexpr int AHEAD = 6, RING = 8;   // chunks of dt that are asked for ahead of time; places for them, a power of two
 constexpr int MINE = WIDTH * DSTATE; // numbers of a state
@@ -91,8 +91,7 @@ struct Shared {
     Decays decays[STAGES][2];
     unsigned raw[2][RING][CHUNK]; // dt as it is in memory, of chunks to come; two bytes of it in a word that holds them
     Step steps[STAGES];
-    unsigned short piece[MOST_TICKETS + 1]; // how much of a pair is one of its pieces, in 1 / 65536; see Line
-    unsigned cuts[MOST_TICKETS + 1]; // where shares of the rests begin: the pair, and what of its rest lies before
+    unsigned cuts[MOST_TICKETS + 1]; // where shares begin: see `cut`
     unsigned short order[MOST_ROWS]; // rows of a batch, those of a group together, slowly decaying ones first
     u64 planned[STAGES], full[STAGES], empty[STAGES], scores_full[2], scores_empty[2];
     u64 y_full[STAGES];
@@ -107,10 +106,9 @@ static_assert(sizeof(Shared) <= SHARED, "the launcher asks for too little shared
 
 struct Sizes {
     int seqlen, heads, groups, pairs; // pairs: of the whole batch
-    int chunks, stretch, stretches;   // of a sequence; chunks of a stretch but the last; their number
-    int tickets;                      // of a stretch
+    int chunks, tickets;              // chunks of a sequence; tickets, which are shares
     int rows, pairs_of_group;         // rows of heads in a group
-    int pieces, sort;                 // pieces of a pair, see Line; whether rows are to be put in order
+    int sort;                         // whether rows are to be put in order
     float stop;                       // log2 of the decay beyond which nothing of a state is left: -127, or -inf
     float dt_low, dt_high;
     long long dt_batch, dt_token, dt_head; // strides

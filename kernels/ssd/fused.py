@@ -244,8 +244,7 @@ def _prepared(problem, dtype, device, dt, D, dt_bias, z, softplus, **chosen):
         D_ROWS=D[1] if D else 0, Z=int(z), STAGES=stages, SHARED=shared,
     )  # fmt: skip
     kernel = _module(tuple(constants.items())).fused
-    sizes = (seqlen, nheads, ngroups, p.pairs, p.chunks, p.stretch, p.stretches, p.tickets, p.rows, p.pairs_of_group,
-             p.pieces_of_pair, p.sort)  # fmt: skip
+    sizes = seqlen, nheads, ngroups, p.pairs, p.chunks, p.tickets, p.rows, p.pairs_of_group, p.sort
     return p, kernel, shared, sizes
 
 
@@ -275,7 +274,7 @@ def _flags(device, p):
                 _zeros[index] = kept[words:]
                 return kept[:words]
         return torch.zeros(words, dtype=torch.int64, device=device)  # a node of the graph
-    key = index, cuda_driver.current_stream(index), p.tickets * p.stretches, p.blocks, words
+    key = index, cuda_driver.current_stream(index), p.tickets, p.blocks, words
     found = _of_stream.get(key)
     if found is None:
         with _taking:

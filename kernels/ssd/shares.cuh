@@ -2,28 +2,13 @@
 #pragma once
 #include "fused.cuh"
 
-/* How the chunks of a stretch are shared out. In a long one, each pair has as many pieces as there are shares for all
-   pairs: these are the first shares, the first pieces of all pairs first, so that the blocks go through the sequence
-   side by side and find in L2 what others have brought. The rests of all pairs stand in one line, which the other
-   shares cut evenly. */
-struct Line {
-    int first, length; // chunks of the stretch
-    int pieces, rests; // pieces of a pair; the first share of rests
-    DEVICE Line(const Sizes &s, int stretch)
-        : first(stretch * s.stretch), length(min(s.stretch, s.chunks - stretch * s.stretch)), pieces(s.pieces),
-          rests(s.pieces * s.pairs) {}
-    /* Where a piece of a pair begins; piece `pieces` is the rest. */
-    DEVICE int begin(const Shared &s, int pair, int piece) const {
-        return piece == 0 ? 0 : min(length, (piece * (s.piece[pair] + 1) * length + 65535) >> 16);
-    }
-    /* Where a share of the rests begins in this pair, if not before it or behind it. */
-    DEVICE int cut(const Shared &s, int share, int pair) const {
-        const unsigned cut = s.cuts[share - rests];
-        const int rest = begin(s, pair, pieces);
-        if ((int)(cut >> 16) != pair) return (int)(cut >> 16) < pair ? rest : length;
-        return rest + ((cut & 0xFFFF) * (length - rest) >> 16);
-    }
-};
+/* Where a share begins in a pair, if not before it or behind it: cuts[share] holds a pair and, in 1 / 65536, what of it
+   lies before. */
+DEVICE int cut(const Shared &s, const Sizes &sizes, int share, int pair) {
+    const unsigned cut = s.cuts[share];
+    if ((int)(cut >> 16) != pair) return (int)(cut >> 16) < pair ? 0 : sizes.chunks;
+    return (u64)(cut & 0xFFFF) * sizes.chunks >> 16;
+}
 
 /* log(1 + exp(v)), to 2e-6 of itself: |s| is at most 1/3. */
 DEVICE float softplus(float v) {
@@ -40,16 +25,16 @@ DEVICE float chunks_left(const Sizes &sizes, int row, const float *a, const BIAS
     return rate > 0 ? fminf(-sizes.stop / rate, 1e9f) : 1e9f; // NaN too: ranks need an order
 }
 
-/* Make shares that cost the same, by all threads. Rows that decay alike are made pairs, slow ones first: pass 1 of a
-   pair is as long as its slower row makes it. What is guessed here moves work between blocks, and changes results by
-   rounding alone. */
+/* Cut the line of all pairs, one behind the other, into shares that cost the same, by all threads. Rows that decay
+   alike are made pairs, slow ones first: pass 1 of a pair is as long as its slower row makes it. What is guessed here
+   moves work between blocks, and changes results by rounding alone. */
 DEVICE void share_out(Shared &s, const Sizes &sizes, const float *a, const BIAS_T *dt_bias) {
-    const int of_batch = sizes.groups * sizes.pairs_of_group, rows = sizes.groups * sizes.rows, pairs = sizes.pairs;
-    const int rests = sizes.tickets - sizes.pieces * pairs; // shares of rests
+    const int of_batch = sizes.groups * sizes.pairs_of_group, rows = sizes.groups * sizes.rows;
     if (!sizes.sort) {
         for (int i = threadIdx.x; i < rows && i < MOST_ROWS; i += blockDim.x) s.order[i] = i;
-        for (int i = threadIdx.x; i <= rests; i += blockDim.x) s.cuts[i] = ((u64)i * pairs << 16) / (unsigned)rests;
-        return; // the plan has no pieces, then
+        for (int i = threadIdx.x; i <= sizes.tickets; i += blockDim.x)
+            s.cuts[i] = ((u64)i * sizes.pairs << 16) / (unsigned)sizes.tickets;
+        return;
     }
     float *left = reinterpret_cast<float *>(s.scores), *cost = left + MOST_ROWS;
     for (int i = threadIdx.x; i < rows; i += blockDim.x) left[i] = chunks_left(sizes, i, a, dt_bias);
@@ -61,39 +46,22 @@ DEVICE void share_out(Shared &s, const Sizes &sizes, const float *a, const BIAS_
         s.order[rank] = i;
     }
     __syncthreads();
-    const float share = (float)min(sizes.stretch, sizes.chunks) * pairs / sizes.tickets;
-    auto pass_1 = [&](int i) { // what it adds to the cost of a chunk of a pair
+    const float share = (float)sizes.chunks * sizes.pairs / sizes.tickets;
+    for (int i = threadIdx.x; i < of_batch; i += blockDim.x) { // of a chunk of a pair, with its part of pass 1
         const int row = s.order[i / sizes.pairs_of_group * sizes.rows + 2 * (i % sizes.pairs_of_group)];
-        return PASS_1 * fminf(1, left[row] / share);
-    };
-    for (int i = threadIdx.x; i < of_batch; i += blockDim.x) cost[i] = 1 + pass_1(i);
-    __syncthreads();
-    float whole = 0;    // of a batch
-    if (sizes.pieces) { // a piece of any pair costs the same as a share of rests, where about half has a pass 1
-        float all = 0;
-        for (int j = 0; j < of_batch; j++) all += (1 + cost[j]) / 2, whole += (1 + cost[j]) / 2 / cost[j];
-        const int batches = pairs / of_batch;
-        const float one = batches * all / (rests + sizes.pieces * batches * whole);
-        __syncthreads();
-        for (int i = threadIdx.x; i < pairs; i += blockDim.x) {
-            const float part = rests ? fminf(one / cost[i % of_batch], 1.f / sizes.pieces) : 1.f / sizes.pieces;
-            s.piece[i] = min((int)(65536 * part), 65535);
-        }
-        __syncthreads();
-        for (int i = threadIdx.x; i < of_batch; i += blockDim.x)
-            cost[i] = (65536 - sizes.pieces * s.piece[i]) * (1 + pass_1(i) / 2);
-        __syncthreads();
+        cost[i] = 1 + PASS_1 * fminf(1, left[row] / share);
     }
-    whole = 0;
+    __syncthreads();
+    float whole = 0; // of a batch
     for (int j = 0; j < of_batch; j++) whole += cost[j];
-    for (int i = threadIdx.x; i <= rests; i += blockDim.x) {
-        const int batches = pairs / of_batch;
-        float at = rests ? whole * batches * i / rests : 0;
+    for (int i = threadIdx.x; i <= sizes.tickets; i += blockDim.x) {
+        const int batches = sizes.pairs / of_batch;
+        float at = whole * batches * i / sizes.tickets;
         const int batch = min((int)(at / whole), batches - 1);
         at -= whole * batch;
         int pair = 0;
         for (; pair < of_batch && at >= cost[pair]; pair++) at -= cost[pair];
         const unsigned part = pair < of_batch ? min((unsigned)(at / cost[pair] * 65536), 65535u) : 0;
-        s.cuts[i] = i == rests ? (unsigned)pairs << 16 : (unsigned)(batch * of_batch + pair) << 16 | part;
+        s.cuts[i] = i == sizes.tickets ? (unsigned)sizes.pairs << 16 : (unsigned)(batch * of_batch + pair) << 16 | part;
     }
 }
