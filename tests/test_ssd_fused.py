@@ -22,7 +22,7 @@ SLOW, FAST = 0.02, 30.0
 
 @pytest.fixture
 def launched(monkeypatch):
-    """launched(processors=..., sort=...): how fused.cu is launched from here on."""
+    """launched(processors=..., sort=..., tickets=...): how fused.cu is launched from here on."""
 
     def change(processors=132, **chosen):
         MODULE._prepared.cache_clear()
@@ -124,7 +124,7 @@ def test_no_race(launched, rate):
     launched(processors=3, sort=1)
     call = simple(320, 2, rate=rate)
     report = counters(**call, check_races=True)
-    chunks = 3 if rate == SLOW else 2  # of pass 1: all before the last share, or a piece's last
+    chunks = 3 if rate == SLOW else 2  # of pass 1: all before the last share, or the last of each share
     products = report.counters["simt__wgmma.sum"]
     assert products >= 5 * (4 + 2 * (4 + 6 + 4)) + chunks * 2 * 4
     if rate == FAST:  # and where a pair is walked anew, by one block of those that wrote its y

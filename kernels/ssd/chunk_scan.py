@@ -13,7 +13,8 @@ sums are float32.
 0 times NaN is NaN: a NaN in x_j would reach tokens before j of the same tile through the zeros above the diagonal. So
 where chunk_state has seen that, which is rare, a program takes one token at a time, without these zeros.
 
-Reads x and a state for each chunk and head, writes y: 4 P bytes a token and head in 16 bit, and P N / Q states.
+Reads x and a state for each chunk and head, writes y: 4 P bytes a token and head in 16 bit, and P N / Q states. (The
+second half of a chunk reads the state again, and x of the first half: from the cache.)
 """
 
 import torch
@@ -197,6 +198,7 @@ def run(x, C, CB, dt, cum, states, strange, D, z, seq_idx, y, share=None, **chos
     tiles = -(-headdim // P)
     few = nheads * nchunks * tiles * batch <= FEW
     share = share or max(rows, chunk_size // 2 if few else chunk_size)
+    assert chunk_size % share == 0 and share % rows == 0
     constants = headdim, dstate, by_row, chunk_size, P, N, rows, columns, strange.shape[3], share
     grid = nheads * nchunks * (chunk_size // share), tiles, batch
     launch(scan_kernel, grid, (x, C, CB, dt, cum, states, strange, D, z, seq_idx, y), numbers, constants, **options)
@@ -206,8 +208,8 @@ def run(x, C, CB, dt, cum, states, strange, D, z, seq_idx, y, share=None, **chos
 def tiling(x, dstate, chunk_size, rows=64, columns=32, **options):
     """(P, N, ROWS, COLUMNS, options of the launch) for a tensor like x.
 
-    No loads ahead of their use (num_stages 1), and at most 128 registers (of which nothing spills), so that four
-    programs fit on a multiprocessor: on an H200 that hid more of the waiting than loads ahead did.
+    No loads ahead of their use (num_stages 1), and at most 128 registers, so that four programs fit on a
+    multiprocessor: on an H200 that hid more of the waiting than loads ahead did. With D, z or seq_idx a few spill.
     """
     P, narrow = min(64, filled_up(x.shape[3])), x.element_size() == 2
     N = min(128 if narrow else 64, filled_up(dstate))

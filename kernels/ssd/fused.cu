@@ -15,7 +15,7 @@
 
    Two passes, as in segments: a share whose last piece of a pair goes on in another share first walks it backwards for
    its end state (pass 1; it ends where what is left has decayed by 2^stop), publishes that, and then walks all its
-   chunks (pass 2). Blocks come by the same B and C: these are the last that L2 drops, x, y and z the first.
+   chunks (pass 2). B and C are read anew for each pair: they are the last that L2 drops, x, y and z the first.
 
    What stop leaves out. Beyond 2^-127 a decay is 0 in these registers, as results below 2^-126 are flushed to 0. So a
    stop of -127 or less leaves out products with 0 alone: the same numbers as without, with the same shares, for
@@ -39,9 +39,9 @@
    flag holds. So a launch needs no cleared memory and can stand in a graph; two that may run at once, or that take
    another number of tickets or blocks, need counters and flags of their own.
 
-   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2), dt a sector for each token and row, and
-   4 * 64 * DSTATE bytes of state a few times for each share. For each chunk and row DSTATE * 64 * (64 + 64 + 32) + 64 *
-   64 * 64 * 3 / 4 multiplications and additions.
+   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for each
+   token and row, and 4 * 64 * DSTATE bytes of state a few times for each share. For each chunk and row DSTATE * 64 *
+   (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and additions.
 
    Compile with DSTATE (64, 128), HALVES (headdim / 64), BF16, DT_T, BIAS_T, D_T (types of these tensors), SOFTPLUS,
    D_ROWS (0 no D, 1 a number a head, 2 one a column), Z, STAGES, SHARED (bytes). Launch with 512 threads on as many

@@ -21,7 +21,7 @@ SOURCES = tuple(f"kernels/ssd/{name}" for name in FILES)
 TYPES = {torch.float16: "half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
-MOST_OF_BATCH = 65535  # rows of heads, 64 columns each
+MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
 TUNED_DSTATE = 128  # what fused_tuned can do, at most
 
 
@@ -48,7 +48,8 @@ def fused(
     too), and add in float32: in float16 a state, or C_i B_j times its decay and dt, plus such a D where i = j, beyond
     65504 is infinite; states and scores in mamba_ssm too. The same from run to run, bit for bit. Infinity and NaN reach
     the tokens that they should, and no others; heads in which a state is not finite are slow. Moves x, z, y, dt once, B
-    and C once for each pair of heads, from L2 as a rule, and 4 P N bytes a few times for each head and multiprocessor.
+    and C once for each pair of heads, from L2 while they fit there, and 4 P N bytes a few times for each head and
+    multiprocessor.
     """
     how = chunk_size, type(chunk_size), dt_limit, return_varlen_states, state_dtype, stop, type(stop), dt_softplus
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, out

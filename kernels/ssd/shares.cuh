@@ -58,7 +58,7 @@ DEVICE void share_out(Shared &s, const Sizes &sizes, const float *a, const BIAS_
         const int batches = sizes.pairs / of_batch;
         float at = whole * batches * i / sizes.tickets;
         const int batch = min((int)(at / whole), batches - 1);
-        at -= whole * batch;
+        at = fmaxf(at - whole * batch, 0); // rounding may have gone below
         int pair = 0;
         for (; pair < of_batch && at >= cost[pair]; pair++) at -= cost[pair];
         const unsigned part = pair < of_batch ? min((unsigned)(at / cost[pair] * 65536), 65535u) : 0;
