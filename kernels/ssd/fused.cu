@@ -39,9 +39,9 @@
    flag holds. So a launch needs no cleared memory and can stand in a graph; two that may run at once, or that take
    another number of tickets or blocks, need counters and flags of their own.
 
-   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for each
-   token and row, and 4 * 64 * DSTATE bytes of state a few times for each share. For each chunk and row DSTATE * 64 *
-   (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and additions.
+   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for
+   each token and row, and 4 * 64 * DSTATE bytes of state a few times for each share. For each chunk and row DSTATE *
+   64 * (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and additions.
 
    Compile with DSTATE (64, 128), HALVES (headdim / 64), BF16, DT_T, BIAS_T, D_T (types of these tensors), SOFTPLUS,
    D_ROWS (0 no D, 1 a number a head, 2 one a column), Z, STAGES, SHARED (bytes). Launch with 512 threads on as many
