@@ -13,7 +13,7 @@ from test_ssd_five import off, problem, recurrence
 
 import ref.ssd
 import simt
-from kernels.ssd import segments, tuned, workspace
+from kernels.ssd import segments, workspace
 from kernels.ssd.overlap import fused_overlap
 from kernels.ssd.published import fused_published
 from kernels.ssd.registers import fused_registers
@@ -96,8 +96,7 @@ def test_what_the_early_stop_would_lose_is_found(rung, monkeypatch):
     wanted = wanted[:, 64:128]  # of the second segment
     found = rung(**call, chunk_size=16, segments=3)[:, 64:128]
     assert off(found[:, :, 0], wanted[:, :, 0]) < 1e-5
-    for module in (segments, tuned):
-        monkeypatch.setattr(module, "far_apart", lambda true, used: 0)
+    monkeypatch.setattr(segments, "far_apart", lambda true, used: 0)
     lost = rung(**call, chunk_size=16, segments=3)[:, 64:128]
     assert off(lost[:, :, 0], wanted[:, :, 0]) > 0.5
 

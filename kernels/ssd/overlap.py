@@ -16,18 +16,8 @@ import triton
 import triton.language as tl
 
 from kernels.ssd.calls import prepare, run
-from kernels.ssd.tiles import (
-    EXACT,
-    LOG2_E,
-    await_value,
-    chunk_decay,
-    dt_tile,
-    finish,
-    product,
-    rows,
-    state_input,
-    triangle,
-)
+from kernels.ssd.published import hand_on
+from kernels.ssd.tiles import EXACT, chunk_decay, dt_tile, finish, of_head, product, rates, rows, state_input, triangle
 
 
 @triton.jit
@@ -43,38 +33,28 @@ def overlap(
     head, b, chunk = ticket % nheads, (ticket // nheads % batch).to(tl.int64), ticket // nheads // batch
     start, group = chunk * Q, (head // (nheads // ngroups)).to(tl.int64)
     passed = counters + 1 + b * nheads + head
-    bias = 0.0 if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
-    rate = tl.load(A + head) * LOG2_E
+    rate, bias = rates(A, dt_bias, head)
     head = head.to(tl.int64)
-    p, n = tl.arange(0, WP), tl.arange(0, WN)
+    x, dt, B, C = of_head(x, dt, B, C, b, head, group, x_b, x_h, dt_b, B_b, B_g, C_b, C_g)
 
-    c_tile = rows(C + b * C_b + group * C_g, start, C_l, seqlen, N, Q, WN)  # (Q, N)
-    b_tile = rows(B + b * B_b + group * B_g, start, B_l, seqlen, N, Q, WN)  # (Q, N)
-    x_tile = rows(x + b * x_b + head * x_h, start, x_l, seqlen, P, Q, WP)  # (Q, P)
-    raw = dt_tile(dt + b * dt_b + head, start, dt_l, seqlen, Q)
+    c_tile = rows(C, start, C_l, seqlen, N, Q, WN)  # (Q, N)
+    b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
+    x_tile = rows(x, start, x_l, seqlen, P, Q, WP)  # (Q, P)
+    raw = dt_tile(dt, start, dt_l, seqlen, Q)
     d, cum, total = chunk_decay(raw, start, seqlen, rate, bias, low, high, SOFTPLUS, Q)  # 1
     cb = tl.dot(c_tile, tl.trans(b_tile), input_precision=EXACT)  # 2: (Q, Q)
     acc = product(triangle(cb, d, cum, Q), x_tile, tl.zeros((Q, WP), tl.float32), Q)  # 5, the block's triangle: (Q, P)
     added = tl.dot(state_input(x_tile, d, cum, total), b_tile, input_precision=EXACT)  # 3: (P, N)
 
-    here = (p < P)[:, None] & (n < N)[None, :]
-    at = ((b * nheads + head) * P + p)[:, None] * N + n[None, :]
-    await_value(passed, chunk)
-    if chunk == 0:
-        state = tl.zeros((WP, WN), tl.float32)
-        if initial is not None:
-            state = tl.load(initial + at, here, other=0).to(tl.float32)
-    else:
-        state = tl.load(final + at, here, other=0)
-    tl.store(final + at, state * tl.exp2(total) + added, here)  # 4
-    tl.debug_barrier()
-    tl.atomic_xchg(passed, chunk + 1, sem="release")
+    row = (b * nheads + head) * P
+    state = hand_on(added, total, passed, chunk, initial, final, row, P, N, WP, WN, True)  # 4
 
     before = tl.dot(c_tile, tl.trans(state.to(c_tile.dtype)), input_precision=EXACT)
     acc += before * tl.exp2(cum)[:, None]  # 5, the state before the chunk
-    finish(y + (b * seqlen * nheads + head) * P, acc, x_tile,
-           D if D is None else D + head * (P if D_ROWS else 1), z if z is None else z + b * z_b + head * z_h,
-           start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP)  # fmt: skip
+    y += (b * seqlen * nheads + head) * P
+    z = z if z is None else z + (b * z_b + head * z_h)
+    D = D if D is None else D + head * (P if D_ROWS else 1)
+    finish(y, acc, x_tile, D, z, start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP)
 
 
 def fused_overlap(x, dt, A, B, C, *, chunk_size=None, warps=None, **options):

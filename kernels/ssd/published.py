@@ -24,16 +24,37 @@ import triton.language as tl
 from kernels.ssd.calls import prepare, run
 from kernels.ssd.tiles import (
     EXACT,
-    LOG2_E,
     await_value,
     chunk_decay,
     dt_tile,
     finish,
+    first_state,
+    of_head,
     product,
+    rates,
     rows,
     state_input,
+    state_tile,
     triangle,
 )
+
+
+@triton.jit
+def hand_on(added, total, passed, chunk, initial, final, row, P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr,
+            WN: tl.constexpr, BARRIER: tl.constexpr):  # fmt: skip
+    """Step 4: wait for the state before this chunk, (P, N) from `row` on, and hand on the one behind it. Returns the
+    one before."""
+    at, here = state_tile(row, P, N, WP, WN)
+    await_value(passed, chunk)
+    if chunk == 0:
+        state = first_state(initial, at, here, WP, WN)
+    else:
+        state = tl.load(final + at, here, other=0)
+    tl.store(final + at, state * tl.exp2(total) + added, here)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.atomic_xchg(passed, chunk + 1, sem="release")
+    return state
 
 
 @triton.jit
@@ -53,44 +74,35 @@ def published(
     group = tl.where(unit < ngroups, unit.to(tl.int64), head // (nheads // ngroups))
     passed = counters + 1 + b * nheads + head
     ready = counters + 1 + batch * nheads + (b * nchunks + chunk) * ngroups + group
-    t, p, n = tl.arange(0, Q), tl.arange(0, WP), tl.arange(0, WN)
+    t = tl.arange(0, Q)
     cb += ((b * nchunks + chunk) * ngroups + group) * Q * Q + t[:, None] * Q + t[None, :]
+    x, dt, B, C = of_head(x, dt, B, C, b, head, group, x_b, x_h, dt_b, B_b, B_g, C_b, C_g)
 
-    c_tile = rows(C + b * C_b + group * C_g, start, C_l, seqlen, N, Q, WN)  # (Q, N)
-    b_tile = rows(B + b * B_b + group * B_g, start, B_l, seqlen, N, Q, WN)  # (Q, N)
+    c_tile = rows(C, start, C_l, seqlen, N, Q, WN)  # (Q, N)
+    b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
     if unit < ngroups:
         tl.store(cb, tl.dot(c_tile, tl.trans(b_tile), input_precision=EXACT))  # 2
         if BARRIER:
             tl.debug_barrier()
         tl.atomic_xchg(ready, 1, sem="release")
     else:
-        bias = 0.0 if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
-        rate = tl.load(A + head) * LOG2_E
-        raw = dt_tile(dt + b * dt_b + head, start, dt_l, seqlen, Q)
+        rate, bias = rates(A, dt_bias, head)
+        raw = dt_tile(dt, start, dt_l, seqlen, Q)
         d, cum, total = chunk_decay(raw, start, seqlen, rate, bias, low, high, SOFTPLUS, Q)  # 1
-        x_tile = rows(x + b * x_b + head * x_h, start, x_l, seqlen, P, Q, WP)  # (Q, P)
+        x_tile = rows(x, start, x_l, seqlen, P, Q, WP)  # (Q, P)
         added = tl.dot(state_input(x_tile, d, cum, total), b_tile, input_precision=EXACT)  # 3: (P, N)
 
-        here = (p < P)[:, None] & (n < N)[None, :]
-        at = ((b * nheads + head) * P + p)[:, None] * N + n[None, :]
-        await_value(passed, chunk)
-        if chunk == 0:
-            state = tl.zeros((WP, WN), tl.float32)
-            if initial is not None:
-                state = tl.load(initial + at, here, other=0).to(tl.float32)
-        else:
-            state = tl.load(final + at, here, other=0)
-        tl.store(final + at, state * tl.exp2(total) + added, here)  # 4
-        if BARRIER:
-            tl.debug_barrier()
-        tl.atomic_xchg(passed, chunk + 1, sem="release")
+        row = (b * nheads + head) * P
+        state = hand_on(added, total, passed, chunk, initial, final, row, P, N, WP, WN, BARRIER)  # 4
 
         acc = tl.dot(c_tile, tl.trans(state.to(c_tile.dtype)), input_precision=EXACT) * tl.exp2(cum)[:, None]
         await_value(ready, 1)
         acc = product(triangle(tl.load(cb), d, cum, Q), x_tile, acc, Q)  # 5: (Q, P)
-        finish(y + (b * seqlen * nheads + head) * P, acc, x_tile,
-           D if D is None else D + head * (P if D_ROWS else 1), z if z is None else z + b * z_b + head * z_h,
-               start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP)  # fmt: skip
+        y += (b * seqlen * nheads + head) * P
+        finish(
+            y, acc, x_tile, D if D is None else D + head * (P if D_ROWS else 1),
+            z if z is None else z + b * z_b + head * z_h, start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP,
+        )  # fmt: skip
 
 
 def fused_published(x, dt, A, B, C, *, chunk_size=None, barrier=True, warps=None, **options):

@@ -16,7 +16,55 @@ import triton.language as tl
 
 from kernels.ssd.calls import prepare, run
 from kernels.ssd.launching import filled_up
-from kernels.ssd.tiles import EXACT, LOG2_E, chunk_decay, dt_tile, finish, product, rows, state_input, triangle
+from kernels.ssd.tiles import (
+    EXACT,
+    chunk_decay,
+    dt_tile,
+    finish,
+    first_state,
+    of_head,
+    product,
+    rates,
+    rows,
+    state_input,
+    state_tile,
+    triangle,
+)
+
+
+@triton.jit
+def through_chunk(state, c_tile, b_tile, x_tile, d, cum, total, y, D, z, start, seqlen, y_l: tl.constexpr,
+                  z_l: tl.constexpr, D_ROWS: tl.constexpr, P: tl.constexpr, Q: tl.constexpr,
+                  WIDTH: tl.constexpr):  # fmt: skip
+    """Steps 2 to 5: write a chunk's y, and return the state at its end."""
+    acc = tl.dot(c_tile, tl.trans(state.to(c_tile.dtype)), input_precision=EXACT) * tl.exp2(cum)[:, None]
+    cb = tl.dot(c_tile, tl.trans(b_tile), input_precision=EXACT)  # 2: (Q, Q)
+    acc = product(triangle(cb, d, cum, Q), x_tile, acc, Q)  # 5: (Q, P)
+    gain = state_input(x_tile, d, cum, total)
+    state = tl.dot(gain, b_tile, state * tl.exp2(total), input_precision=EXACT)  # 3, 4: (P, N)
+    finish(y, acc, x_tile, D, z, start, seqlen, y_l, z_l, D_ROWS, P, Q, WIDTH)
+    return state
+
+
+@triton.jit
+def walk_chunks(
+    state, first, last, x, dt, B, C, D, z, y, seqlen, rate, bias, low, high,
+    x_l: tl.constexpr, dt_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, y_l: tl.constexpr, z_l: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr, SOFTPLUS: tl.constexpr,
+    D_ROWS: tl.constexpr,
+):  # fmt: skip
+    """All of chunks `first` up to `last`, which is not walked any more. Returns the state at their end."""
+    for chunk in range(first, last):
+        start = chunk * Q
+        c_tile = rows(C, start, C_l, seqlen, N, Q, WN)  # (Q, N)
+        b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
+        x_tile = rows(x, start, x_l, seqlen, P, Q, WP)  # (Q, P)
+        raw = dt_tile(dt, start, dt_l, seqlen, Q)
+        d, cum, total = chunk_decay(raw, start, seqlen, rate, bias, low, high, SOFTPLUS, Q)  # 1
+        state = through_chunk(
+            state, c_tile, b_tile, x_tile, d, cum, total, y, D, z, start, seqlen, y_l, z_l, D_ROWS, P, Q, WP
+        )
+    return state
 
 
 @triton.jit
@@ -30,37 +78,18 @@ def registers(
     """BLOCK: the columns of a program; WB and WN: BLOCK and N, filled up to powers of two."""
     head, b, column = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2) * BLOCK
     group = head // (nheads // ngroups)
-    bias = 0.0 if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
-    rate = tl.load(A + head) * LOG2_E
-    x += b * x_b + head * x_h + column
-    dt += b * dt_b + head
-    B += b * B_b + group * B_g
-    C += b * C_b + group * C_g
+    rate, bias = rates(A, dt_bias, head)
+    x, dt, B, C = of_head(x, dt, B, C, b, head, group, x_b, x_h, dt_b, B_b, B_g, C_b, C_g, column)
     y += (b * seqlen * nheads + head) * P + column
-    if z is not None:
-        z += b * z_b + head * z_h + column
-    if D is not None:
-        D += head * P + column if D_ROWS else head
+    z = z if z is None else z + (b * z_b + head * z_h + column)
+    D = D if D is None else D + (head * P + column if D_ROWS else head)
 
-    p, n = tl.arange(0, WB), tl.arange(0, WN)
-    here = (p < BLOCK)[:, None] & (n < N)[None, :]
-    at = ((b * nheads + head) * P + column + p)[:, None] * N + n[None, :]
-    state = tl.zeros((WB, WN), tl.float32)
-    if initial is not None:
-        state = tl.load(initial + at, here, other=0).to(tl.float32)
-    for chunk in range(0, tl.cdiv(seqlen, Q)):
-        start = chunk * Q
-        c_tile = rows(C, start, C_l, seqlen, N, Q, WN)  # (Q, N)
-        b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
-        x_tile = rows(x, start, x_l, seqlen, BLOCK, Q, WB)  # (Q, P)
-        raw = dt_tile(dt, start, dt_l, seqlen, Q)
-        d, cum, total = chunk_decay(raw, start, seqlen, rate, bias, low, high, SOFTPLUS, Q)  # 1
-        acc = tl.dot(c_tile, tl.trans(state.to(c_tile.dtype)), input_precision=EXACT) * tl.exp2(cum)[:, None]
-        cb = tl.dot(c_tile, tl.trans(b_tile), input_precision=EXACT)  # 2: (Q, Q)
-        acc = product(triangle(cb, d, cum, Q), x_tile, acc, Q)  # 5: (Q, P)
-        gain = state_input(x_tile, d, cum, total)
-        state = tl.dot(gain, b_tile, state * tl.exp2(total), input_precision=EXACT)  # 3, 4: (P, N)
-        finish(y, acc, x_tile, D, z, start, seqlen, nheads * P, z_l, D_ROWS, BLOCK, Q, WB)
+    at, here = state_tile((b * nheads + head) * P + column, BLOCK, N, WB, WN)
+    state = first_state(initial, at, here, WB, WN)
+    state = walk_chunks(
+        state, 0, tl.cdiv(seqlen, Q), x, dt, B, C, D, z, y, seqlen, rate, bias, low, high,
+        x_l, dt_l, B_l, C_l, nheads * P, z_l, BLOCK, N, WB, WN, Q, SOFTPLUS, D_ROWS,
+    )  # fmt: skip
     if final is not None:
         tl.store(final + at, state, here)
 

@@ -22,8 +22,8 @@ def _rung(title, function, *files):
 
 RUNGS = [
     _rung("published design", fused_published, "published"),
-    _rung("work before the wait", fused_overlap, "overlap"),
+    _rung("work before the wait", fused_overlap, "published", "overlap"),
     _rung("state in registers", fused_registers, "registers"),
-    _rung("two-pass segments", fused_segments, "segments", "workspace"),
-    _rung("loads ahead, dt once", fused_tuned, "segments", "tuned", "workspace"),
+    _rung("two-pass segments", fused_segments, "registers", "segments", "workspace"),
+    _rung("loads ahead, dt once", fused_tuned, "registers", "segments", "tuned", "workspace"),
 ]

@@ -27,17 +27,18 @@ import triton
 import triton.language as tl
 
 from kernels.ssd.calls import prepare, run
+from kernels.ssd.registers import walk_chunks
 from kernels.ssd.tiles import (
     EXACT,
-    LOG2_E,
     chunk_decay,
     dt_tile,
-    finish,
-    product,
+    first_state,
+    of_head,
+    rates,
     rows,
     state_input,
+    state_tile,
     step_sizes,
-    triangle,
 )
 from kernels.ssd.workspace import claim
 from lab.card import multiprocessors
@@ -76,6 +77,72 @@ def far_apart(true, used):
 
 
 @triton.jit
+def take_ticket(counters, tickets):
+    """(ticket, epoch). The one who takes the last ticket opens the next epoch."""
+    taken = tl.atomic_add(counters, 1, sem="relaxed")
+    ticket, epoch = (taken & 0xFFFFFFFF).to(tl.int32), (taken >> 32) + 1
+    if ticket == tickets - 1:  # nobody else takes one in this launch
+        tl.atomic_xchg(counters, epoch << 32, sem="relaxed")
+    return ticket, epoch
+
+
+@triton.jit
+def chunks_of(segment, cuts, nchunks):
+    """The first chunk of a segment, and the one behind its last."""
+    first = (nchunks.to(tl.int64) * segment // cuts).to(tl.int32)
+    last = (nchunks.to(tl.int64) * (segment + 1) // cuts).to(tl.int32)
+    return first, last
+
+
+@triton.jit
+def publish(state, cut, left, epoch, added, decays, ticket, flags, own):
+    """For later segments: what this one adds to the state, and its decay (left: log2 of it); then its own flag."""
+    tl.store(added, state)
+    tl.store(decays + ticket, tl.where(cut, -1.0, tl.exp2(left)))
+    tl.debug_barrier()  # all threads' stores before one thread's release
+    tl.atomic_xchg(flags + own, epoch, sem="release")
+
+
+@triton.jit
+def look_back(segment, added, decays, flags, initial, epoch, lines, step, place, at, here, WP: tl.constexpr,
+              WN: tl.constexpr):  # fmt: skip
+    """The state at the start of a segment: (WP, WN). decays and flags: of the line's first segment."""
+    state, weight, before = tl.zeros((WP, WN), tl.float32), 1.0, segment - 1
+    while before >= 0:
+        while tl.atomic_add(flags + before * lines, 0, sem="acquire") != epoch:
+            pass
+        state += weight * tl.load(added + before * step + place)
+        decay = tl.load(decays + before * lines)
+        weight *= decay
+        before = tl.where(decay == -1, -2, before - 1)  # nothing in front of a cut shows
+    if initial is not None:
+        if before == -1:
+            state += weight * tl.load(initial + at, here, other=0).to(tl.float32)
+    return state
+
+
+@triton.jit
+def settle(turn, first, last, state, cut, used, place, finished, cuts, nchunks, initial, at, here, WP: tl.constexpr,
+           WN: tl.constexpr):  # fmt: skip
+    """After a walk: (turn, first, last, state) of the one to come. There is one, of the whole line, for the program
+    that finishes last, if the end state of any of them is not what was used in its place. If not, turn is 0."""
+    again = 0
+    if (turn == 1) & (cuts > 1):
+        wrong = 0
+        if cut:
+            wrong = far_apart(state, tl.load(used + place))
+        tl.debug_barrier()
+        others = tl.atomic_add(finished, 1 + wrong * 65536, sem="acq_rel").to(tl.int32)
+        if others % 65536 == cuts - 1:  # the last of this line
+            tl.atomic_xchg(finished, 0, sem="relaxed")
+            if others // 65536 + wrong > 0:
+                again, last = 2, nchunks
+                first = 0
+                state = first_state(initial, at, here, WP, WN)
+    return again, first, last, state
+
+
+@triton.jit
 def walk(
     x, dt, A, B, C, D, z, dt_bias, initial, y, final, added, decays, counters, batch, seqlen, ngroups, low,
     high, x_b, x_h, dt_b, B_b, B_g, C_b, C_g, z_b, z_h, cuts,
@@ -86,31 +153,19 @@ def walk(
     """cuts: segments of a sequence. A line is one head of one sequence. counters (64-bit words): epoch and ticket in
     one; then for each line how many of its programs have finished; then the flags (segment, line)."""
     lines = batch * nheads
-    taken = tl.atomic_add(counters, 1, sem="relaxed")
-    ticket, epoch = (taken & 0xFFFFFFFF).to(tl.int32), (taken >> 32) + 1
-    if ticket == cuts * lines - 1:  # nobody else takes one in this launch
-        tl.atomic_xchg(counters, epoch << 32, sem="relaxed")
+    ticket, epoch = take_ticket(counters, cuts * lines)
     line, segment = ticket % lines, ticket // lines
     finished, flags = counters + 1 + line, counters + 1 + lines + line
     b, head = (line // nheads).to(tl.int64), (line % nheads).to(tl.int64)
     group, nchunks = head // (nheads // ngroups), tl.cdiv(seqlen, Q)
-    first = (nchunks.to(tl.int64) * segment // cuts).to(tl.int32)
-    last = (nchunks.to(tl.int64) * (segment + 1) // cuts).to(tl.int32)
-    bias = 0.0 if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
-    rate = tl.load(A + head) * LOG2_E
-    x += b * x_b + head * x_h
-    dt += b * dt_b + head
-    B += b * B_b + group * B_g
-    C += b * C_b + group * C_g
+    first, last = chunks_of(segment, cuts, nchunks)
+    rate, bias = rates(A, dt_bias, head)
+    x, dt, B, C = of_head(x, dt, B, C, b, head, group, x_b, x_h, dt_b, B_b, B_g, C_b, C_g)
     y += (b * seqlen * nheads + head) * P
-    if z is not None:
-        z += b * z_b + head * z_h
-    if D is not None:
-        D += head * P if D_ROWS else head
-    p, n = tl.arange(0, WP), tl.arange(0, WN)
-    here = (p < P)[:, None] & (n < N)[None, :]
-    at = (line.to(tl.int64) * P + p)[:, None] * N + n[None, :]  # in initial and final
-    place = (line.to(tl.int64) * WP + p)[:, None] * WN + n[None, :]  # in added, of the first segment
+    z = z if z is None else z + (b * z_b + head * z_h)
+    D = D if D is None else D + head * (P if D_ROWS else 1)
+    at, here = state_tile(line.to(tl.int64) * P, P, N, WP, WN)  # in initial and final
+    place, _ = state_tile(line.to(tl.int64) * WP, WP, WN, WP, WN)  # in added, of the first segment
     step = lines.to(tl.int64) * WP * WN
 
     cut = False
@@ -129,58 +184,26 @@ def walk(
             gain = state_input(x_tile, d, cum, total)
             state = tl.dot(gain, b_tile, state * tl.exp2(total), input_precision=EXACT)  # 3, 4: (P, N)
             left += total
-        tl.store(added + segment * step + place, state)
-        tl.store(decays + ticket, tl.where(cut, -1.0, tl.exp2(left)))
-        tl.debug_barrier()  # all threads' stores before one thread's release
-        tl.atomic_xchg(flags + segment * lines, epoch, sem="release")
+        publish(state, cut, left, epoch, added + segment * step + place, decays, ticket, flags, segment * lines)
 
-    state, weight, before = tl.zeros((WP, WN), tl.float32), 1.0, segment - 1
-    while before >= 0:  # look back
-        while tl.atomic_add(flags + before * lines, 0, sem="acquire") != epoch:
-            pass
-        state += weight * tl.load(added + before * step + place)
-        decay = tl.load(decays + before * lines + line)
-        weight *= decay
-        before = tl.where(decay == -1, -2, before - 1)  # nothing in front of a cut shows
-    if initial is not None:
-        if before == -1:
-            state += weight * tl.load(initial + at, here, other=0).to(tl.float32)
+    state = look_back(segment, added, decays + line, flags, initial, epoch, lines, step, place, at, here, WP, WN)
 
     turn = 1
     while turn > 0:
-        for chunk in range(first, last):  # pass 2
-            start = chunk * Q
-            c_tile = rows(C, start, C_l, seqlen, N, Q, WN)  # (Q, N)
-            b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
-            x_tile = rows(x, start, x_l, seqlen, P, Q, WP)  # (Q, P)
-            raw = dt_tile(dt, start, dt_l, seqlen, Q)
-            d, cum, total = chunk_decay(raw, start, seqlen, rate, bias, low, high, SOFTPLUS, Q)  # 1
-            acc = tl.dot(c_tile, tl.trans(state.to(c_tile.dtype)), input_precision=EXACT) * tl.exp2(cum)[:, None]
-            cb = tl.dot(c_tile, tl.trans(b_tile), input_precision=EXACT)  # 2: (Q, Q)
-            acc = product(triangle(cb, d, cum, Q), x_tile, acc, Q)  # 5: (Q, P)
-            gain = state_input(x_tile, d, cum, total)
-            state = tl.dot(gain, b_tile, state * tl.exp2(total), input_precision=EXACT)  # 3, 4: (P, N)
-            finish(y, acc, x_tile, D, z, start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP)
+        state = walk_chunks(  # pass 2
+            state, first, last, x, dt, B, C, D, z, y, seqlen, rate, bias, low, high,
+            x_l, dt_l, B_l, C_l, nheads * P, z_l, P, N, WP, WN, Q, SOFTPLUS, D_ROWS,
+        )  # fmt: skip
         if final is not None:
             if last == nchunks:
                 tl.store(final + at, state, here)
-        again = 0
         if STOP > 0:
-            if (turn == 1) & (cuts > 1):
-                wrong = 0
-                if cut:
-                    wrong = far_apart(state, tl.load(added + segment * step + place))
-                tl.debug_barrier()
-                others = tl.atomic_add(finished, 1 + wrong * 65536, sem="acq_rel").to(tl.int32)
-                if others % 65536 == cuts - 1:  # the last of this line
-                    tl.atomic_xchg(finished, 0, sem="relaxed")
-                    if others // 65536 + wrong > 0:
-                        again, last = 2, nchunks
-                        first = 0
-                        state = tl.zeros((WP, WN), tl.float32)
-                        if initial is not None:
-                            state = tl.load(initial + at, here, other=0).to(tl.float32)
-        turn = again
+            turn, first, last, state = settle(
+                turn, first, last, state, cut, added + segment * step, place, finished, cuts, nchunks,
+                initial, at, here, WP, WN,
+            )  # fmt: skip
+        else:
+            turn = 0
 
 
 def fused_segments(

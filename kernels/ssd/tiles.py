@@ -15,6 +15,39 @@ LONGEST = tl.constexpr(-200.0)  # step of a sum: 2**-200 is 0; see chunk_cumsum.
 
 
 @triton.jit
+def of_head(x, dt, B, C, b, head, group, x_b, x_h, dt_b, B_b, B_g, C_b, C_g, column=0):
+    """Where x, dt, B and C of one head of sequence b begin, and x at a column."""
+    x += b * x_b + head * x_h + column
+    dt += b * dt_b + head
+    B += b * B_b + group * B_g
+    C += b * C_b + group * C_g
+    return x, dt, B, C
+
+
+@triton.jit
+def rates(A, dt_bias, head):
+    """Of a head: log2 of the decay for a dt of 1, and what is added to its dt."""
+    bias = 0.0 if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
+    return tl.load(A + head) * LOG2_E, bias
+
+
+@triton.jit
+def state_tile(row, ROWS: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr):
+    """Where a state of (ROWS, N) lies whose first row is `row`, and which elements of a tile (WP, WN) it has."""
+    p, n = tl.arange(0, WP), tl.arange(0, WN)
+    return (row + p)[:, None] * N + n[None, :], (p < ROWS)[:, None] & (n < N)[None, :]
+
+
+@triton.jit
+def first_state(initial, at, here, WP: tl.constexpr, WN: tl.constexpr):
+    """The state before the first token: (WP, WN)."""
+    state = tl.zeros((WP, WN), tl.float32)
+    if initial is not None:
+        state = tl.load(initial + at, here, other=0).to(tl.float32)
+    return state
+
+
+@triton.jit
 def rows(base, start, stride: tl.constexpr, seqlen, COLUMNS: tl.constexpr, Q: tl.constexpr, WIDTH: tl.constexpr):
     """Tokens `start` and on of one head or group: (Q, WIDTH), with zeros outside. The offset takes 64 bits."""
     t, c = tl.arange(0, Q), tl.arange(0, WIDTH)

@@ -10,15 +10,25 @@ Ahead. A loop's loads fly ahead of it (cp.async) where Triton can tell that they
 C, but not x and dt, which a program waited for from device memory in each chunk. Here they are loaded a chunk ahead,
 into 17 registers a thread. And what needs only dt comes before B and C, while these are on their way.
 
-Moved, launched and ordered as rung 4.
+All else is rung 4's, and is imported from there. Moved, launched and ordered as rung 4.
 """
 
 import triton
 import triton.language as tl
 
 from kernels.ssd.calls import prepare
-from kernels.ssd.segments import STOP, chunks_that_count, far_apart, run_segments
-from kernels.ssd.tiles import EXACT, LOG2_E, chunk_decay_once, dt_tile, finish, product, rows, state_input, triangle
+from kernels.ssd.registers import through_chunk
+from kernels.ssd.segments import (
+    STOP,
+    chunks_of,
+    chunks_that_count,
+    look_back,
+    publish,
+    run_segments,
+    settle,
+    take_ticket,
+)
+from kernels.ssd.tiles import EXACT, chunk_decay_once, dt_tile, of_head, rates, rows, state_input, state_tile
 
 
 @triton.jit
@@ -29,34 +39,21 @@ def tuned(
     nheads: tl.constexpr, P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
     SOFTPLUS: tl.constexpr, D_ROWS: tl.constexpr, STOP: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """cuts: segments of a sequence. A line is one head of one sequence. counters (64-bit words): epoch and ticket in
-    one; then for each line how many of its programs have finished; then the flags (segment, line)."""
+    """Takes what kernels.ssd.segments.walk takes."""
     lines = batch * nheads
-    taken = tl.atomic_add(counters, 1, sem="relaxed")
-    ticket, epoch = (taken & 0xFFFFFFFF).to(tl.int32), (taken >> 32) + 1
-    if ticket == cuts * lines - 1:  # nobody else takes one in this launch
-        tl.atomic_xchg(counters, epoch << 32, sem="relaxed")
+    ticket, epoch = take_ticket(counters, cuts * lines)
     line, segment = ticket % lines, ticket // lines
     finished, flags = counters + 1 + line, counters + 1 + lines + line
     b, head = (line // nheads).to(tl.int64), (line % nheads).to(tl.int64)
     group, nchunks = head // (nheads // ngroups), tl.cdiv(seqlen, Q)
-    first = (nchunks.to(tl.int64) * segment // cuts).to(tl.int32)
-    last = (nchunks.to(tl.int64) * (segment + 1) // cuts).to(tl.int32)
-    bias = 0.0 if dt_bias is None else tl.load(dt_bias + head).to(tl.float32)
-    rate = tl.load(A + head) * LOG2_E
-    x += b * x_b + head * x_h
-    dt += b * dt_b + head
-    B += b * B_b + group * B_g
-    C += b * C_b + group * C_g
+    first, last = chunks_of(segment, cuts, nchunks)
+    rate, bias = rates(A, dt_bias, head)
+    x, dt, B, C = of_head(x, dt, B, C, b, head, group, x_b, x_h, dt_b, B_b, B_g, C_b, C_g)
     y += (b * seqlen * nheads + head) * P
-    if z is not None:
-        z += b * z_b + head * z_h
-    if D is not None:
-        D += head * P if D_ROWS else head
-    p, n = tl.arange(0, WP), tl.arange(0, WN)
-    here = (p < P)[:, None] & (n < N)[None, :]
-    at = (line.to(tl.int64) * P + p)[:, None] * N + n[None, :]  # in initial and final
-    place = (line.to(tl.int64) * WP + p)[:, None] * WN + n[None, :]  # in added, of the first segment
+    z = z if z is None else z + (b * z_b + head * z_h)
+    D = D if D is None else D + head * (P if D_ROWS else 1)
+    at, here = state_tile(line.to(tl.int64) * P, P, N, WP, WN)  # in initial and final
+    place, _ = state_tile(line.to(tl.int64) * WP, WP, WN, WP, WN)  # in added, of the first segment
     step = lines.to(tl.int64) * WP * WN
 
     cut = False
@@ -77,22 +74,9 @@ def tuned(
             b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
             state = tl.dot(gain, b_tile, state * tl.exp2(total), input_precision=EXACT)  # 3, 4: (P, N)
             left += total
-        tl.store(added + segment * step + place, state)
-        tl.store(decays + ticket, tl.where(cut, -1.0, tl.exp2(left)))
-        tl.debug_barrier()  # all threads' stores before one thread's release
-        tl.atomic_xchg(flags + segment * lines, epoch, sem="release")
+        publish(state, cut, left, epoch, added + segment * step + place, decays, ticket, flags, segment * lines)
 
-    state, weight, before = tl.zeros((WP, WN), tl.float32), 1.0, segment - 1
-    while before >= 0:  # look back
-        while tl.atomic_add(flags + before * lines, 0, sem="acquire") != epoch:
-            pass
-        state += weight * tl.load(added + before * step + place)
-        decay = tl.load(decays + before * lines + line)
-        weight *= decay
-        before = tl.where(decay == -1, -2, before - 1)  # nothing in front of a cut shows
-    if initial is not None:
-        if before == -1:
-            state += weight * tl.load(initial + at, here, other=0).to(tl.float32)
+    state = look_back(segment, added, decays + line, flags, initial, epoch, lines, step, place, at, here, WP, WN)
 
     turn = 1
     while turn > 0:
@@ -104,32 +88,19 @@ def tuned(
             d, cum, total = chunk_decay_once(raw, start, seqlen, rate, bias, low, high, SOFTPLUS, Q)  # 1
             c_tile = rows(C, start, C_l, seqlen, N, Q, WN)  # (Q, N)
             b_tile = rows(B, start, B_l, seqlen, N, Q, WN)  # (Q, N)
-            acc = tl.dot(c_tile, tl.trans(state.to(c_tile.dtype)), input_precision=EXACT) * tl.exp2(cum)[:, None]
-            cb = tl.dot(c_tile, tl.trans(b_tile), input_precision=EXACT)  # 2: (Q, Q)
-            acc = product(triangle(cb, d, cum, Q), x_tile, acc, Q)  # 5: (Q, P)
-            gain = state_input(x_tile, d, cum, total)
-            state = tl.dot(gain, b_tile, state * tl.exp2(total), input_precision=EXACT)  # 3, 4: (P, N)
-            finish(y, acc, x_tile, D, z, start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP)
+            state = through_chunk(
+                state, c_tile, b_tile, x_tile, d, cum, total, y, D, z, start, seqlen, nheads * P, z_l, D_ROWS, P, Q, WP
+            )
         if final is not None:
             if last == nchunks:
                 tl.store(final + at, state, here)
-        again = 0
         if STOP > 0:
-            if (turn == 1) & (cuts > 1):
-                wrong = 0
-                if cut:
-                    wrong = far_apart(state, tl.load(added + segment * step + place))
-                tl.debug_barrier()
-                others = tl.atomic_add(finished, 1 + wrong * 65536, sem="acq_rel").to(tl.int32)
-                if others % 65536 == cuts - 1:  # the last of this line
-                    tl.atomic_xchg(finished, 0, sem="relaxed")
-                    if others // 65536 + wrong > 0:
-                        again, last = 2, nchunks
-                        first = 0
-                        state = tl.zeros((WP, WN), tl.float32)
-                        if initial is not None:
-                            state = tl.load(initial + at, here, other=0).to(tl.float32)
-        turn = again
+            turn, first, last, state = settle(
+                turn, first, last, state, cut, added + segment * step, place, finished, cuts, nchunks,
+                initial, at, here, WP, WN,
+            )  # fmt: skip
+        else:
+            turn = 0
 
 
 def fused_tuned(
