@@ -239,3 +239,11 @@ def test_mamba_ssm_gets_our_arguments(monkeypatch):
     (call,) = peers.calls([{"x": 1, "dt_softplus": True}], 128)
     call()
     assert seen == [{"x": 1, "dt_softplus": True, "chunk_size": 128}]
+
+
+def test_a_peer_is_not_called_where_its_offsets_overflow(capsys):
+    """Of the 2.7B layer: 2**31 / (80 * 64 * 128) chunks are 3,276."""
+    assert peers.within_32_bits(3276 * 64, 80, 64, 128, 64) and peers.within_32_bits(1 << 18, 80, 64, 128, 128)
+    assert capsys.readouterr().out == ""
+    assert not peers.within_32_bits(3276 * 64 + 1, 80, 64, 128, 64)
+    assert "in chunks of 64 are left out" in capsys.readouterr().out

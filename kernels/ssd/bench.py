@@ -293,7 +293,8 @@ def prefill(case, seconds):
     if peers.mamba() is not None:
         if not case.other and not case.slow and seqlen in TUNED_AT:
             peers.tune_anew()
-        sizes = PEER_CHUNKS[1:] if case.other else PEER_CHUNKS
+        sizes = [q for q in PEER_CHUNKS if not (case.other and q == 64)]
+        sizes = [q for q in sizes if peers.within_32_bits(seqlen, shape.nheads, shape.headdim, shape.dstate, q)]
         modes = {f"chunk {q}": functools.partial(peers.calls, every, q) for q in sizes}
         rows += peer_rows([("mamba_ssm", modes)], **facts)
     return ladder_of(case.title, rows, seconds)

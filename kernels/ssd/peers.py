@@ -2,6 +2,7 @@
 
     mamba()                         mamba_ssm's mamba_chunk_scan_combined, or None with a printed sentence, said once
     calls(inputs, chunk_size)       of it, one for each dict of inputs
+    within_32_bits(sizes)           whether its kernels can address the states of all chunks
     compile_part(call, chunk, part) compile a part of what it may choose between
     tune_anew()                     make its next call tune again
     layer()                         the modules of mamba_ssm's layer, which calls mamba_chunk_scan_combined by name
@@ -26,6 +27,15 @@ PARTS = ("_bmm_chunk_fwd_kernel", "_chunk_state_fwd_kernel", "_chunk_scan_fwd_ke
 def mamba():
     """mamba_ssm's mamba_chunk_scan_combined, or None."""
     return None if _module() is None else _module().mamba_chunk_scan_combined
+
+
+def within_32_bits(seqlen, nheads, headdim, dstate, chunk_size):
+    """Whether all states of a sequence have offsets within 32 bits: mamba_ssm's kernels compute them so. Beyond, they
+    read where nothing is, and the whole process loses the card: it is said, and not tried."""
+    fits = -(-seqlen // chunk_size) * nheads * headdim * dstate < 1 << 31
+    if not fits:
+        print(f"mamba_ssm: {seqlen} tokens in chunks of {chunk_size} are left out: its offsets have 32 bits")
+    return fits
 
 
 @functools.cache
