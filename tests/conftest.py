@@ -1,9 +1,53 @@
-"""What the tests of every chapter's exercises share.
+"""What the tests of every chapter's exercises share, and how the whole suite shares two cores.
 
 exercise_tools is imported where it is used: it needs nbformat, and the GPU tests must run where there is no Jupyter.
 """
 
+import gc
+import os
+
 import pytest
+
+# The files that take longest, longest first, by processor time. pytest-xdist hands out whole files in the order in
+# which they were collected: one of these begun last would leave the other core without work.
+LONGEST = """
+tests/test_simt_fuzz.py tests/test_ssd_fused.py notebooks/02_cpu_matmul.ipynb tests/test_kv_cache.py
+tests/test_attention_decode.py tests/test_ssd_rungs.py tests/test_exercises_cpu_matmul.py tests/test_ssd_five.py
+tests/test_gemv.py tests/test_exercises_first_cuda_kernel.py tests/test_exercises_flash_decoding.py
+tests/test_attention_rungs.py tests/test_fusion.py tests/test_simt_hopper.py notebooks/05_fusion.ipynb
+notebooks/04_warp_gemv.ipynb notebooks/09_kv_quantization.ipynb notebooks/11_ssd_math.ipynb
+notebooks/08_flash_decoding.ipynb tests/test_exercises_attention_mix.py tests/test_exercises_warp_gemv.py
+notebooks/07_attention_mix.ipynb notebooks/01_roofline.ipynb notebooks/13_fused_ssd.ipynb
+tests/test_lab_interpreter.py tests/test_house.py tests/test_exercises_kv_quantization.py
+tests/test_exercises_fusion.py tests/test_attention_bench.py
+""".split()
+
+# One thread for PyTorch and NumPy in each of pytest's processes: the tensors are small, and threads that wait for
+# each other only burn the cores. Both read this as they are imported; notebooks' kernels get the machine as it is.
+THREADS = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+os.environ.update(dict.fromkeys(THREADS, "1"))
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # pytest-xdist's own order is by the number of tests
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(rank)))
+
+
+def pytest_collection_finish(session):
+    for name, value in THREADS.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    # What is loaded now stays, and so does most of what is compiled later: hardly ever walk through it all.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="module")
