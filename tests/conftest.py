@@ -22,15 +22,21 @@ tests/test_lab_interpreter.py tests/test_house.py tests/test_exercises_kv_quanti
 tests/test_exercises_fusion.py tests/test_attention_bench.py
 """.split()
 
-# One thread for PyTorch and NumPy in each of pytest's processes: the tensors are small, and threads that wait for
-# each other only burn the cores. Both read this as they are imported; notebooks' kernels get the machine as it is.
-THREADS = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-os.environ.update(dict.fromkeys(THREADS, "1"))
+# What PyTorch and NumPy read as they are imported: how many threads they may use.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_before = {}
 
 
 def pytest_configure(config):
-    if hasattr(config.option, "loadscopereorder"):
-        config.option.loadscopereorder = False  # pytest-xdist's own order is by the number of tests
+    """One thread for PyTorch and NumPy where tests run: their tensors are small, and threads that wait for each other
+    only burn the cores. pytest_collection_finish gives what is started later, such as notebooks' kernels, the machine
+    as it is."""
+    if getattr(config.option, "numprocesses", None):  # the process that hands out files, and starts the others
+        config.option.loadscopereorder = False  # its own order is by the number of tests
+    else:
+        _before.update({name: os.environ.get(name) for name in THREADS})
+        os.environ.update(dict.fromkeys(THREADS, "1"))
+        gc.set_threshold(50_000, 20, 20)  # most of what is imported and compiled stays: seldom walk through it
 
 
 def pytest_collection_modifyitems(items):
@@ -39,15 +45,12 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
-    for name, value in THREADS.items():
-        if value is None:
-            del os.environ[name]
-        else:
+    for name, value in _before.items():
+        os.environ.pop(name)
+        if value is not None:
             os.environ[name] = value
-    # What is loaded now stays, and so does most of what is compiled later: hardly ever walk through it all.
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.freeze()  # what is loaded now stays: never walk through it again
 
 
 @pytest.fixture(scope="module")
