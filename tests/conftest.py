@@ -53,6 +53,10 @@ def pytest_collection_finish(session):
     gc.freeze()  # what is loaded now stays: never walk through it again
 
 
+def pytest_unconfigure(config):
+    gc.unfreeze()  # or Triton's bindings take what they find at the end for lost
+
+
 @pytest.fixture(scope="module")
 def solutions(request):
     """What the solved notebook defines. The test module's NAME, or its TestExercises' name, says which one."""
