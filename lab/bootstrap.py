@@ -269,7 +269,8 @@ def install(root, *options):
     for info in glob.glob(os.path.join(glob.escape(root), ".venv", "lib*", "python*", "site-packages", "*.dist-info")):
         if not os.path.exists(os.path.join(info, "RECORD")):
             shutil.rmtree(info, ignore_errors=True)
-    pip(root, "install", "-e", ".[test]", *options)
+    # Python compiles what is imported; of all that comes along, most never is.
+    pip(root, "install", "--no-compile", "-e", ".[test]", *options)
 
 
 def complete(root, pins=False):

@@ -1,9 +1,60 @@
-"""What the tests of every chapter's exercises share.
+"""What the tests of every chapter's exercises share, and how the whole suite shares two cores.
 
 exercise_tools is imported where it is used: it needs nbformat, and the GPU tests must run where there is no Jupyter.
 """
 
+import gc
+import os
+
 import pytest
+
+# The files that take longest, longest first, by processor time. pytest-xdist hands out whole files in the order in
+# which they were collected: one of these begun last would leave the other core without work.
+LONGEST = """
+tests/test_simt_fuzz.py tests/test_ssd_fused.py notebooks/02_cpu_matmul.ipynb tests/test_kv_cache.py
+tests/test_attention_decode.py tests/test_ssd_rungs.py tests/test_exercises_cpu_matmul.py tests/test_ssd_five.py
+tests/test_gemv.py tests/test_exercises_first_cuda_kernel.py tests/test_exercises_flash_decoding.py
+tests/test_attention_rungs.py tests/test_fusion.py tests/test_simt_hopper.py notebooks/05_fusion.ipynb
+notebooks/04_warp_gemv.ipynb notebooks/09_kv_quantization.ipynb notebooks/11_ssd_math.ipynb
+notebooks/08_flash_decoding.ipynb tests/test_exercises_attention_mix.py tests/test_exercises_warp_gemv.py
+notebooks/07_attention_mix.ipynb notebooks/01_roofline.ipynb notebooks/13_fused_ssd.ipynb
+tests/test_lab_interpreter.py tests/test_house.py tests/test_exercises_kv_quantization.py
+tests/test_exercises_fusion.py tests/test_attention_bench.py
+""".split()
+
+# What PyTorch and NumPy read as they are imported: how many threads they may use.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_before = {}
+
+
+def pytest_configure(config):
+    """One thread for PyTorch and NumPy where tests run: their tensors are small, and threads that wait for each other
+    only burn the cores. pytest_collection_finish gives what is started later, such as notebooks' kernels, the machine
+    as it is."""
+    if getattr(config.option, "numprocesses", None):  # the process that hands out files, and starts the others
+        config.option.loadscopereorder = False  # its own order is by the number of tests
+    else:
+        _before.update({name: os.environ.get(name) for name in THREADS})
+        os.environ.update(dict.fromkeys(THREADS, "1"))
+        gc.set_threshold(50_000, 20, 20)  # most of what is imported and compiled stays: seldom walk through it
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: n for n, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(rank)))
+
+
+def pytest_collection_finish(session):
+    for name, value in _before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
+    gc.collect()
+    gc.freeze()  # what is loaded now stays: never walk through it again
+
+
+def pytest_unconfigure(config):
+    gc.unfreeze()  # or Triton's bindings take what they find at the end for lost
 
 
 @pytest.fixture(scope="module")

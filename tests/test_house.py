@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import LONGEST
 
 from lab import bootstrap
 
@@ -92,6 +93,11 @@ def test_ruff_finds_nothing():
     for command in (["check", "--output-format=concise"], ["format", "--check"]):
         run = subprocess.run([sys.executable, "-m", "ruff", *command], cwd=ROOT, capture_output=True, text=True)
         assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_files_that_begin_first_are_there():
+    missing = [name for name in LONGEST if not (ROOT / name).is_file()]
+    assert LONGEST and not missing and len(set(LONGEST)) == len(LONGEST)
 
 
 def test_gpu_tests_and_benchmarks_need_no_jupyter():
