@@ -238,3 +238,11 @@ def test_an_exercise_is_solved(page, server, course):
     until(lambda: "passed: " in verdict.inner_text(), 60, "the check to pass")
     after = {cell["id"]: cell for cell in notebook.save()["cells"]}
     assert "".join(after["ex1-code"]["source"]) == answer
+
+
+def test_a_word_leads_to_its_entry_in_the_glossary(page, server, course):
+    notebook = Notebook(page, server, course, "notebooks/01_roofline")
+    notebook.scroll_to("a[href*='#roofline']").click()
+    entry = page.locator(".jp-MarkdownViewer p:has-text('roof, roofline')")
+    entry.wait_for(timeout=30_000)
+    until(lambda: 0 < (entry.bounding_box() or {"y": 0})["y"] < 900, 10, "the entry to be in view")
