@@ -328,7 +328,7 @@ def test_latest_has_a_venv_of_its_own_and_asks_for_the_newest_each_time(pipless,
     monkeypatch.setattr(bootstrap, "VENV", ".venv")  # put back after the test
     for _ in range(2):
         assert bootstrap.main(["--for", "test-latest", "--latest"]) == 0
-    assert asked == [("install", "-e", ".[test]", *bootstrap.NEWEST)] * 2
+    assert len(asked) == 2 and all(set(bootstrap.NEWEST) < set(args) and "-c" not in args for args in asked)
     assert f"other than in constraints.txt: torch 99.1 (pinned: {pins()['torch']})" in capsys.readouterr().out
     assert (copy / ".venv-latest").exists() and not (copy / ".venv").exists()
 
