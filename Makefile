@@ -8,18 +8,23 @@ ARGS ?=
 # Jupyter refuses to run as root (as in a container) unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help lab test bench notebooks lint pins clean
+# Two processes; loadfile keeps the cells of one notebook together and in order.
+SUITE := -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+
+.PHONY: help lab test bench notebooks lint browser-test test-latest pins clean
 
 help:
-	@echo 'make lab        open the course in JupyterLab (the first time: make .venv and install)'
-	@echo 'make test       run every test, notebooks included'
-	@echo 'make bench      measure every kernel on this machine'
+	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
+	@echo 'make test          run every test, notebooks included'
+	@echo 'make bench         measure every kernel on this machine'
 	@echo
 	@echo 'for authors:'
-	@echo 'make notebooks  write exercises/ from solutions/, then run all notebooks and store their outputs'
-	@echo 'make lint       check style and layout with ruff'
-	@echo 'make pins       upgrade everything, write constraints.txt, test'
-	@echo 'make clean      remove .venv, caches and everything built'
+	@echo 'make notebooks     write exercises/ from solutions/, then run all notebooks and store their outputs'
+	@echo 'make lint          check style and layout with ruff'
+	@echo 'make browser-test  use three chapters and an exercise in JupyterLab, in a browser'
+	@echo 'make test-latest   run the tests with the newest version of everything, in .venv-latest'
+	@echo 'make pins          upgrade everything, write constraints.txt, test'
+	@echo 'make clean         remove .venv, .venv-latest, caches and everything built'
 	@echo
 	@echo 'ARGS="..." is passed on, as in  make lab ARGS=--no-browser  or  make test ARGS="-k gemv"'
 	@echo 'PYTHON=... names the Python to use, 3.11 or newer'
@@ -45,10 +50,9 @@ lab:
 	$(call ready,lab)
 	$(PY) -m jupyterlab $(AS_ROOT) --LabApp.default_url=/lab/tree/notebooks/01_roofline.ipynb $(ARGS)
 
-# Two processes; loadfile keeps the cells of one notebook together and in order.
 test:
 	$(call ready,test)
-	$(PY) -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300 $(ARGS)
+	$(PY) $(SUITE) $(ARGS)
 
 bench:
 	$(call ready,bench)
@@ -65,11 +69,22 @@ lint:
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+# Playwright drives the Chromium of the machine. Where one of the two is not to be had, the tests are skipped and say why.
+browser-test:
+	$(call ready,browser-test)
+	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints.txt -e '.[browser]' || true
+	$(PY) -m pytest tests/browser.py $(ARGS)
+
+# No constraints: whatever pyproject.toml allows, as new as pip finds it today.
+test-latest:
+	$(call ready,test-latest,--latest)
+	.venv-latest/bin/python $(SUITE) $(ARGS)
+
 pins:
 	$(call ready,pins,--pins)
 	$(MAKE) test
 
 clean:
-	rm -rf .venv .venv.lock .build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-latest .venv.lock .build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

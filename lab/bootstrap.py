@@ -1,6 +1,7 @@
 """Make .venv complete: `make lab`, `make test` and the others run this first.
 
     python3 lab/bootstrap.py --for lab
+    python3 lab/bootstrap.py --for test-latest --latest    .venv-latest, with the newest of everything
 
 It looks before it leaps: Python, C compiler, a folder that can be written, disk space. Then it makes .venv,
 installs the course and its dependencies there, and leaves a stamp, so that the next run has nothing to do.
@@ -30,6 +31,7 @@ import subprocess
 import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = ".venv"  # main() changes it for --latest
 NEEDED = (3, 11)
 GB = 10**9
 # On Linux pip takes the PyTorch that brings CUDA along, with or without a GPU: .venv then takes about 8 GB, else 2.3.
@@ -126,7 +128,7 @@ def free_bytes(folder):
 def check_disk(root, needed, free=free_bytes):
     if free(root) < needed:
         raise Stop(
-            f"expected {needed / GB:.0f} GB of free disk space for .venv and found {free(root) / GB:.1f} GB "
+            f"expected {needed / GB:.0f} GB of free disk space for {VENV} and found {free(root) / GB:.1f} GB "
             f"at {root}: make room, or move the course to a larger disk"
         )
 
@@ -147,11 +149,11 @@ def check_venv_module():
 
 
 def venv_python(root):
-    return os.path.join(root, ".venv", *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")))
+    return os.path.join(root, VENV, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")))
 
 
 def stamp_file(root):
-    return os.path.join(root, ".venv", "course.json")
+    return os.path.join(root, VENV, "course.json")
 
 
 def read_stamp(root):
@@ -164,7 +166,7 @@ def read_stamp(root):
 
 
 def write_stamp(root, installed):
-    """Say in .venv where and by which Python it was made, and what is installed (None: not finished)."""
+    """Say in VENV where and by which Python it was made, and what is installed (None: not finished)."""
     stamp = {"root": root, "machine": platform.machine(), "python": list(sys.version_info[:2])}
     with open(stamp_file(root) + ".new", "w", encoding="utf-8") as f:
         json.dump(dict(stamp, installed=installed), f)
@@ -172,7 +174,7 @@ def write_stamp(root, installed):
 
 
 def wanted(root):
-    """What .venv must hold, as a hash: a stamp with another one means that pip has work to do."""
+    """What VENV must hold, as a hash: a stamp with another one means that pip has work to do."""
     # The packages too: one that was not there at the last install cannot be imported from a notebook.
     packages = glob.glob(os.path.join(glob.escape(root), "*", "__init__.py"))
     h = hashlib.sha256(" ".join(sorted(os.path.relpath(p, root) for p in packages)).encode())
@@ -188,25 +190,27 @@ def wanted(root):
 
 
 def why_anew(root):
-    """Why .venv must be made, or made anew; None where it can be used."""
-    if not os.path.lexists(os.path.join(root, ".venv")):
-        return "making .venv"
+    """Why VENV must be made, or made anew; None where it can be used."""
+    if not os.path.lexists(os.path.join(root, VENV)):
+        return f"making {VENV}"
     stamp = read_stamp(root)
     if not stamp:
-        return "making .venv anew: it was not made by this command, or not finished"
+        return f"making {VENV} anew: it was not made by this command, or not finished"
     if stamp.get("root") != root or stamp.get("machine") != platform.machine():
-        return "making .venv anew: it was made in another place"
+        return f"making {VENV} anew: it was made in another place"
     if stamp.get("python") != list(sys.version_info[:2]):
-        return "making .venv anew: it was made by another Python than {}.{}".format(*sys.version_info[:2])
+        return f"making {VENV} anew: it was made by another Python than {sys.version_info[0]}.{sys.version_info[1]}"
     runs = [venv_python(root), "-c", "import sys; sys.exit(sys.prefix == sys.base_prefix)"]
     try:
         broken = subprocess.call(runs, env=clean_env(), stderr=subprocess.DEVNULL) != 0
     except OSError:
         broken = True
-    return "making .venv anew: its Python is gone" if broken else None
+    return f"making {VENV} anew: its Python is gone" if broken else None
 
 
 # Leap: make .venv and fill it.
+
+NEWEST = ["--upgrade", "--upgrade-strategy", "eager"]
 
 
 @contextlib.contextmanager
@@ -221,7 +225,7 @@ def only_one(root):
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another make is setting up .venv: waiting for it")
+            say("another make is installing: waiting for it")
             fcntl.flock(f, fcntl.LOCK_EX)
         except OSError:  # a file system without locks: go without
             pass
@@ -234,7 +238,7 @@ def say(text):
 
 
 def clean_env():
-    """The environment without what would let packages from elsewhere into .venv, or send them elsewhere."""
+    """The environment without what would let packages from elsewhere into VENV, or send them elsewhere."""
     leads_astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
     env = {name: value for name, value in os.environ.items() if name not in leads_astray}
     return dict(env, PIP_USER="0", PIP_DISABLE_PIP_VERSION_CHECK="1", PYTHONNOUSERSITE="1")
@@ -243,11 +247,11 @@ def clean_env():
 def make_venv(root):
     # Not sys.executable: where .venv is activated that is .venv's own Python, which is about to be removed.
     python = getattr(sys, "_base_executable", None) or sys.executable
-    code = subprocess.call([python, "-m", "venv", "--clear", os.path.join(root, ".venv")], env=clean_env())
+    code = subprocess.call([python, "-m", "venv", "--clear", os.path.join(root, VENV)], env=clean_env())
     if code:
         raise Stop(
-            f"expected `{python} -m venv .venv` to work and it ended with status {code} (its message is "
-            "above): remove .venv if it is there, and see that Python's venv module is complete"
+            f"expected `{python} -m venv {VENV}` to work and it ended with status {code} (its message is "
+            f"above): remove {VENV} if it is there, and see that Python's venv module is complete"
         )
     write_stamp(root, None)
 
@@ -266,21 +270,21 @@ def pip(root, *args):
 def install(root, *options):
     write_stamp(root, None)  # until pip is through
     # A killed pip leaves packages without RECORD, their list of files, and then takes them for installed.
-    for info in glob.glob(os.path.join(glob.escape(root), ".venv", "lib*", "python*", "site-packages", "*.dist-info")):
+    for info in glob.glob(os.path.join(glob.escape(root), VENV, "lib*", "python*", "site-packages", "*.dist-info")):
         if not os.path.exists(os.path.join(info, "RECORD")):
             shutil.rmtree(info, ignore_errors=True)
     # Python compiles what is imported; of all that comes along, most never is.
     pip(root, "install", "--no-compile", "-e", ".[test]", *options)
 
 
-def complete(root, pins=False):
-    """Look, then make .venv what it should be. Quick where it already is."""
+def complete(root, pins=False, latest=False):
+    """Look, then make VENV what it should be. Quick where it already is; with `latest`, asks pip each time."""
     check_python()
     check_compiler()
     check_writable(root)
     with only_one(root):
         why = why_anew(root)
-        if not why and not pins and read_stamp(root).get("installed") == wanted(root):
+        if not why and not pins and not latest and read_stamp(root).get("installed") == wanted(root):
             return
         if why:
             check_venv_module()
@@ -289,20 +293,38 @@ def complete(root, pins=False):
             make_venv(root)
         if pins:
             renew_pins(root)
-        say("installing the course's dependencies into .venv: this takes a few minutes, once")
+        say(f"installing the course's dependencies into {VENV}: this takes a few minutes, once")
         key = wanted(root)
-        install(root, "-c", "constraints.txt")
+        install(root, *(NEWEST if latest else ["-c", "constraints.txt"]))
         write_stamp(root, key)
+        if latest:
+            say("other than in constraints.txt: " + (", ".join(differences(root)) or "nothing"))
+
+
+def pinned(text):
+    """{package: version} of lines "package==version", without local suffixes such as +cpu."""
+    return dict(re.findall(r"^([\w.-]+)==([^+\s]+)", text, re.M))
+
+
+def installed(root):
+    """{package: version} of what is in VENV, the course itself aside."""
+    freeze = [venv_python(root), "-m", "pip", "freeze", "--exclude-editable"]
+    return pinned(subprocess.check_output(freeze, cwd=root, env=clean_env()).decode())
+
+
+def differences(root):
+    """What VENV has in another version than constraints.txt, as "torch 2.14.0 (pinned: 2.13.0)"."""
+    with open(os.path.join(root, "constraints.txt"), encoding="utf-8") as f:
+        pins = pinned(f.read())
+    return [f"{p} {v} (pinned: {pins[p]})" for p, v in installed(root).items() if pins.get(p, v) != v]
 
 
 def renew_pins(root):
     """For authors: upgrade everything that pyproject.toml allows, and write down what came."""
-    install(root, "--upgrade", "--upgrade-strategy", "eager")
-    freeze = [venv_python(root), "-m", "pip", "freeze", "--exclude-editable"]
-    listed = subprocess.check_output(freeze, cwd=root, env=clean_env()).decode()
-    pins = dict(re.findall(r"^([\w.-]+)==([^+\s]+)", listed, re.M))  # without local suffixes such as +cpu
+    install(root, *NEWEST)
+    pins = installed(root)
     # torch's CUDA build asks for one exact Triton, its CPU build for none: take the one that suits both.
-    report = os.path.join(root, ".venv", "torch.json")
+    report = os.path.join(root, VENV, "torch.json")
     ask = ["install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", report]
     pip(root, *ask, f"torch==={pins['torch']}")
     with open(report, encoding="utf-8") as f:
@@ -322,14 +344,18 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description="Make .venv complete.")
     parser.add_argument("--for", dest="target", default="lab", help="the make target this is for")
     parser.add_argument("--pins", action="store_true", help="upgrade everything and write constraints.txt")
+    parser.add_argument("--latest", action="store_true", help="fill .venv-latest, with no constraints")
     args = parser.parse_args(argv)
+    if args.latest:
+        global VENV
+        VENV = ".venv-latest"
     try:
-        complete(ROOT, args.pins)
+        complete(ROOT, args.pins, args.latest)
     except Stop as e:
         sys.stderr.write(f"make {args.target}: {e}\n")
         return 1
     except OSError as e:
-        sys.stderr.write(f"make {args.target}: expected to set up .venv and could not ({e}): see to that and retry\n")
+        sys.stderr.write(f"make {args.target}: expected to set up {VENV} and could not ({e}): see to that and retry\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write(f"\nmake {args.target}: stopped; the same command goes on from here\n")

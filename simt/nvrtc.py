@@ -200,11 +200,21 @@ def _ask(source, options, arch, name):
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(_explain(log or str(status), name, options, folders), log)
         ptx = _content(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0").decode()
+        ptx = re.sub(r"^\s*\.file\s.*$", lambda line: _as_text(line[0]), ptx, flags=re.MULTILINE)
         here = os.getcwd().replace("\\", "/").rstrip("/")
         ptx = ptx.replace(f'"{here}/{name}"', f'"{name}"')  # no folder of this machine before the learner's file
         return ptx, _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _as_text(line):
+    """NVRTC writes each byte of a file's name that is not ASCII as an octal number: ü is \\303\\274."""
+
+    def decoded(octals):
+        return bytes(int(number, 8) for number in octals[0].split("\\")[1:]).decode(errors="replace")
+
+    return re.sub(r"(?:\\[0-7]{3})+", decoded, line)
 
 
 def _explain(log, name, options, folders):

@@ -75,10 +75,10 @@ def test_python_versions_agree():
 
 
 def test_help_lists_every_target():
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {"lab", "test", "bench"} <= set(targets)
-    assert set(re.findall(r"^make (\w+)", said, re.MULTILINE)) == set(targets) - {"help"}
+    assert set(re.findall(r"^make ([\w-]+)", said, re.MULTILINE)) == set(targets) - {"help"}
     assert subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True).stdout == said
 
 
@@ -269,7 +269,7 @@ def pipless(copy, monkeypatch):
     asked = []
 
     def make_venv(root):
-        venv.create(Path(root, ".venv"), clear=True, symlinks=True)
+        venv.create(Path(root, bootstrap.VENV), clear=True, symlinks=True)
         bootstrap.write_stamp(root, None)
 
     monkeypatch.setattr(bootstrap, "make_venv", make_venv)
@@ -318,6 +318,19 @@ def test_a_venv_of_another_python_is_made_anew(pipless, copy, monkeypatch):
     stamp = bootstrap.read_stamp(str(copy))
     monkeypatch.setattr(bootstrap, "read_stamp", lambda root: dict(stamp, python=[3, 9]))
     assert "another Python" in bootstrap.why_anew(str(copy))
+
+
+def test_latest_has_a_venv_of_its_own_and_asks_for_the_newest_each_time(pipless, copy, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(bootstrap, "pip", lambda root, *args: asked.append(args))
+    monkeypatch.setattr(bootstrap, "installed", lambda root: dict(pins(), torch="99.1"))
+    monkeypatch.setattr(bootstrap, "ROOT", str(copy))
+    monkeypatch.setattr(bootstrap, "VENV", ".venv")  # put back after the test
+    for _ in range(2):
+        assert bootstrap.main(["--for", "test-latest", "--latest"]) == 0
+    assert len(asked) == 2 and all(set(bootstrap.NEWEST) < set(args) and "-c" not in args for args in asked)
+    assert f"other than in constraints.txt: torch 99.1 (pinned: {pins()['torch']})" in capsys.readouterr().out
+    assert (copy / ".venv-latest").exists() and not (copy / ".venv").exists()
 
 
 def test_a_killed_install_is_taken_up_again(copy, pipless, monkeypatch):

@@ -931,7 +931,9 @@ def test_a_pipeline_of_threads():
 def test_deadlocks_are_named(body, text):
     with pytest.raises(simt.Deadlock, match=text) as caught:
         phases(body)
-    assert "waits at the mbarrier" in str(caught.value) and "asm volatile" in str(caught.value)
+    assert "waits at the mbarrier" in str(caught.value)
+    # Of a statement of two lines NVRTC 13.5 names the first, NVRTC 13.0 and 13.2 the second.
+    assert "asm volatile" in str(caught.value) or '"r"(parity)' in str(caught.value)
 
 
 def test_bytes_that_nobody_announced():
@@ -946,7 +948,7 @@ def test_bytes_that_nobody_announced():
         ("__shared__ u64 other; arrive(&other);", "has not been initialised"),
         ("if (threadIdx.x == 9) init(&bar, 1);", "is initialised anew; it has been at line"),
         ("__shared__ u64 more; if (threadIdx.x < 3) init(&more, 1);", "several threads of a block initialise"),
-        ("__shared__ u64 more; if (threadIdx.x < 1) init(&more, 0);", "1 to 1048575 arrivals; got 0"),
+        ("__shared__ u64 more; if (threadIdx.x < 1) init(&more, blockIdx.x);", "1 to 1048575 arrivals; got 0"),
         ('asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at(&bar) + 4));', "at a multiple of 8"),
         ('asm volatile("mbarrier.arrive.b64 _, [%0];" :: "l"(y));', "not one of shared memory"),
         ("expect(&bar, 1 << 20);", "would wait for more than"),

@@ -34,6 +34,12 @@ def test_ptx_with_lines_of_the_named_file():
     assert not ptx.endswith("\0")
 
 
+def test_a_folder_beyond_ascii_is_left_out_of_names_too(tmp_path, monkeypatch):
+    (tmp_path / "ü b").mkdir()
+    monkeypatch.chdir(tmp_path / "ü b")
+    assert '.file\t1 "zwölf 2.cu"' in nvrtc.compile_to_ptx(KERNEL, name="zwölf 2.cu")
+
+
 def test_cubin_is_machine_code_for_the_architecture():
     assert nvrtc.compile_to_cubin(KERNEL)[:4] == b"\x7fELF"
     assert nvrtc.compile_to_cubin(KERNEL, arch="sm_80") != nvrtc.compile_to_cubin(KERNEL)
