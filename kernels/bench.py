@@ -19,7 +19,7 @@ from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE / "gemv" / "measured" / "ladder.png"
-GPU_TOPICS = ["gemv", "fusion", "attention", "kv_cache", "ssd"]
+GPU_TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd"]
 TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
 README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")
@@ -28,7 +28,7 @@ README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the ro
 def versions():
     """What the figures depend on besides the sources."""
     found = {"python": platform.python_version(), "compiler": compiler.compiler_version(), "cuda driver": _driver()}
-    peers = "flashinfer-python", "mamba-ssm"
+    peers = "gemlite", "flashinfer-python", "mamba-ssm"
     for package in ("numpy", "torch", "triton", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", *peers):
         try:
             found[package] = importlib.metadata.version(package).split("+")[0]

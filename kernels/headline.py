@@ -26,6 +26,11 @@ CASES = [
     Case("04", "gemv", "GEMV bf16, 14336 × 4096", "rows share x"),
     Case("05", "fusion", "Mistral-7B, feed-forward block, bf16", "2 launches"),
     Case("05", "fusion", "Mistral-7B, decoder layer without attention, bf16", "4 launches"),
+    *(
+        Case("06", "lowbit", f"GEMV, {name}, {shape}", "interleaved, tensor cores")
+        for name in ("int8 per row", "int4 g128", "int2 g128")
+        for shape in ("4096 × 4096", "14336 × 4096")
+    ),
     Case("08", "attention", "decode bf16, batch 1, 4K", "decode"),
     Case("08", "attention", "decode bf16, batch 1, 128K", "decode"),
     Case("08", "attention", "decode bf16, batch 16, 32K", "decode"),

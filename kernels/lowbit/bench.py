@@ -1,0 +1,167 @@
+"""Measure chapter 06 on a GPU: 8-bit weights with a scale for a row, 4 and 2 bits with one for 128 columns.
+
+The shapes of the GEMV ladder, fp16 x: one row of it, and at 4 bits sixteen. Every call finds its weights cold. Each row
+is held against float64 on the card before it is timed and after; ours also on hostile shapes. Beside ours stand the
+course's own 16-bit product, for the speed-up, the peers of peers.py, and a kernel that only reads as many bytes: what a
+plain launch over them costs.
+"""
+
+import contextlib
+import copy
+import functools
+import math
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from kernels import gemv, lowbit
+from kernels.attention import bench
+from kernels.lowbit import RUNGS, peers, work
+from lab import cuda_timing
+from lab.check import Verdict
+
+DEVICE = "cuda"
+SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
+FORMATS = {"int8 per row": (8, None), "int4 g128": (4, 128), "int2 g128": (2, 128)}
+DTYPE = torch.float16
+TOLERANCE = 1e-3  # against the dequantised weights, by the norm: sums are exact to that, x and y are float16
+HOSTILE = [(1, 1), (37, 3), (16, 32), (129, 33), (1009, 9), (7, 112)]  # rows, groups (or units of 128 columns)
+SIXTEEN = tuple(source for rung in gemv.RUNGS[-1:] for source in rung.sources)
+
+
+def ladders(seconds=0.1):
+    """Check, then time, every rung and peer. Returns the Ladders."""
+    cuda_timing.expect_gpu("the ladders of low-bit weights")
+    compile_ahead()
+    return [_cell(*cell, seconds) for cell in _cells()]
+
+
+def _cells():
+    """(format, shape, rows of x) of each ladder."""
+    one = [(name, shape, 1) for name in FORMATS for shape in SHAPES]
+    return [*one, *(("int4 g128", shape, 16) for shape in SHAPES)]
+
+
+def compile_ahead():
+    """Have the peers compile what they want, on all cores, in processes of their own: one after another would take
+    minutes. It is kept on disk. What fails here is compiled later, and fails there."""
+
+    def apart(number):
+        command = [sys.executable, "-m", "kernels.lowbit.bench", str(number)]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=90)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(apart, range(len(_cells()))))
+
+
+def _call_peers(number):
+    """Call each peer of a ladder once, in each of its modes."""
+    W, x, Wq = _inputs(*_cells()[number])
+    for _, modes, _, _ in peers.families(W, Wq, x, 1):
+        for make in modes.values():
+            with contextlib.suppress(Exception):  # a mode that refuses: the ladder says so
+                make()[0]()
+
+
+def _inputs(name, shape, m):
+    """W (rows, cols), x (m, cols), and W quantised."""
+    W = (torch.randn(shape, device=DEVICE) / math.sqrt(shape[1])).to(DTYPE)
+    return W, torch.randn(m, shape[1], device=DEVICE).to(DTYPE), lowbit.quantize(W, *FORMATS[name])
+
+
+def title_of(name, shape, m=1):
+    """What the ladder of a format (see FORMATS), a shape (rows, cols) and so many rows of x is called."""
+    return f"GEMV, {name}, {shape[0]} × {shape[1]}" + (f", {m} rows of x" if m > 1 else "")
+
+
+def _cell(name, shape, m, seconds):
+    bench.empty()
+    W, x, Wq = _inputs(name, shape, m)
+    moved, flops = work(Wq, x)
+    facts = {"flops": flops, "bytes": moved}
+    rows = list(_ours(Wq, x, facts, first=m == 1))
+    rows += _sixteen_bits(W, x, flops) if m == 1 else _one_row(Wq, x, facts)
+    count = math.ceil(cuda_timing.COLD / Wq.nbytes)
+    for title, modes, wanted, tolerance in peers.families(W, Wq, x, count):
+        fewer = facts | {"flops": flops * len(wanted) // m}  # of the rows that it computes
+        rows += bench.peer_rows([(title, modes)], tolerance, wanted=wanted, **fewer)
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (math.ceil(moved / (1 << 17)) << 15,), device=DEVICE)
+    rows.append(bench.reading(cuda_timing.cold_copies(words.to(torch.int32)), moved, flops))
+    rows[-1].title = "reading the weights only"
+    return bench.ladder_of(title_of(name, shape, m), rows, seconds)
+
+
+def cold(Wq, rung):
+    """Copies of quantised weights, of all that a rung reads."""
+    Wq = copy.copy(Wq)
+    if rung != "gemv":
+        Wq.row_major()
+    count = math.ceil(cuda_timing.COLD / Wq.nbytes)
+    return [Wq, *(copy.deepcopy(Wq) for _ in range(count - 1))]
+
+
+def _ours(Wq, x, facts, first):
+    """The rungs, and the best one under programmatic dependent launch; without the others where it is not `first`."""
+    wanted = x.double() @ Wq.dequantize(torch.float64).T
+    for rung in RUNGS if first else RUNGS[-1:]:
+        copies = cold(Wq, rung.name)
+        for pdl in (False, True) if rung is RUNGS[-1] else (False,):
+            run = functools.partial(rung.function, pdl=True) if pdl else rung.function
+            verdict = _checked(rung, pdl, Wq.bits, Wq.group, len(x))
+            more = facts | {"wanted": wanted, "tolerance": TOLERANCE, "verdict": verdict, "sources": rung.sources}
+            like = x.new_empty(len(x), Wq.shape[0])
+            yield bench.our_row(
+                f"{rung.title}, PDL" if pdl else rung.title, run, [(c, x) for c in copies], like, **more
+            )
+
+
+def _one_row(Wq, x, facts):
+    """The best rung on the first row alone, to compare with."""
+    one = x[:1].contiguous()
+    alone = facts | {"flops": facts["flops"] // len(x), "bytes": work(Wq, one)[0]}
+    for row in _ours(Wq, one, alone, first=False):
+        row.title += ", one row of x"
+        yield row
+
+
+def _sixteen_bits(W, x, flops):
+    """The course's own product with the weights as they were."""
+    wanted = (W.double() @ x[0].double())[None]
+    weights = cuda_timing.cold_copies(W)
+    for pdl in (False, True):
+        run = functools.partial(gemv.gemv, pdl=pdl)
+        more = {"wanted": wanted[0], "tolerance": TOLERANCE, "flops": flops, "bytes": gemv.work(W)[0]}
+        sources = (*SIXTEEN, *gemv.RING) if pdl else SIXTEEN
+        inputs = [(w, x[0]) for w in weights]
+        title = "16 bits, PDL" if pdl else "16 bits"
+        yield bench.our_row(title, run, inputs, x.new_empty(len(W)), verdict=None, sources=sources, **more)
+
+
+@functools.cache
+def _checked(rung, pdl, bits, group, m):
+    """Hold a rung on hostile shapes against the dequantised weights. Returns the Verdict."""
+    verdict = Verdict()
+    for rows, groups in HOSTILE:
+        cols = groups * (group or 128) - (0 if group else 1)
+        W = torch.randn(rows, cols, device=DEVICE).to(DTYPE)
+        Wq, x = lowbit.quantize(W, bits, group), torch.randn(m, cols, device=DEVICE).to(DTYPE)
+        out = torch.full((m, rows), torch.nan, device=DEVICE, dtype=DTYPE)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()  # a dependent launch may read the weights before they are written
+        rung.function(Wq, x, out=out, pdl=pdl)
+        wanted = x.double() @ Wq.dequantize(torch.float64).T
+        error = float((out.double() - wanted).norm() / wanted.norm())
+        verdict.shapes += 1
+        verdict.error = max(verdict.error, error)
+        if not error <= TOLERANCE:
+            verdict.problems.append(f"wrong at shape {rows} × {cols}, {m} rows of x: relative error {error:.2g}")
+            break
+    return verdict
+
+
+if __name__ == "__main__":
+    _call_peers(int(sys.argv[1]))

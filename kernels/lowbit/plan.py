@@ -1,0 +1,108 @@
+"""How gemv.cu is launched: who takes which part of the matrix, and how the shared memory is shared out.
+
+A unit is 16 rows × 128 columns. The columns go to the warps of a team, in slices of whole units, and where a block
+cannot hold all of x, to several blocks (splits), whose sums a second kernel adds up. The rows go to blocks and teams.
+"""
+
+import functools
+from typing import NamedTuple
+
+WARPS = 16  # of a block
+HOLD = 64  # registers of a lane that x may take
+X_SHARE = 0.6  # of the shared memory that x may take
+SUMS_ROOM = {False: 20 * 1024, True: 36 * 1024}  # and the warps' sums, about, of digits and of more rows of x
+MOST_DIGITS = 4  # rows of x up to which they become digits
+IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
+PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
+
+
+class Plan(NamedTuple):
+    """A launch: `grid` and `block`, bytes of shared memory, splits, and the constants of gemv.cu."""
+
+    grid: tuple
+    block: int
+    shared: int
+    splits: int
+    constants: tuple  # of (name, value)
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=True, pdl=False, **chosen):
+    """How the product of m rows of x with a (rows, cols) matrix is launched.
+
+    group            columns that share a scale; 0: all of a row
+    scale_size       bytes of a scale
+    multiprocessors  of the card
+    room             bytes of shared memory that a block may have
+    aligned          x may be read in words of 16 bytes
+    pdl              launched as a dependent: weights are asked for before x is there
+    chosen           FLOATS, SPLITS, UNITS, STAGE, DEPTH, EARLY, FIRST, TILES, TEAMS, HOLD or BLOCKS, to try something
+                     else; BLOCKS=2 leaves half of a multiprocessor to the next kernel, which may ask for weights
+    """
+    tiles, units = -(-rows // 16), -(-cols // 128)
+    whole_room, beside = room, chosen.get("BLOCKS", 1)
+    if beside > 1:
+        room = (room + 1024) // beside - 1024
+    height = 1 << (m - 1).bit_length()  # M
+    floats = chosen.get("FLOATS", int(m > MOST_DIGITS))
+    columns = height if floats else 4 * height
+    eights, stored = -(-columns // 8), min(8, columns)
+    x_bytes = (256 if floats else 128) * eights * stored  # of a unit
+    x_registers = (16 if floats else 8) * eights  # of a lane, for a unit
+    hold_room = HOLD if beside == 1 else HOLD // 4
+    most_units = int(X_SHARE * room) // x_bytes  # of a block
+    if floats and height >= 8:  # x lies in registers
+        most_units = WARPS * max(1, hold_room // x_registers)
+    splits = chosen.get("SPLITS", -(-units // most_units))
+    each = -(-units // splits)  # units of a block
+    mine = chosen.get("UNITS", -(-each // WARPS))
+    wk = -(-each // mine)
+    hold = chosen.get("HOLD", int(x_registers * mine <= hold_room))
+    x_bytes *= not (floats and hold)
+    room -= 1024 * (splits > 1)  # which a block of merge takes
+    teams = chosen.get("TEAMS", max(1, min(WARPS // wk, int(X_SHARE * room) // max(1, wk * mine * x_bytes))))
+    groups = 128 // group if group else 0
+    tight = x_registers * mine * hold > HOLD - 8 and (groups > 1 or not floats)  # registers spill with longer stages
+    stages = mine if tight else -(-mine // IN_STAGE[bits])  # of a tile
+    stage = chosen.get("STAGE", -(-mine // stages))
+    blocks = min(tiles, max(1, multiprocessors // splits))
+    most = -(-tiles // (blocks * teams))  # tiles of a team
+    tile_sums = 4 * teams * height * (16 * (wk | 1) + 4)
+    at_once = chosen.get("TILES", min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums)))
+    sums = tile_sums * at_once * (2 if most > at_once else 1)
+    fixed = sums + wk * teams * (mine * x_bytes + 8 * max(2, height))
+    fixed += wk * teams * mine * eights * (32 * max(1, groups) if floats else 16 * groups)
+    unit = wk * teams * (256 * bits + 32 * groups * scale_size)
+    while stage > 1 and (room - fixed) // (unit * stage) < 2 and "STAGE" not in chosen:
+        stage -= 1
+    slot = unit * stage
+    depth = min((room - fixed) // slot, most * -(-mine // stage), 24)
+    depth = min(depth, chosen.get("DEPTH", depth if pdl or floats else PLAIN_DEPTH))
+    if depth < 1:  # a small card
+        if teams == each == 1:
+            raise ValueError(f"gemv: m = {m} needs more shared memory for a block than this card's {room} bytes")
+        chosen |= {"TEAMS": teams // 2} if teams > 1 else {"SPLITS": splits + 1}
+        return plan(rows, cols, m, bits, group, scale_size, multiprocessors, whole_room, aligned, pdl, **chosen)
+    early = min(depth, chosen.get("EARLY", int(pdl)))  # stages asked for ahead of x, which then waits behind them
+    whole = cols == 128 * wk * mine * splits
+    constants = {
+        "BITS": bits,
+        "GROUP": group,
+        "M": height,
+        "FLOATS": floats,
+        "WK": wk,
+        "TEAMS": teams,
+        "UNITS": mine,
+        "STAGE": stage,
+        "DEPTH": depth,
+        "EARLY": early,
+        "FIRST": chosen.get("FIRST", floats and height > 4),
+        "TILES": at_once,
+        "HOLD": hold,
+        "WHOLE": whole,
+        "ALIGNED": aligned,
+        "SPLIT": splits > 1,
+        "BLOCKS": beside,
+    }
+    constants = tuple((name, int(value)) for name, value in constants.items())
+    return Plan((blocks, splits), 32 * wk * teams, fixed + depth * slot, splits, constants)
