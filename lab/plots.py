@@ -749,6 +749,34 @@ def shared_scales(numbers, groups, title=None):
     return finish(picture)
 
 
+def code_layout(words, title, rows=16, columns=128):
+    """Where the codes in the words of one lane stand in a matrix, above, and in the words, below.
+
+    words  {name: [(row, column), ...]}, the lowest bits first, equal fields. Colours: the upper and lower half of rows
+    """
+    shades = ["#9CC9E8", "#FFE7B3"]
+    picture, (above, below) = figure(8, 1.75 + 0.5 * len(words), rows=2)
+    above.get_gridspec().set_height_ratios([1.4, 0.5 * len(words)])
+    above.add_patch(_box(0, 0, columns, rows, "#F7F7F7"))
+    for at, (name, places) in enumerate(words.items()):
+        bits = 32 / len(places)
+        for i, (row, column) in enumerate(places):
+            shade, left = shades[2 * row // rows], 32 - bits * (i + 1)
+            above.add_patch(_box(column, row, 1, 1, shade, 0.4))
+            below.add_patch(_box(left, at, bits, 0.62, shade))
+            size = 8.5 if bits > 2 else 6.3
+            below.text(left + bits / 2, at + 0.31, f"{row},{column}", ha="center", va="center", fontsize=size)
+        below.text(-0.3, at + 0.31, name, ha="right", va="center", fontsize=8.5)
+    for bit in range(0, 32, 8):
+        below.text(32 - bit - 0.5, len(words) - 0.3, bit, ha="center", va="top", fontsize=7)
+    above.set(xlim=(-0.5, columns + 0.5), ylim=(rows + 0.3, -0.3), xlabel="column", ylabel="row")
+    above.set(xticks=range(0, columns + 1, 16), yticks=[0.5, rows / 2 + 0.5], yticklabels=[0, rows // 2])
+    above.set_title(title, loc="left", fontsize=10.5)
+    below.set(xlim=(-1.6, 32.3), ylim=(len(words), -0.1))
+    below.axis("off")
+    return finish(picture)
+
+
 def error_bars(errors, title, ylabel="error of the output, percent"):
     """Groups of bars side by side, logarithmic. errors {group: {bar: percent}}, the same bars in each group."""
     picture, axis = figure(8, 4)
