@@ -71,8 +71,8 @@ def _product(left, right, c, lowest, half=False):
     exponents = _exponent(left, lowest)[..., :, None, :] + _exponent(right, lowest)[..., None, :, :]
     largest = np.maximum(exponents.max(axis=-1), _exponent(c, LOWEST["f16"] if half else -126))
     scale = np.ldexp(1.0, 25 - np.clip(largest, -500, 500))
-    products = left[..., :, None, :] * right[..., None, :, :]
-    products *= scale[..., None]
+    products = left[..., :, None, :] * scale[..., None]  # in this order, as c may have more warps than left and right
+    products *= right[..., None, :, :]
     total = np.trunc(products, out=products).sum(axis=-1) + np.trunc(c * scale)
     total /= scale
     return total if half else _cut(total)

@@ -78,6 +78,9 @@ def test_whole_numbers_come_out_exactly(opcode, kind, depth):
     # many warps at once, one of which gives its operand for all
     batch = [[np.broadcast_to(r, (2, 3, 32)) for r in given[0]], [r[None, None] for r in given[1]], given[2]]
     assert all((x == y).all() and x.shape == (2, 3, 32) for x, y in zip(function(*batch), wanted))
+    # ... or two of them for all
+    batch = [[r[None] for r in given[0]], [r[None] for r in given[1]], [np.broadcast_to(r, (3, 32)) for r in given[2]]]
+    assert all((x == y).all() and x.shape == (3, 32) for x, y in zip(function(*batch), wanted))
 
 
 def exponent(x):

@@ -98,7 +98,8 @@ def test_the_machine_gives_what_numpy_expects_and_counts_what_the_gpu_counted(na
 
 @nvrtc_needed
 def test_every_explanation_is_still_needed():
-    needless = [(name, m) for name, m in EXPLAINED if m not in differing(name)]
+    lasting = [pair for pair, why in EXPLAINED.items() if why != JOINED]  # with NVRTC 13.0 there is nothing to explain
+    needless = [(name, m) for name, m in lasting if m not in differing(name)]
     assert not needless, "these agree by now: take them out of EXPLAINED"
 
 
