@@ -242,6 +242,20 @@ def test_x_of_one_sign(bits, dtype):
     close(lowbit.gemv(Wq, x.abs_(), out=out), Wq, x)
 
 
+@pytest.mark.parametrize("group", [None, 128])
+@pytest.mark.parametrize("m", [1, 6])
+def test_codes_close_to_the_zero_and_x_of_one_sign(group, m):
+    """A few weights far off make the scale large, so that the others' codes are the zero or next to it: what stays on
+    the codes, and is taken off a long sum later, would cost the digits of that sum. Cards cut sums off, too."""
+    torch.manual_seed(m)
+    W, x = torch.randn(16, 4096), torch.rand(m, 4096) + 0.5
+    W[:, 7::128], W[:, 9::128] = 127, -127
+    x[:, 7::128] = x[:, 9::128] = 0
+    Wq, x = lowbit.quantize(W, 8, group, scale_dtype=torch.float32), x.to(HALF)
+    wanted = x.double() @ Wq.dequantize(torch.float64).T
+    assert (lowbit.gemv(Wq, x).double() - wanted).norm() / wanted.norm() < 3e-4
+
+
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("group", [128, 32, None])
 @pytest.mark.parametrize("m", [3, 6])

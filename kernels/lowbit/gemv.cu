@@ -132,12 +132,14 @@ __device__ __forceinline__ float2 factor(const float *all, long long i) {
 /* Operand i of m16n8k32 lies AT bits from the end of a byte. Under the bits of 2**MANTISSA it is a 16-bit number: that
    power and the code times 2**PUT, PUT alike in a row of the tile; it is moved DOWN to where the type has room. Where
    the power is small beside the codes, all of it is taken off the group's sum, before the first product; elsewhere
-   that would cost digits, and each number is made EXACT: the code less its zero. */
+   that would cost digits, and each number is made EXACT: the code less its zero, or less MIDDLE where the zero is that
+   of a whole row, which comes off each warp's sum. */
 constexpr int MANTISSA = IS_HALF ? 10 : 7;
 constexpr int at(int i) { return BITS == 8 ? 0 : BITS == 4 ? i % 2 * 4 : i * 2; }
 constexpr int down(int i) { return BITS == 2 ? i / 2 * 4 : BITS == 4 && !IS_HALF ? at(i) : 0; }
 constexpr int put(int i) { return at(i) - down(i); }
-constexpr bool exact(int i) { return MANTISSA - put(i) > BITS + 2 || MANTISSA < BITS; }
+constexpr bool exact(int i) { return BITS == 8 || MANTISSA - put(i) > BITS + 2; }
+constexpr float MIDDLE = FLOATS && GROUP == 0 && BITS == 8 ? 128 : 0;
 __device__ __forceinline__ unsigned twice(float v) { // exact: whole numbers of few bits
     if (IS_HALF) {
         const __half2 both = __float2half2_rn(v);
@@ -459,7 +461,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                         const uint4 *of = ring + slot * SLOT + STAGE * LOADS * 32 + s * FACTORS;
                         const SCALE *f = reinterpret_cast<const SCALE *>(of);
                         if constexpr (FLOATS) {
-                            float d[NT][4], scale[2] = {1, 1}, zero[2] = {};
+                            float d[NT][4], scale[2] = {1, 1}, zero[2] = {MIDDLE, MIDDLE};
                             unsigned less[2];
 #pragma unroll
                             for (int step = 0; step < 4; step++) {
@@ -568,15 +570,15 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
             const int j = i / 16 % M, r = i % 16, of = i / (M * 16) % TEAMS;
             const long long row = (long long)tile_of(i) * 16 + r;
             if (row >= rows || j >= m) continue;
-            float all = 0, sum = 0;
+            const float2 f = GROUP ? float2{} : i == threadIdx.x ? early : factor_of(i);
+            float all = 0;
 #pragma unroll
-            for (int k = 0; k < WK; k++) all += sums[phase][i / (M * 16 * TEAMS)][of][j][r * PITCH + k];
-            if (GROUP == 0) {
-#pragma unroll
-                for (int k = 0; k < WK; k++) sum += whole[(of * WK + k) * ROOM + j];
-                const float2 f = i == threadIdx.x ? early : factor_of(i);
-                all = f.x * (all - f.y * sum);
+            for (int k = 0; k < WK; k++) {
+                float some = sums[phase][i / (M * 16 * TEAMS)][of][j][r * PITCH + k];
+                if (GROUP == 0) some -= (f.y - MIDDLE) * whole[(of * WK + k) * ROOM + j];
+                all += some;
             }
+            if (GROUP == 0) all *= f.x;
             if (SPLIT)
                 static_cast<float *>(y)[((long long)blockIdx.y * m + j) * rows + row] = all;
             else
