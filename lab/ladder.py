@@ -211,7 +211,7 @@ class Ladder:
         rows, caption = self.rows(), self._caption()
         keep = list(range(len(self.headings)))
         work = self.headings.index("work")
-        if len(rows) > 2 and len({r[work] for r in rows}) == 1:  # the same for all: once is enough
+        if len(rows) > 1 and len({r[work] for r in rows}) == 1:  # the same for all: once is enough
             keep.remove(work)
             caption += f"; {rows[0][work]} each"
         return html_table(caption, [self.headings[i] for i in keep], [[r[i] for i in keep] for r in rows])

@@ -34,14 +34,15 @@ def bars(ladder):
     else:
         axis.set_xlim(0, max(135, 1.3 * shares.max()))
     for at, (share, f) in enumerate(zip(shares, figures)):
+        inside = share > 30  # clear of the roof's line
         axis.annotate(
             f.rate_text,
             (share, at),
-            xytext=(5, 0),
+            xytext=(-5 if inside else 5, 0),
             textcoords="offset points",
+            ha="right" if inside else "left",
             va="center",
-            # on white, so that the roof's line does not cross the figures
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            color="white" if inside else BLACK,
         )
     name = "read bandwidth" if ladder.bound == "read" else "arithmetic"
     axis.set_xlabel(f"percent of the {name} measured beside it (dashed: the roof)")
@@ -792,7 +793,10 @@ def error_bars(errors, title, ylabel="error of the output, percent"):
     axis.set_xticks(range(len(errors)), errors)
     axis.set_yscale("log")
     found = [height for of in errors.values() for height in of.values()]
-    axis.set_ylim(min(found) / 3, 2 * max(found))
+    low, high = min(found) / 3, 2 * max(found)
+    if max(found) < 100 * min(found):  # powers of ten alone would be one or two
+        axis.set_yticks([n * 10.0**p for p in range(-9, 10) for n in (1, 2, 5) if low <= n * 10.0**p <= high])
+    axis.set_ylim(low, high)
     axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
     axis.yaxis.set_minor_formatter(lambda v, _: "")
     axis.set_ylabel(ylabel)

@@ -51,7 +51,7 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
         class Course(Style):  # no colour for plain code: it takes the page's, light or dark
             styles = {Comment: "italic #7A7A7A", Keyword: "bold #0072B2", Number: "#D55E00", String: "#009E73"}
 
-        look = "line-height:1.35; margin:0; overflow-x:auto; background:none; font-family:monospace; font-size:90%"
+        look = "line-height:1.35; margin:0; white-space:pre; overflow-x:auto; background:none; font-size:90%"
         code = highlight(self.text, get_lexer_by_name(self.language), HtmlFormatter(style=Course, noclasses=True))
         inner = re.search(r"<pre[^>]*>(.*)</pre>", code, re.S)[1]
         return f'<div><code>{self.title}</code><pre style="{look}">{inner}</pre></div>'
