@@ -209,7 +209,7 @@ def exercise_4(source):
         exercise.require(
             each <= MOST_OF_A_WEIGHT,
             f"right, but a weight takes {each:.2f} instructions; wanted: at most {MOST_OF_A_WEIGHT}, with one "
-            "subtraction for two weights, and one product with the scale for a word",
+            "subtraction for two weights, one multiply-add for each, and one product with the scale for a word",
         )
     return exercise.report(f"right on {len(shapes) + 1} shapes, with one subtraction for two weights")
 
