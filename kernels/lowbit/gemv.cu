@@ -26,7 +26,7 @@
 
    Compile with X (__half or __nv_bfloat16), SCALE (also float), BITS, GROUP (32, 64, 128; 0: a row),
    M (1, 2, 4, 8 or 16, at least m), FLOATS, WK and TEAMS (warps), UNITS, STAGE (units that are
-   asked for together), DEPTH (stages of the ring), EARLY, FIRST, TILES (of a team between two barriers), HOLD, WHOLE
+   asked for together), DEPTH (stages of the ring), EARLY, FIRST, COPIED, FREE, TILES (of a team between two barriers), HOLD, WHOLE
    (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes), BLOCKS (1;
    2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
    Launch (blocks, splits) blocks of 32 * WK * TEAMS threads with the shared memory that plan.py says; with
@@ -48,6 +48,8 @@
 #define DEPTH 3
 #define EARLY 0
 #define FIRST 0
+#define COPIED 0
+#define FREE 0
 #define TILES 8
 #define HOLD 1
 #define WHOLE 1
@@ -68,11 +70,14 @@ constexpr int N = FLOATS ? M : M * DIGITS;               // columns of B,
 constexpr int NT = (N + 7) / 8, NB = N < 8 ? N : 8;      // in eights, and stored ones of eight
 constexpr int PARTS = FLOATS ? 4 : 2;                    // words of 16 bytes of x of a lane, a unit and eight columns
 constexpr float HIGH = FLOATS || BITS == 8 ? 1 : 1 << BITS; // what rows 8 .. 15 of a tile come out too large by
-constexpr int PITCH = WK | 1, SHEET = 16 * PITCH + 4;    // floats of the sums of a row, and of a row of x
+constexpr int POW = WK > 8 ? 16 : WK > 4 ? 8 : 4;         // places for the sums of a row of the tile: WIDE, a power of two
+constexpr bool WIDE = FLOATS, PADDED = WIDE && WK < POW;
+constexpr int PITCH = WIDE ? POW : WK | 1, SHEET = 16 * PITCH + (WIDE ? 0 : 4); // floats of a row, and of a row of x
 constexpr int SHARE = HOLD ? UNITS : 1;
 constexpr int SUMS = FLOATS && !GROUPS ? 1 : GROUPS;     // of x that a warp keeps of a unit, for each column of B
 constexpr int SHIFTS = UNITS * SUMS * (FLOATS ? 8 : 4) * NT;
 constexpr int ROOM = M < 2 ? 2 : M; // floats for a warp, a multiple of 8 bytes
+constexpr int THROUGH = UNITS * NT * 128; // words of 16 bytes of x of a warp, on their way into registers
 constexpr int X_WORDS = FLOATS && HOLD ? 0 : UNITS * PARTS * NT * NB * 4; // words of 16 bytes of x of a warp
 
 /* d += A * B, a warp's: codes times digits */
@@ -185,6 +190,10 @@ __device__ __forceinline__ void copy(unsigned to, const uint4 *from, unsigned lo
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(from), "l"(policy) : "memory");
 }
+/* 16 bytes, or zeros */
+__device__ __forceinline__ void copy_or_zero(unsigned to, const void *from, bool some) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(some ? 16 : 0) : "memory");
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long rows, int cols, int m) {
@@ -194,7 +203,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     extern __shared__ __align__(16) uint4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int slice = warp % WK, team = warp / WK;
-    uint4 *const ring = shared + warp * DEPTH * SLOT;          // [DEPTH] slots: [STAGE][LOADS][32] codes, then factors
+    uint4 *const ring = shared + warp * SLOT; // [DEPTH][WARPS] slots: [STAGE][LOADS][32] codes, then factors
     float *const floats = reinterpret_cast<float *>(shared + WARPS * DEPTH * SLOT);
     float *const shifts = floats + warp * SHIFTS;         // [UNITS][GROUPS][NT][4]: sums of x
     float *const whole = floats + WARPS * SHIFTS;         // [WARPS][M]: the sum of a slice
@@ -221,7 +230,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     const unsigned home = __shfl_sync(~0u, (unsigned)__cvta_generic_to_shared(ring + lane), lane);
     auto ask = [&](int slot) {
         if (ask_tile < tiles) {
-            const unsigned to = home + slot * (SLOT * 16);
+            const unsigned to = home + slot * (WARPS * SLOT * 16);
 #pragma unroll
             for (int s = 0; s < STAGE; s++)
                 if ((WHOLE && UNITS % STAGE == 0) || ask_chunk * STAGE + s < there)
@@ -246,7 +255,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     auto ask_more = [&] {
         if (FIRST && EARLY < DEPTH) __syncthreads(); // no warp's weights are asked for before another one's x
 #pragma unroll 1
-        for (int slot = EARLY; slot < DEPTH; slot++) ask(slot);
+        for (int slot = EARLY; slot < (COPIED ? FREE : DEPTH); slot++) ask(slot);
     };
 
     // 2. wait for the kernel ahead
@@ -269,7 +278,35 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                 part[i] = col + i < cols ? __ldcg(reinterpret_cast<const unsigned short *>(at) + i) : 0;
             return {part[0] | part[1] << 16, part[2] | part[3] << 16, part[4] | part[5] << 16, part[6] | part[7] << 16};
         };
-        if (HOLD) {
+        if constexpr (COPIED) {
+            // [UNITS][NT * 8][16]; word q of an odd row is at q ^ 4, so that two rows' words are in different banks
+            uint4 *const through = shared + FREE * WARPS * SLOT + warp * THROUGH;
+            const int half = lane / 16;
+            const unsigned place = __cvta_generic_to_shared(through + (lane ^ half * 4));
+            const unsigned there_x = __shfl_sync(~0u, place, lane); // see `home`
+            const X *const at = x + (long long)half * cols + from * 128 + lane % 16 * 8;
+#pragma unroll
+            for (int j = 0; j < NT * 8; j += 2)
+#pragma unroll
+                for (int u = 0; u < UNITS; u++) {
+                    const bool some = j + half < m && u < there && (WHOLE || (from + u) * 128 + lane % 16 * 8 < cols);
+                    copy_or_zero(there_x + (u * NT * 8 + j) * 256, some ? at + (long long)j * cols + u * 128 : x, some);
+                }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            ask_more();
+            asm volatile("cp.async.wait_group %0;" ::"n"(FREE - EARLY) : "memory");
+            __syncwarp();
+#pragma unroll
+            for (int u = 0; u < SHARE; u++)
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+                        held[u][part][nt] = through[((u * NT + nt) * 8 + g) * 16 + ((part * 4 + c) ^ g % 2 * 4)];
+            __syncthreads(); // from here on its place is the ring's and the sums'
+#pragma unroll 1
+            for (int slot = FREE; slot < DEPTH; slot++) ask(slot);
+        } else if (HOLD) {
 #pragma unroll
             for (int u = 0; u < SHARE; u++)
 #pragma unroll
@@ -423,8 +460,16 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     }
     __syncwarp();
 
+    if (PADDED) { // places that no warp has
+        const int count = (TILES * stride < tiles ? 2 : 1) * TILES * TEAMS * M * SHEET;
+        for (int i = threadIdx.x; i < count; i += THREADS) reinterpret_cast<float *>(sums)[i] = 0;
+        __syncthreads();
+    }
+
     // 2**MANTISSA, twice. Made from an argument, it stays in a register; a constant would be loaded again and again
     const unsigned magic = m > 0 ? IS_HALF ? 0x64006400 : 0x43004300 : 0;
+    // The sum of a warp in a row of the tile. WIDE: found with loads of 16 bytes, hence places that differ by row and column
+    const int place = g * PITCH + (WIDE ? (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c) : slice);
     int slot = 0, phase = 0;
 #pragma unroll 1
     for (int begin = 0; begin * stride + (int)blockIdx.x < tiles; begin += TILES, phase ^= 1) {
@@ -439,7 +484,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         };
         float2 early = {};
         if (GROUP == 0) early = factor_of(threadIdx.x);
-        float *to = &sums[phase][0][team][0][g * PITCH + slice]; // for the sums of a tile
+        float *to = &sums[phase][0][team][0][place]; // for the sums of a tile
 #pragma unroll 1
         for (int i = begin; i < begin + TILES && first + i * stride < tiles; i++, to += TEAMS * M * SHEET) {
             float t[NT][4] = {};
@@ -452,11 +497,11 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                 for (int s = 0; s < STAGE; s++) {
                     const int u = chunk * STAGE + s;
                     if ((UNITS % STAGE == 0 || u < UNITS) && (WHOLE || u < there)) {
-                        const uint4 *words = ring + slot * SLOT + s * LOADS * 32;
+                        const uint4 *words = ring + slot * (WARPS * SLOT) + s * LOADS * 32;
                         uint4 w[LOADS];
 #pragma unroll
                         for (int l = 0; l < LOADS; l++) w[l] = words[32 * l + lane];
-                        const uint4 *of = ring + slot * SLOT + STAGE * LOADS * 32 + s * FACTORS;
+                        const uint4 *of = ring + slot * (WARPS * SLOT) + STAGE * LOADS * 32 + s * FACTORS;
                         const SCALE *f = reinterpret_cast<const SCALE *>(of);
                         if constexpr (FLOATS) {
                             float d[NT][4], scale[2] = {1, 1}, zero[2] = {};
@@ -570,7 +615,15 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
             if (row >= rows || j >= m) continue;
             float all = 0, sum = 0;
 #pragma unroll
-            for (int k = 0; k < WK; k++) all += sums[phase][i / (M * 16 * TEAMS)][of][j][r * PITCH + k];
+            for (int k = 0; k < (WIDE ? PITCH / 4 : WK); k++) {
+                const float *const found = sums[phase][i / (M * 16 * TEAMS)][of][j] + r * PITCH;
+                if (!WIDE) {
+                    all += found[k];
+                    continue;
+                }
+                const float4 four = reinterpret_cast<const float4 *>(found)[k ^ r % 8 * PITCH / 32];
+                all += four.x + four.y + (four.z + four.w);
+            }
             if (GROUP == 0) {
 #pragma unroll
                 for (int k = 0; k < WK; k++) sum += whole[(of * WK + k) * ROOM + j];

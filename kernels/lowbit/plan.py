@@ -10,7 +10,7 @@ from typing import NamedTuple
 WARPS = 16  # of a block
 HOLD = 64  # registers of a lane that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
-SUMS_ROOM = {False: 20 * 1024, True: 36 * 1024}  # and the warps' sums, about, of digits and of more rows of x
+SUMS_ROOM = {False: 20 * 1024, True: 32 * 1024}  # and the warps' sums, about, of digits and of more rows of x
 MOST_DIGITS = 4  # rows of x up to which they become digits
 IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
@@ -67,7 +67,7 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     stage = chosen.get("STAGE", -(-mine // stages))
     blocks = min(tiles, max(1, multiprocessors // splits))
     most = -(-tiles // (blocks * teams))  # tiles of a team
-    tile_sums = 4 * teams * height * (16 * (wk | 1) + 4)
+    tile_sums = 4 * teams * height * (16 * max(4, 1 << (wk - 1).bit_length()) if floats else 16 * (wk | 1) + 4)
     at_once = chosen.get("TILES", min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums)))
     sums = tile_sums * at_once * (2 if most > at_once else 1)
     fixed = sums + wk * teams * (mine * x_bytes + 8 * max(2, height))
@@ -83,7 +83,13 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
             raise ValueError(f"gemv: m = {m} needs more shared memory for a block than this card's {room} bytes")
         chosen |= {"TEAMS": teams // 2} if teams > 1 else {"SPLITS": splits + 1}
         return plan(rows, cols, m, bits, group, scale_size, multiprocessors, whole_room, aligned, pdl, **chosen)
-    early = min(depth, chosen.get("EARLY", int(pdl)))  # stages asked for ahead of x, which then waits behind them
+    through = 256 * 8 * eights * mine * wk * teams  # bytes of x on their way into registers, over what comes later
+    copied = chosen.get("COPIED", int(floats and height >= 8 and hold and aligned and through <= room))
+    shared = fixed + depth * slot
+    if copied:
+        shared = max(shared, min(room, through + depth * slot))
+    free = min(depth, (shared - through) // slot) if copied else depth  # stages asked for before x is in registers
+    early = min(free, chosen.get("EARLY", int(pdl)))  # stages asked for ahead of x, which then waits behind them
     whole = cols == 128 * wk * mine * splits
     constants = {
         "BITS": bits,
@@ -97,6 +103,8 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "DEPTH": depth,
         "EARLY": early,
         "FIRST": chosen.get("FIRST", floats and height > 4),
+        "COPIED": copied,
+        "FREE": free,
         "TILES": at_once,
         "HOLD": hold,
         "WHOLE": whole,
@@ -105,4 +113,4 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "BLOCKS": beside,
     }
     constants = tuple((name, int(value)) for name, value in constants.items())
-    return Plan((blocks, splits), 32 * wk * teams, fixed + depth * slot, splits, constants)
+    return Plan((blocks, splits), 32 * wk * teams, shared, splits, constants)
