@@ -317,6 +317,36 @@ MISTAKES = {  # in gemv.cu: what stands there, what is put in its place
 }
 
 
+MISTAKES_WITH_X = {  # on its way through the shared memory
+    "does not wait for x": ('"n"(FREE - EARLY)', '"n"(FREE - EARLY + 1)'),
+    "does not wait for what the other lanes copied": (
+        '"n"(FREE - EARLY) : "memory");\n            __syncwarp();',
+        '"n"(FREE - EARLY) : "memory");',
+    ),
+    "asks for weights over another warp's x": (
+        "            __syncthreads(); // from here on",
+        "            // from here on",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES_WITH_X)
+def test_the_machine_would_see_a_mistake_with_x(what):
+    right, wrong = MISTAKES_WITH_X[what]
+    text = (top.HERE / "gemv.cu").read_text()
+    assert text.count(right) == 1
+    Wq, x, out = problem(300, 4096, 4, 128, 16)
+    found = plan(300, 4096, 16, 4, 128, 2, 3, ROOM, TILES=1)
+    of = SimpleNamespace(**dict(found.constants))
+    assert of.COPIED and 0 < of.FREE < of.DEPTH
+    options = ["-DX=__half", "-DSCALE=__half", *(f"-D{name}={value}" for name, value in found.constants)]
+    launch = found.grid, found.block, Wq.packed, Wq.factors, x, out, 300, 4096, 16
+    cuda.compile(text, options).gemv(*launch, shared=found.shared, check_races=True)
+    close(out, Wq, x)
+    with pytest.raises(simt.SimtError):
+        cuda.compile(text.replace(right, wrong), options).gemv(*launch, shared=found.shared, check_races=True)
+
+
 @pytest.mark.parametrize("what", MISTAKES)
 def test_the_machine_would_see_a_mistake(what):
     right, wrong = MISTAKES[what]
@@ -343,7 +373,11 @@ def test_a_plan_fits_and_covers(bits, group, m):
             found = plan(rows, cols, m, bits, group, 2, processors, room)
             of = SimpleNamespace(**dict(found.constants))
             assert found.shared <= room and found.block == 32 * of.WK * of.TEAMS <= 512
-            assert of.M >= m and of.DEPTH >= of.EARLY and of.DEPTH >= 1
+            assert of.M >= m and of.DEPTH >= of.FREE >= of.EARLY and of.DEPTH >= 1
+            if of.COPIED:  # the first stages and x beside each other
+                slot = of.WK * of.TEAMS * of.STAGE * (256 * bits + (128 // group * 64 if group else 0))
+                through = of.WK * of.TEAMS * of.UNITS * 256 * max(8, of.M)
+                assert of.FREE * slot + through <= found.shared
             assert found.splits * of.WK * of.UNITS >= -(-cols // 128)
             assert found.grid[0] <= -(-rows // 16) and found.grid[1] == found.splits
 
@@ -397,6 +431,21 @@ def test_copies_have_no_uniform_part_in_their_address(case):
         found = plan(rows, cols, m, bits, group, 2, 132, ROOM, cols % 8 == 0, EARLY=early)
         code = top._module(HALF, HALF, found.constants).sass("gemv")
         assert "LDGSTS" in code and not re.search(r"LDGSTS\S* \[[^]]*UR", code)
+
+
+@pytest.mark.parametrize("rows, cols, m", [(448, 4096, 16), (224, 14336, 11), (448, 4096, 7)])
+def test_counters_with_more_rows(rows, cols, m, monkeypatch):
+    """Each byte once, x once a block, and no two lanes of a request in one bank."""
+    monkeypatch.setattr(top, "_room", lambda device: (4, ROOM))
+    Wq, x, _ = problem(rows, cols, 4, 128, m)
+    report = lowbit.counters("gemv", Wq, x)
+    splits = report.grid[1]
+    sectors = report.counters["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"]
+    assert sectors == (Wq.packed.nbytes + Wq.factors.nbytes + report.grid[0] * x.nbytes) // 32
+    for way in ("ld", "st"):
+        conflicts = report.counters[f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{way}.sum"]
+        assert conflicts <= 0.01 * report.counters[f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{way}.sum"], way
+    assert report.grid[0] * splits == 4 and (splits > 1) == (cols == 14336)
 
 
 def test_counters_of_loads():

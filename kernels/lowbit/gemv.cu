@@ -16,6 +16,9 @@
      cp.async. WK warps, a team, share a row of tiles.
    - What is asked for first comes first: EARLY stages of the ring before the kernel waits for the one ahead of it, then
      x, then the rest. With FIRST all warps of a block ask for x before any asks for the rest.
+   - 16 rows of x are 128 KB a block at 4096 columns, four times a tile of weights of 4 bits. Loads into registers pass
+     through L1, of which a block with this much shared memory leaves 28 KB. COPIED: x goes through shared memory with
+     cp.async, over the place of all but FREE stages of the ring and of the sums, which are not needed yet.
 
    Moves rows * cols * BITS / 8 bytes of codes and 2 * sizeof(SCALE) for each group of a row, once, and x once a block.
    4 * rows * cols multiply-adds of bytes for each row of x, of which one m16n8k32 does 4096; or rows * cols of 16-bit
@@ -26,7 +29,8 @@
 
    Compile with X (__half or __nv_bfloat16), SCALE (also float), BITS, GROUP (32, 64, 128; 0: a row),
    M (1, 2, 4, 8 or 16, at least m), FLOATS, WK and TEAMS (warps), UNITS, STAGE (units that are
-   asked for together), DEPTH (stages of the ring), EARLY, FIRST, COPIED, FREE, TILES (of a team between two barriers), HOLD, WHOLE
+   asked for together), DEPTH (stages of the ring), EARLY, FIRST, COPIED, FREE, TILES (of a team between two barriers),
+   HOLD, WHOLE
    (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes), BLOCKS (1;
    2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
    Launch (blocks, splits) blocks of 32 * WK * TEAMS threads with the shared memory that plan.py says; with
@@ -70,9 +74,10 @@ constexpr int N = FLOATS ? M : M * DIGITS;               // columns of B,
 constexpr int NT = (N + 7) / 8, NB = N < 8 ? N : 8;      // in eights, and stored ones of eight
 constexpr int PARTS = FLOATS ? 4 : 2;                    // words of 16 bytes of x of a lane, a unit and eight columns
 constexpr float HIGH = FLOATS || BITS == 8 ? 1 : 1 << BITS; // what rows 8 .. 15 of a tile come out too large by
-constexpr int POW = WK > 8 ? 16 : WK > 4 ? 8 : 4;         // places for the sums of a row of the tile: WIDE, a power of two
-constexpr bool WIDE = FLOATS, PADDED = WIDE && WK < POW;
-constexpr int PITCH = WIDE ? POW : WK | 1, SHEET = 16 * PITCH + (WIDE ? 0 : 4); // floats of a row, and of a row of x
+constexpr bool WIDE = FLOATS;                            // the warps' sums of a row are read 16 bytes at a time
+constexpr int PLACES = WK > 8 ? 16 : WK > 4 ? 8 : 4;
+constexpr bool PADDED = WIDE && WK < PLACES;
+constexpr int PITCH = WIDE ? PLACES : WK | 1, SHEET = 16 * PITCH + (WIDE ? 0 : 4); // floats of a row, and of a row of x
 constexpr int SHARE = HOLD ? UNITS : 1;
 constexpr int SUMS = FLOATS && !GROUPS ? 1 : GROUPS;     // of x that a warp keeps of a unit, for each column of B
 constexpr int SHIFTS = UNITS * SUMS * (FLOATS ? 8 : 4) * NT;
@@ -281,17 +286,21 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         if constexpr (COPIED) {
             // [UNITS][NT * 8][16]; word q of an odd row is at q ^ 4, so that two rows' words are in different banks
             uint4 *const through = shared + FREE * WARPS * SLOT + warp * THROUGH;
-            const int half = lane / 16;
+            const int half = lane / 16, col = lane % 16 * 8;
             const unsigned place = __cvta_generic_to_shared(through + (lane ^ half * 4));
-            const unsigned there_x = __shfl_sync(~0u, place, lane); // see `home`
-            const X *const at = x + (long long)half * cols + from * 128 + lane % 16 * 8;
+            const unsigned home_x = __shfl_sync(~0u, place, lane); // see `home`
+            const X *const at = x + from * 128 + col;
 #pragma unroll
-            for (int j = 0; j < NT * 8; j += 2)
+            for (int i = 0; i < NT * 4; i++) {
+                // 256 bytes of two rows. Blocks begin at different ones: all read the same x, at the same time
+                const int j = (i + blockIdx.x) % (NT * 4) * 2, row = j + half;
 #pragma unroll
                 for (int u = 0; u < UNITS; u++) {
-                    const bool some = j + half < m && u < there && (WHOLE || (from + u) * 128 + lane % 16 * 8 < cols);
-                    copy_or_zero(there_x + (u * NT * 8 + j) * 256, some ? at + (long long)j * cols + u * 128 : x, some);
+                    const bool some = row < m && u < there && (WHOLE || (from + u) * 128 + col < cols);
+                    const X *const it = some ? at + (long long)row * cols + u * 128 : x;
+                    copy_or_zero(home_x + j * 256 + u * (NT * 2048), it, some);
                 }
+            }
             asm volatile("cp.async.commit_group;" ::: "memory");
             ask_more();
             asm volatile("cp.async.wait_group %0;" ::"n"(FREE - EARLY) : "memory");
@@ -468,17 +477,17 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 
     // 2**MANTISSA, twice. Made from an argument, it stays in a register; a constant would be loaded again and again
     const unsigned magic = m > 0 ? IS_HALF ? 0x64006400 : 0x43004300 : 0;
-    // The sum of a warp in a row of the tile. WIDE: found with loads of 16 bytes, hence places that differ by row and column
+    // Where a warp's sum of a row of the tile is kept. WIDE: places differ by row and column, so that banks do
     const int place = g * PITCH + (WIDE ? (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c) : slice);
     int slot = 0, phase = 0;
 #pragma unroll 1
     for (int begin = 0; begin * stride + (int)blockIdx.x < tiles; begin += TILES, phase ^= 1) {
-        constexpr int ITEMS = TILES * TEAMS * M * 16;
+        constexpr unsigned ITEMS = TILES * TEAMS * M * 16;
         // number i of what a phase gives: its tile of 16 rows, and what it is multiplied by
-        auto tile_of = [&](int i) {
+        auto tile_of = [&](unsigned i) {
             return blockIdx.x + gridDim.x * (i / (M * 16) % TEAMS + TEAMS * (begin + i / (M * 16 * TEAMS)));
         };
-        auto factor_of = [&](int i) {
+        auto factor_of = [&](unsigned i) {
             const long long row = (long long)tile_of(i) * 16 + i % 16;
             return i < ITEMS && row < rows ? factor(factors, row) : float2{};
         };
@@ -609,8 +618,8 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         // 7. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
         __syncthreads();
 #pragma unroll 1
-        for (int i = threadIdx.x; i < ITEMS; i += THREADS) {
-            const int j = i / 16 % M, r = i % 16, of = i / (M * 16) % TEAMS;
+        for (unsigned i = threadIdx.x; i < ITEMS; i += THREADS) {
+            const unsigned j = i / 16 % M, r = i % 16, of = i / (M * 16) % TEAMS;
             const long long row = (long long)tile_of(i) * 16 + r;
             if (row >= rows || j >= m) continue;
             float all = 0, sum = 0;
