@@ -306,8 +306,8 @@ MISTAKES = {  # in gemv.cu: what stands there, what is put in its place
     "waits for one group too few": ('"n"(DEPTH - 1)', '"n"(DEPTH)'),
     "does not wait for the other lanes' scales": ('memory");\n                __syncwarp();', 'memory");'),
     "asks into a slot that is still read": (
-        "ask(slot);\n                slot =",
-        "ask(slot < DEPTH - 1 ? slot + 1 : 0);\n                slot =",
+        "ask(home + slot * ",
+        "ask(home + (slot < DEPTH - 1 ? slot + 1 : 0) * ",
     ),
     "adds up without a barrier": (
         "so one barrier is enough\n        __syncthreads();",

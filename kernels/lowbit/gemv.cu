@@ -230,12 +230,14 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     const uint4 *codes_at = packed + ((long long)first * units + from) * (LOADS * 32) + lane;
     const uint4 *factors_at = reinterpret_cast<const uint4 *>(factors);
     if (GROUP) factors_at += ((long long)first * groups * 32 * sizeof(SCALE)) / 16 + from * FACTORS + lane;
-    // The lane's place in the ring, through a shuffle: where the compiler sees that part of the address is the same in
-    // all lanes, ptxas 13.0 writes a copy with a policy that the card calls an illegal instruction
+    // The lane's place in the ring, and in a slot. Through shuffles: where the compiler sees that part of an address
+    // is the same in all lanes, ptxas 13.0 writes a copy that the card calls an illegal instruction. `none` is 0
     const unsigned home = __shfl_sync(~0u, (unsigned)__cvta_generic_to_shared(ring + lane), lane);
-    auto ask = [&](int slot) {
+    const int none = __shfl_sync(~0u, lane, lane) - lane;
+    const unsigned step = WARPS * SLOT * 16 + none;
+    unsigned to = home;
+    auto ask = [&](unsigned to) {
         if (ask_tile < tiles) {
-            const unsigned to = home + slot * (WARPS * SLOT * 16);
 #pragma unroll
             for (int s = 0; s < STAGE; s++)
                 if ((WHOLE && UNITS % STAGE == 0) || ask_chunk * STAGE + s < there)
@@ -256,11 +258,11 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         asm volatile("cp.async.commit_group;" ::: "memory"); // of nothing too, so that as many are always behind
     };
 #pragma unroll 1
-    for (int slot = 0; slot < EARLY; slot++) ask(slot);
+    for (int slot = 0; slot < EARLY; slot++, to += step) ask(to);
     auto ask_more = [&] {
         if (FIRST && EARLY < DEPTH) __syncthreads(); // no warp's weights are asked for before another one's x
 #pragma unroll 1
-        for (int slot = EARLY; slot < (COPIED ? FREE : DEPTH); slot++) ask(slot);
+        for (int slot = EARLY; slot < (COPIED ? FREE : DEPTH); slot++, to += step) ask(to);
     };
 
     // 2. wait for the kernel ahead
@@ -314,7 +316,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                         held[u][part][nt] = through[((u * NT + nt) * 8 + g) * 16 + ((part * 4 + c) ^ g % 2 * 4)];
             __syncthreads(); // from here on its place is the ring's and the sums'
 #pragma unroll 1
-            for (int slot = FREE; slot < DEPTH; slot++) ask(slot);
+            for (int slot = FREE; slot < DEPTH; slot++, to += step) ask(to);
         } else if (HOLD) {
 #pragma unroll
             for (int u = 0; u < SHARE; u++)
@@ -479,7 +481,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     const unsigned magic = m > 0 ? IS_HALF ? 0x64006400 : 0x43004300 : 0;
     // Where a warp's sum of a row of the tile is kept. WIDE: places differ by row and column, so that banks do
     const int place = g * PITCH + (WIDE ? (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c) : slice);
-    int slot = 0, phase = 0;
+    int slot = none, phase = 0;
 #pragma unroll 1
     for (int begin = 0; begin * stride + (int)blockIdx.x < tiles; begin += TILES, phase ^= 1) {
         constexpr unsigned ITEMS = TILES * TEAMS * M * 16;
@@ -493,9 +495,9 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         };
         float2 early = {};
         if (GROUP == 0) early = factor_of(threadIdx.x);
-        float *to = &sums[phase][0][team][0][place]; // for the sums of a tile
+        float *into = &sums[phase][0][team][0][place]; // for the sums of a tile
 #pragma unroll 1
-        for (int i = begin; i < begin + TILES && first + i * stride < tiles; i++, to += TEAMS * M * SHEET) {
+        for (int i = begin; i < begin + TILES && first + i * stride < tiles; i++, into += TEAMS * M * SHEET) {
             float t[NT][4] = {};
             // 5. multiply
 #pragma unroll(HOLD ? CHUNKS : 1)
@@ -591,7 +593,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                     }
                 }
                 __syncwarp();
-                ask(slot);
+                ask(home + slot * (WARPS * SLOT * 16));
                 slot = slot < DEPTH - 1 ? slot + 1 : 0;
             }
             if constexpr (FLOATS) {
@@ -600,7 +602,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int n = 8 * nt + 2 * c + i % 2;
-                        if (n < M) to[n * SHEET + i / 2 * 8 * PITCH] = t[nt][i];
+                        if (n < M) into[n * SHEET + i / 2 * 8 * PITCH] = t[nt][i];
                     }
             } else {
 #pragma unroll
@@ -610,7 +612,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                         float all = t[nt][half] * (half ? back[nt] / HIGH : back[nt]);
                         all += __shfl_xor_sync(~0u, all, 1);
                         const int n = (4 * nt + c) / 2;
-                        if (c % 2 == 0 && n < M) to[n * SHEET + half * 8 * PITCH] = all;
+                        if (c % 2 == 0 && n < M) into[n * SHEET + half * 8 * PITCH] = all;
                     }
             }
         }
