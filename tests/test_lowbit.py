@@ -423,9 +423,18 @@ def test_few_instructions_a_weight():
         assert not any(re.search(r"\b(I2FP?|F2F|PRMT|I2I)\b.*U8", line) for line in lines[waits[0] :])  # no conversion
 
 
-@pytest.mark.parametrize("case", [(1, 1, 8, 0, 1), (4096, 14336, 2, 128, 1), (300, 2048, 8, 0, 11)], ids=str)
+UNIFORM = [
+    (1, 1, 8, 0, 1),
+    (4096, 14336, 2, 128, 1),
+    (4096, 14336, 4, 128, 1),
+    (300, 2048, 8, 0, 11),
+    (3, 9000, 8, 0, 7),
+]
+
+
+@pytest.mark.parametrize("case", UNIFORM, ids=str)
 def test_copies_have_no_uniform_part_in_their_address(case):
-    """ptxas 13.0 made of these three what an H200 calls an illegal instruction."""
+    """ptxas 13.0 once made of these what an H200 calls an illegal instruction."""
     rows, cols, bits, group, m = case
     for early in (0, 1):
         found = plan(rows, cols, m, bits, group, 2, 132, ROOM, cols % 8 == 0, EARLY=early)

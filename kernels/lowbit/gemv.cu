@@ -30,9 +30,8 @@
    Compile with X (__half or __nv_bfloat16), SCALE (also float), BITS, GROUP (32, 64, 128; 0: a row),
    M (1, 2, 4, 8 or 16, at least m), FLOATS, WK and TEAMS (warps), UNITS, STAGE (units that are
    asked for together), DEPTH (stages of the ring), EARLY, FIRST, COPIED, FREE, TILES (of a team between two barriers),
-   HOLD, WHOLE
-   (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes), BLOCKS (1;
-   2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
+   HOLD, WHOLE (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes),
+   BLOCKS (1; 2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
    Launch (blocks, splits) blocks of 32 * WK * TEAMS threads with the shared memory that plan.py says; with
    more than one split (SPLIT), y is float (splits, m, rows), and merge, ceil(m * rows / 1024) blocks of
    256, adds it up. */
