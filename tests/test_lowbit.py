@@ -320,8 +320,8 @@ MISTAKES = {  # in gemv.cu: what stands there, what is put in its place
     "waits for one group too few": ('"n"(DEPTH - 1)', '"n"(DEPTH)'),
     "does not wait for the other lanes' scales": ('memory");\n                __syncwarp();', 'memory");'),
     "asks into a slot that is still read": (
-        "ask(slot);\n                slot =",
-        "ask(slot < DEPTH - 1 ? slot + 1 : 0);\n                slot =",
+        "ask(home + slot * ",
+        "ask(home + (slot < DEPTH - 1 ? slot + 1 : 0) * ",
     ),
     "adds up without a barrier": (
         "so one barrier is enough\n        __syncthreads();",
@@ -329,6 +329,36 @@ MISTAKES = {  # in gemv.cu: what stands there, what is put in its place
     ),
     "has one set of sums": ("phase ^= 1", "phase ^= 0"),
 }
+
+
+MISTAKES_WITH_X = {  # on its way through the shared memory
+    "does not wait for x": ('"n"(FREE - EARLY)', '"n"(FREE - EARLY + 1)'),
+    "does not wait for what the other lanes copied": (
+        '"n"(FREE - EARLY) : "memory");\n            __syncwarp();',
+        '"n"(FREE - EARLY) : "memory");',
+    ),
+    "asks for weights over another warp's x": (
+        "            __syncthreads(); // from here on",
+        "            // from here on",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES_WITH_X)
+def test_the_machine_would_see_a_mistake_with_x(what):
+    right, wrong = MISTAKES_WITH_X[what]
+    text = (top.HERE / "gemv.cu").read_text()
+    assert text.count(right) == 1
+    Wq, x, out = problem(300, 4096, 4, 128, 16)
+    found = plan(300, 4096, 16, 4, 128, 2, 3, ROOM, TILES=1)
+    of = SimpleNamespace(**dict(found.constants))
+    assert of.COPIED and 0 < of.FREE < of.DEPTH
+    options = ["-DX=__half", "-DSCALE=__half", *(f"-D{name}={value}" for name, value in found.constants)]
+    launch = found.grid, found.block, Wq.packed, Wq.factors, x, out, 300, 4096, 16
+    cuda.compile(text, options).gemv(*launch, shared=found.shared, check_races=True)
+    close(out, Wq, x)
+    with pytest.raises(simt.SimtError):
+        cuda.compile(text.replace(right, wrong), options).gemv(*launch, shared=found.shared, check_races=True)
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -357,7 +387,11 @@ def test_a_plan_fits_and_covers(bits, group, m):
             found = plan(rows, cols, m, bits, group, 2, processors, room)
             of = SimpleNamespace(**dict(found.constants))
             assert found.shared <= room and found.block == 32 * of.WK * of.TEAMS <= 512
-            assert of.M >= m and of.DEPTH >= of.EARLY and of.DEPTH >= 1
+            assert of.M >= m and of.DEPTH >= of.FREE >= of.EARLY and of.DEPTH >= 1
+            if of.COPIED:  # the first stages and x beside each other
+                slot = of.WK * of.TEAMS * of.STAGE * (256 * bits + (128 // group * 64 if group else 0))
+                through = of.WK * of.TEAMS * of.UNITS * 256 * max(8, of.M)
+                assert of.FREE * slot + through <= found.shared
             assert found.splits * of.WK * of.UNITS >= -(-cols // 128)
             assert found.grid[0] <= -(-rows // 16) and found.grid[1] == found.splits
 
@@ -403,14 +437,38 @@ def test_few_instructions_a_weight():
         assert not any(re.search(r"\b(I2FP?|F2F|PRMT|I2I)\b.*U8", line) for line in lines[waits[0] :])  # no conversion
 
 
-@pytest.mark.parametrize("case", [(1, 1, 8, 0, 1), (4096, 14336, 2, 128, 1), (300, 2048, 8, 0, 11)], ids=str)
+UNIFORM = [
+    (1, 1, 8, 0, 1),
+    (4096, 14336, 2, 128, 1),
+    (4096, 14336, 4, 128, 1),
+    (300, 2048, 8, 0, 11),
+    (3, 9000, 8, 0, 7),
+]
+
+
+@pytest.mark.parametrize("case", UNIFORM, ids=str)
 def test_copies_have_no_uniform_part_in_their_address(case):
-    """ptxas 13.0 made of these three what an H200 calls an illegal instruction."""
+    """ptxas 13.0 once made of these what an H200 calls an illegal instruction."""
     rows, cols, bits, group, m = case
     for early in (0, 1):
         found = plan(rows, cols, m, bits, group, 2, 132, ROOM, cols % 8 == 0, EARLY=early)
         code = top._module(HALF, HALF, found.constants).sass("gemv")
         assert "LDGSTS" in code and not re.search(r"LDGSTS\S* \[[^]]*UR", code)
+
+
+@pytest.mark.parametrize("rows, cols, m", [(448, 4096, 16), (224, 14336, 11), (448, 4096, 7)])
+def test_counters_with_more_rows(rows, cols, m, monkeypatch):
+    """Each byte once, x once a block, and no two lanes of a request in one bank."""
+    monkeypatch.setattr(top, "_room", lambda device: (4, ROOM))
+    Wq, x, _ = problem(rows, cols, 4, 128, m)
+    report = lowbit.counters("gemv", Wq, x)
+    splits = report.grid[1]
+    sectors = report.counters["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"]
+    assert sectors == (Wq.packed.nbytes + Wq.factors.nbytes + report.grid[0] * x.nbytes) // 32
+    for way in ("ld", "st"):
+        conflicts = report.counters[f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{way}.sum"]
+        assert conflicts <= 0.01 * report.counters[f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{way}.sum"], way
+    assert report.grid[0] * splits == 4 and (splits > 1) == (cols == 14336)
 
 
 def test_counters_of_loads():

@@ -16,6 +16,9 @@
      cp.async. WK warps, a team, share a row of tiles.
    - What is asked for first comes first: EARLY stages of the ring before the kernel waits for the one ahead of it, then
      x, then the rest. With FIRST all warps of a block ask for x before any asks for the rest.
+   - 16 rows of x are 128 KB a block at 4096 columns, four times a tile of weights of 4 bits. Loads into registers pass
+     through L1, of which a block with this much shared memory leaves 28 KB. COPIED: x goes through shared memory with
+     cp.async, over the place of all but FREE stages of the ring and of the sums, which are not needed yet.
 
    Moves rows * cols * BITS / 8 bytes of codes and 2 * sizeof(SCALE) for each group of a row, once, and x once a block.
    4 * rows * cols multiply-adds of bytes for each row of x, of which one m16n8k32 does 4096; or rows * cols of 16-bit
@@ -26,9 +29,9 @@
 
    Compile with X (__half or __nv_bfloat16), SCALE (also float), BITS, GROUP (32, 64, 128; 0: a row),
    M (1, 2, 4, 8 or 16, at least m), FLOATS, WK and TEAMS (warps), UNITS, STAGE (units that are
-   asked for together), DEPTH (stages of the ring), EARLY, FIRST, TILES (of a team between two barriers), HOLD, WHOLE
-   (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes), BLOCKS (1;
-   2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
+   asked for together), DEPTH (stages of the ring), EARLY, FIRST, COPIED, FREE, TILES (of a team between two barriers),
+   HOLD, WHOLE (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes),
+   BLOCKS (1; 2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
    Launch (blocks, splits) blocks of 32 * WK * TEAMS threads with the shared memory that plan.py says; with
    more than one split (SPLIT), y is float (splits, m, rows), and merge, ceil(m * rows / 1024) blocks of
    256, adds it up. */
@@ -48,6 +51,8 @@
 #define DEPTH 3
 #define EARLY 0
 #define FIRST 0
+#define COPIED 0
+#define FREE 0
 #define TILES 8
 #define HOLD 1
 #define WHOLE 1
@@ -68,11 +73,15 @@ constexpr int N = FLOATS ? M : M * DIGITS;               // columns of B,
 constexpr int NT = (N + 7) / 8, NB = N < 8 ? N : 8;      // in eights, and stored ones of eight
 constexpr int PARTS = FLOATS ? 4 : 2;                    // words of 16 bytes of x of a lane, a unit and eight columns
 constexpr float HIGH = FLOATS || BITS == 8 ? 1 : 1 << BITS; // what rows 8 .. 15 of a tile come out too large by
-constexpr int PITCH = WK | 1, SHEET = 16 * PITCH + 4;    // floats of the sums of a row, and of a row of x
+constexpr bool WIDE = FLOATS;                            // the warps' sums of a row are read 16 bytes at a time
+constexpr int PLACES = WK > 8 ? 16 : WK > 4 ? 8 : 4;
+constexpr bool PADDED = WIDE && WK < PLACES;
+constexpr int PITCH = WIDE ? PLACES : WK | 1, SHEET = 16 * PITCH + (WIDE ? 0 : 4); // floats of a row, and of a row of x
 constexpr int SHARE = HOLD ? UNITS : 1;
 constexpr int SUMS = FLOATS && !GROUPS ? 1 : GROUPS;     // of x that a warp keeps of a unit, for each column of B
 constexpr int SHIFTS = UNITS * SUMS * (FLOATS ? 8 : 4) * NT;
 constexpr int ROOM = M < 2 ? 2 : M; // floats for a warp, a multiple of 8 bytes
+constexpr int THROUGH = UNITS * NT * 128; // words of 16 bytes of x of a warp, on their way into registers
 constexpr int X_WORDS = FLOATS && HOLD ? 0 : UNITS * PARTS * NT * NB * 4; // words of 16 bytes of x of a warp
 
 /* d += A * B, a warp's: codes times digits */
@@ -187,6 +196,10 @@ __device__ __forceinline__ void copy(unsigned to, const uint4 *from, unsigned lo
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                  "l"(from), "l"(policy) : "memory");
 }
+/* 16 bytes, or zeros */
+__device__ __forceinline__ void copy_or_zero(unsigned to, const void *from, bool some) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(some ? 16 : 0) : "memory");
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long rows, int cols, int m) {
@@ -196,7 +209,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     extern __shared__ __align__(16) uint4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const int slice = warp % WK, team = warp / WK;
-    uint4 *const ring = shared + warp * DEPTH * SLOT;          // [DEPTH] slots: [STAGE][LOADS][32] codes, then factors
+    uint4 *const ring = shared + warp * SLOT; // [DEPTH][WARPS] slots: [STAGE][LOADS][32] codes, then factors
     float *const floats = reinterpret_cast<float *>(shared + WARPS * DEPTH * SLOT);
     float *const shifts = floats + warp * SHIFTS;         // [UNITS][GROUPS][NT][4]: sums of x
     float *const whole = floats + WARPS * SHIFTS;         // [WARPS][M]: the sum of a slice
@@ -218,12 +231,14 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     const uint4 *codes_at = packed + ((long long)first * units + from) * (LOADS * 32) + lane;
     const uint4 *factors_at = reinterpret_cast<const uint4 *>(factors);
     if (GROUP) factors_at += ((long long)first * groups * 32 * sizeof(SCALE)) / 16 + from * FACTORS + lane;
-    // The lane's place in the ring, through a shuffle: where the compiler sees that part of the address is the same in
-    // all lanes, ptxas 13.0 writes a copy with a policy that the card calls an illegal instruction
+    // The lane's place in the ring, and in a slot. Through shuffles: where the compiler sees that part of an address
+    // is the same in all lanes, ptxas 13.0 writes a copy that the card calls an illegal instruction. `none` is 0
     const unsigned home = __shfl_sync(~0u, (unsigned)__cvta_generic_to_shared(ring + lane), lane);
-    auto ask = [&](int slot) {
+    const int none = __shfl_sync(~0u, lane, lane) - lane;
+    const unsigned step = WARPS * SLOT * 16 + none;
+    unsigned to = home;
+    auto ask = [&](unsigned to) {
         if (ask_tile < tiles) {
-            const unsigned to = home + slot * (SLOT * 16);
 #pragma unroll
             for (int s = 0; s < STAGE; s++)
                 if ((WHOLE && UNITS % STAGE == 0) || ask_chunk * STAGE + s < there)
@@ -244,11 +259,11 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         asm volatile("cp.async.commit_group;" ::: "memory"); // of nothing too, so that as many are always behind
     };
 #pragma unroll 1
-    for (int slot = 0; slot < EARLY; slot++) ask(slot);
+    for (int slot = 0; slot < EARLY; slot++, to += step) ask(to);
     auto ask_more = [&] {
         if (FIRST && EARLY < DEPTH) __syncthreads(); // no warp's weights are asked for before another one's x
 #pragma unroll 1
-        for (int slot = EARLY; slot < DEPTH; slot++) ask(slot);
+        for (int slot = EARLY; slot < (COPIED ? FREE : DEPTH); slot++, to += step) ask(to);
     };
 
     // 2. wait for the kernel ahead
@@ -271,7 +286,39 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                 part[i] = col + i < cols ? __ldcg(reinterpret_cast<const unsigned short *>(at) + i) : 0;
             return {part[0] | part[1] << 16, part[2] | part[3] << 16, part[4] | part[5] << 16, part[6] | part[7] << 16};
         };
-        if (HOLD) {
+        if constexpr (COPIED) {
+            // [UNITS][NT * 8][16]; word q of an odd row is at q ^ 4, so that two rows' words are in different banks
+            uint4 *const through = shared + FREE * WARPS * SLOT + warp * THROUGH;
+            const int half = lane / 16, col = lane % 16 * 8;
+            const unsigned place = __cvta_generic_to_shared(through + (lane ^ half * 4));
+            const unsigned home_x = __shfl_sync(~0u, place, lane); // see `home`
+            const X *const at = x + from * 128 + col;
+#pragma unroll
+            for (int i = 0; i < NT * 4; i++) {
+                // 256 bytes of two rows. Blocks begin at different ones: all read the same x, at the same time
+                const int j = (i + blockIdx.x) % (NT * 4) * 2, row = j + half;
+#pragma unroll
+                for (int u = 0; u < UNITS; u++) {
+                    const bool some = row < m && u < there && (WHOLE || (from + u) * 128 + col < cols);
+                    const X *const it = some ? at + (long long)row * cols + u * 128 : x;
+                    copy_or_zero(home_x + j * 256 + u * (NT * 2048), it, some);
+                }
+            }
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            ask_more();
+            asm volatile("cp.async.wait_group %0;" ::"n"(FREE - EARLY) : "memory");
+            __syncwarp();
+#pragma unroll
+            for (int u = 0; u < SHARE; u++)
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+                        held[u][part][nt] = through[((u * NT + nt) * 8 + g) * 16 + ((part * 4 + c) ^ g % 2 * 4)];
+            __syncthreads(); // from here on its place is the ring's and the sums'
+#pragma unroll 1
+            for (int slot = FREE; slot < DEPTH; slot++, to += step) ask(to);
+        } else if (HOLD) {
 #pragma unroll
             for (int u = 0; u < SHARE; u++)
 #pragma unroll
@@ -425,25 +472,33 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     }
     __syncwarp();
 
+    if (PADDED) { // places that no warp has
+        const int count = (TILES * stride < tiles ? 2 : 1) * TILES * TEAMS * M * SHEET;
+        for (int i = threadIdx.x; i < count; i += THREADS) reinterpret_cast<float *>(sums)[i] = 0;
+        __syncthreads();
+    }
+
     // 2**MANTISSA, twice. Made from an argument, it stays in a register; a constant would be loaded again and again
     const unsigned magic = m > 0 ? IS_HALF ? 0x64006400 : 0x43004300 : 0;
-    int slot = 0, phase = 0;
+    // Where a warp's sum of a row of the tile is kept. WIDE: places differ by row and column, so that banks do
+    const int place = g * PITCH + (WIDE ? (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c) : slice);
+    int slot = none, phase = 0;
 #pragma unroll 1
     for (int begin = 0; begin * stride + (int)blockIdx.x < tiles; begin += TILES, phase ^= 1) {
-        constexpr int ITEMS = TILES * TEAMS * M * 16;
+        constexpr unsigned ITEMS = TILES * TEAMS * M * 16;
         // number i of what a phase gives: its tile of 16 rows, and what it is multiplied by
-        auto tile_of = [&](int i) {
+        auto tile_of = [&](unsigned i) {
             return blockIdx.x + gridDim.x * (i / (M * 16) % TEAMS + TEAMS * (begin + i / (M * 16 * TEAMS)));
         };
-        auto factor_of = [&](int i) {
+        auto factor_of = [&](unsigned i) {
             const long long row = (long long)tile_of(i) * 16 + i % 16;
             return i < ITEMS && row < rows ? factor(factors, row) : float2{};
         };
         float2 early = {};
         if (GROUP == 0) early = factor_of(threadIdx.x);
-        float *to = &sums[phase][0][team][0][g * PITCH + slice]; // for the sums of a tile
+        float *into = &sums[phase][0][team][0][place]; // for the sums of a tile
 #pragma unroll 1
-        for (int i = begin; i < begin + TILES && first + i * stride < tiles; i++, to += TEAMS * M * SHEET) {
+        for (int i = begin; i < begin + TILES && first + i * stride < tiles; i++, into += TEAMS * M * SHEET) {
             float t[NT][4] = {};
             // 5. multiply
 #pragma unroll(HOLD ? CHUNKS : 1)
@@ -454,11 +509,11 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                 for (int s = 0; s < STAGE; s++) {
                     const int u = chunk * STAGE + s;
                     if ((UNITS % STAGE == 0 || u < UNITS) && (WHOLE || u < there)) {
-                        const uint4 *words = ring + slot * SLOT + s * LOADS * 32;
+                        const uint4 *words = ring + slot * (WARPS * SLOT) + s * LOADS * 32;
                         uint4 w[LOADS];
 #pragma unroll
                         for (int l = 0; l < LOADS; l++) w[l] = words[32 * l + lane];
-                        const uint4 *of = ring + slot * SLOT + STAGE * LOADS * 32 + s * FACTORS;
+                        const uint4 *of = ring + slot * (WARPS * SLOT) + STAGE * LOADS * 32 + s * FACTORS;
                         const SCALE *f = reinterpret_cast<const SCALE *>(of);
                         if constexpr (FLOATS) {
                             float d[NT][4], scale[2] = {1, 1}, zero[2] = {MIDDLE, MIDDLE};
@@ -539,7 +594,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                     }
                 }
                 __syncwarp();
-                ask(slot);
+                ask(home + slot * (WARPS * SLOT * 16));
                 slot = slot < DEPTH - 1 ? slot + 1 : 0;
             }
             if constexpr (FLOATS) {
@@ -548,7 +603,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         const int n = 8 * nt + 2 * c + i % 2;
-                        if (n < M) to[n * SHEET + i / 2 * 8 * PITCH] = t[nt][i];
+                        if (n < M) into[n * SHEET + i / 2 * 8 * PITCH] = t[nt][i];
                     }
             } else {
 #pragma unroll
@@ -558,7 +613,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                         float all = t[nt][half] * (half ? back[nt] / HIGH : back[nt]);
                         all += __shfl_xor_sync(~0u, all, 1);
                         const int n = (4 * nt + c) / 2;
-                        if (c % 2 == 0 && n < M) to[n * SHEET + half * 8 * PITCH] = all;
+                        if (c % 2 == 0 && n < M) into[n * SHEET + half * 8 * PITCH] = all;
                     }
             }
         }
@@ -566,15 +621,23 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
         // 7. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
         __syncthreads();
 #pragma unroll 1
-        for (int i = threadIdx.x; i < ITEMS; i += THREADS) {
-            const int j = i / 16 % M, r = i % 16, of = i / (M * 16) % TEAMS;
+        for (unsigned i = threadIdx.x; i < ITEMS; i += THREADS) {
+            const unsigned j = i / 16 % M, r = i % 16, of = i / (M * 16) % TEAMS;
             const long long row = (long long)tile_of(i) * 16 + r;
             if (row >= rows || j >= m) continue;
             const float2 f = GROUP ? float2{} : i == threadIdx.x ? early : factor_of(i);
             float all = 0;
+            const float *const found = sums[phase][i / (M * 16 * TEAMS)][of][j] + r * PITCH;
+            if (WIDE) {
 #pragma unroll
-            for (int k = 0; k < WK; k++) {
-                float some = sums[phase][i / (M * 16 * TEAMS)][of][j][r * PITCH + k];
+                for (int k = 0; k < PITCH / 4; k++) {
+                    const float4 four = reinterpret_cast<const float4 *>(found)[k ^ r % 8 * PITCH / 32];
+                    all += four.x + four.y + (four.z + four.w);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < WK; k++) { // the zero of a whole row comes off each warp's sum, before these grow long
+                float some = WIDE ? 0 : found[k];
                 if (GROUP == 0) some -= (f.y - MIDDLE) * whole[(of * WK + k) * ROOM + j];
                 all += some;
             }

@@ -10,8 +10,9 @@ from typing import NamedTuple
 WARPS = 16  # of a block
 HOLD = 64  # registers of a lane that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
-SUMS_ROOM = {False: 20 * 1024, True: 36 * 1024}  # and the warps' sums, about, of digits and of more rows of x
+SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of digits and of more rows of x
 MOST_DIGITS = 4  # rows of x up to which they become digits
+IN_PHASE = 4  # tiles of a team between two barriers, at most, for more rows of x
 IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
 
@@ -36,8 +37,9 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     room             bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
-    chosen           FLOATS, SPLITS, UNITS, STAGE, DEPTH, EARLY, FIRST, TILES, TEAMS, HOLD or BLOCKS, to try something
-                     else; BLOCKS=2 leaves half of a multiprocessor to the next kernel, which may ask for weights
+    chosen           FLOATS, SPLITS, UNITS, STAGE, DEPTH, EARLY, FIRST, COPIED, TILES, TEAMS, HOLD or BLOCKS, to try
+                     something else; BLOCKS=2 leaves half of a multiprocessor to the next kernel, which may ask for
+                     weights
     """
     tiles, units = -(-rows // 16), -(-cols // 128)
     whole_room, beside = room, chosen.get("BLOCKS", 1)
@@ -67,12 +69,16 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     stage = chosen.get("STAGE", -(-mine // stages))
     blocks = min(tiles, max(1, multiprocessors // splits))
     most = -(-tiles // (blocks * teams))  # tiles of a team
-    tile_sums = 4 * teams * height * (16 * (wk | 1) + 4)
-    at_once = chosen.get("TILES", min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums)))
-    sums = tile_sums * at_once * (2 if most > at_once else 1)
-    fixed = sums + wk * teams * (mine * x_bytes + 8 * max(2, height))
-    fixed += wk * teams * mine * eights * (32 * max(1, groups) if floats else 16 * groups)
+    tile_sums = 4 * teams * height * (16 * max(4, 1 << (wk - 1).bit_length()) if floats else 16 * (wk | 1) + 4)
     unit = wk * teams * (256 * bits + 32 * groups * scale_size)
+    fixed = wk * teams * (mine * x_bytes + 8 * max(2, height))
+    fixed += wk * teams * mine * eights * (32 * max(1, groups) if floats else 16 * groups)
+    at_once = chosen.get("TILES", min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums), IN_PHASE if floats else most))
+    while (sums := tile_sums * at_once * (2 if most > at_once else 1)) > room - fixed - 2 * unit * mine:
+        if at_once == 1 or "TILES" in chosen or not floats:
+            break
+        at_once -= 1  # so that two tiles of weights are under way
+    fixed += sums
     while stage > 1 and (room - fixed) // (unit * stage) < 2 and "STAGE" not in chosen:
         stage -= 1
     slot = unit * stage
@@ -83,7 +89,13 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
             raise ValueError(f"gemv: m = {m} needs more shared memory for a block than this card's {room} bytes")
         chosen |= {"TEAMS": teams // 2} if teams > 1 else {"SPLITS": splits + 1}
         return plan(rows, cols, m, bits, group, scale_size, multiprocessors, whole_room, aligned, pdl, **chosen)
-    early = min(depth, chosen.get("EARLY", int(pdl)))  # stages asked for ahead of x, which then waits behind them
+    through = 256 * 8 * eights * mine * wk * teams  # bytes of x on their way into registers, over what comes later
+    copied = chosen.get("COPIED", int(floats and height >= 8 and hold and aligned and through <= room))
+    shared = fixed + depth * slot
+    if copied:
+        shared = max(shared, min(room, through + depth * slot))
+    free = min(depth, (shared - through) // slot) if copied else depth  # stages asked for before x is in registers
+    early = min(free, chosen.get("EARLY", int(pdl)))  # stages asked for ahead of x, which then waits behind them
     whole = cols == 128 * wk * mine * splits
     constants = {
         "BITS": bits,
@@ -97,6 +109,8 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "DEPTH": depth,
         "EARLY": early,
         "FIRST": chosen.get("FIRST", floats and height > 4),
+        "COPIED": copied,
+        "FREE": free,
         "TILES": at_once,
         "HOLD": hold,
         "WHOLE": whole,
@@ -105,4 +119,4 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "BLOCKS": beside,
     }
     constants = tuple((name, int(value)) for name, value in constants.items())
-    return Plan((blocks, splits), 32 * wk * teams, fixed + depth * slot, splits, constants)
+    return Plan((blocks, splits), 32 * wk * teams, shared, splits, constants)
