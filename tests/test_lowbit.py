@@ -422,7 +422,9 @@ def test_right_with_room_for_the_next_kernel(case, monkeypatch):
 
 def test_few_instructions_a_weight():
     """The loop of the machine code, from one cp.async wait to its end: what a lane does for its weights."""
-    most = {8: 1.1, 4: 1.1, 2: 1.1}  # a weight, with what is done once a unit and once a tile
+    # A weight, with what is done once a unit and once a tile. At 2 bits a unit is short, and the shuffle that keeps
+    # NVRTC 13.0 from a wrong copy shows: 1.117 there.
+    most = {8: 1.1, 4: 1.1, 2: 1.13}
     for bits, group in ((8, 0), (4, 128), (2, 128)):
         found = plan(14336, 4096, 1, bits, group, 2, 132, ROOM)
         constants = dict(found.constants)
