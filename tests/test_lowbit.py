@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -22,7 +23,6 @@ top = sys.modules["kernels.lowbit.gemv"]  # the module; the package has the func
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes
 ROOM = 227 * 1024  # bytes of shared memory that a block may have on an H200
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]  # those that are measured
 # rows, cols, bits, group, m, dtype of x, of scales: one and less, primes, one past a tile and a unit, several splits
@@ -48,19 +48,6 @@ CASES = [
 ]
 
 
-def between(tensor, fence, skip=0):
-    """A copy that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype)
-    inside = home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape)
-    return inside.copy_(tensor)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
-
-
 def problem(rows, cols, bits, group, m, dtype=HALF, scale_dtype=HALF, skip=0, seed=0):
     """(Wq, x between NaNs, out full of NaN between fences), random; zeros are any whole numbers."""
     rng = torch.Generator().manual_seed(seed + 1000 * rows + cols + bits)
@@ -74,11 +61,17 @@ def problem(rows, cols, bits, group, m, dtype=HALF, scale_dtype=HALF, skip=0, se
     out = torch.full((m, rows), torch.nan, dtype=dtype)
     if m == 1:
         x, out = x[0], out[0]
-    return Wq, between(x, torch.nan, skip), between(out, FENCE)
+    return Wq, between(x, skip=skip), between(out, FENCE)
 
 
 def guarded(tensor):
     return between(tensor, torch.nan if tensor.is_floating_point() else -1)
+
+
+def counters(Wq, x, **options):
+    """The report of gemv, and not of the kernel that adds up the sums of splits."""
+    reports = lowbit.counters("gemv", Wq, x, **options)
+    return reports[0] if isinstance(reports, tuple) else reports
 
 
 def wanted(Wq, x):
@@ -300,7 +293,7 @@ def test_the_ring_goes_round(case, monkeypatch):
     lowbit.gemv(Wq, x, out=out)
     close(out, Wq, x)
     assert fences_stand(out)
-    report = lowbit.counters("gemv", Wq, x, check_races=True)
+    report = counters(Wq, x, check_races=True)
     assert report.grid[0] * report.grid[1] <= 3
 
 
@@ -463,7 +456,7 @@ def test_counters_with_more_rows(rows, cols, m, monkeypatch):
     """Each byte once, x once a block, and no two lanes of a request in one bank."""
     monkeypatch.setattr(top, "_room", lambda device: (4, ROOM))
     Wq, x, _ = problem(rows, cols, 4, 128, m)
-    report = lowbit.counters("gemv", Wq, x)
+    report = counters(Wq, x)
     splits = report.grid[1]
     sectors = report.counters["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"]
     assert sectors == (Wq.packed.nbytes + Wq.factors.nbytes + report.grid[0] * x.nbytes) // 32
@@ -475,7 +468,7 @@ def test_counters_with_more_rows(rows, cols, m, monkeypatch):
 
 def test_counters_of_loads():
     Wq, x, _ = problem(528, 4096, 4, 128, 1)
-    report = lowbit.counters("gemv", Wq, x)
+    report = counters(Wq, x)
     requests, sectors = (
         report.counters[f"l1tex__t_{what}_pipe_lsu_mem_global_op_ld.sum"] for what in ("requests", "sectors")
     )
@@ -484,3 +477,13 @@ def test_counters_of_loads():
     assert sectors == weights + blocks * x.nbytes // 32  # each byte once, and x once a block
     assert requests == Wq.packed.nbytes // 512 + Wq.factors.nbytes // 128 + blocks * x.nbytes // 256
     assert report.counters["l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"] <= 0.1 * requests
+
+
+def test_counters_of_the_sums_of_splits():
+    """Where columns are split, the second kernel is reported, too: it reads every part once and writes y once."""
+    Wq, x, _ = problem(2, 40000, 4, 64, 1)
+    first, merge = lowbit.counters("gemv", Wq, x)
+    splits = first.grid[1]
+    assert splits > 1 and merge.grid == (1, 1, 1) and merge.block == (256, 1, 1)
+    assert merge.counters["l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"] == splits
+    assert merge.counters["l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"] == 1

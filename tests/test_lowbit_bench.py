@@ -1,6 +1,10 @@
 """The bench of low-bit weights on a made-up card: every row is held against its own truth; a wrong one is not timed."""
 
+import gc
+import json
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +42,7 @@ def card(monkeypatch):
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])
     monkeypatch.setattr(bench, "HOSTILE", [(5, 2)])
     monkeypatch.setattr(peers, "families", lambda *args: [])
-    monkeypatch.setattr(bench, "compile_ahead", lambda: None)
+    monkeypatch.setattr(bench, "compile_ahead", lambda meanwhile: meanwhile())
     bench._checked.cache_clear()
 
 
@@ -58,6 +62,8 @@ def test_every_format_has_a_ladder(card):
     assert many[titles[-1]].flops == 16 * many[f"{titles[-1]}, one row of x"].flops == 2 * 16 * 48 * 384
     nbytes = ladder[titles[-1]].bytes
     assert nbytes == 48 * 384 // 4 + 48 * 4 * 4 + 2 * (48 + 384)  # three groups, kept as four
+    assert ladder["reading the weights only"].bytes == 1 << 17 >= nbytes
+    assert gc.get_freeze_count() == 0  # what was kept from Python's look for garbage is given back
 
 
 def test_a_wrong_rung_is_not_timed(card, monkeypatch):
@@ -74,6 +80,21 @@ def test_a_wrong_rung_is_not_timed(card, monkeypatch):
         bench.ladders()
 
 
+@pytest.mark.parametrize("rung", ["shift", "gemv"])
+def test_cold_copies_share_nothing_that_is_read(rung, monkeypatch):
+    Wq = lowbit.quantize(torch.randn(16, 256).half(), 4, 128)
+    monkeypatch.setattr(cuda_timing, "COLD", 3 * Wq.nbytes)
+    copies = bench.cold(Wq, rung)
+    read = ("packed", "factors") if rung == "gemv" else ("_row_major", "scale", "zero")
+    assert all(len({getattr(c, name).data_ptr() for c in copies}) == len(copies) == 3 for name in read)
+    x = torch.randn(256).half()
+    for c in copies[1:]:  # nothing else is read: with the rest spoilt, the product is the same
+        for name in {"packed", "factors", "_row_major", "scale", "zero"} - set(read):
+            if getattr(c, name) is not None:
+                setattr(c, name, torch.zeros_like(getattr(c, name)))
+        assert torch.equal(getattr(lowbit, rung)(c, x), getattr(lowbit, rung)(Wq, x))
+
+
 def test_peers_truths_are_near_the_product():
     """What a peer must give lies as near the exact product as its bits allow: zeros and scales are its own."""
     torch.manual_seed(1)
@@ -83,12 +104,86 @@ def test_peers_truths_are_near_the_product():
     ours = x.double() @ Wq.dequantize(torch.float64).T
     for family, like, allowed in (
         (peers._compiled(W, x, 1), exact, 0.02),
+        (peers._gemlite_int8(W, x, 1), exact, 0.02),
         (peers._int4pack(Wq, x, 1), ours, 0.02),
         (peers._gemlite_linear(Wq, x, 1), ours, 1e-3),
     ):
         wanted = family[2]
         assert float((wanted - like).norm() / like.norm()) < allowed, family[0]
-    assert peers._scaled_mm(W, x, 1)[2].shape == (16, 32)
+    name, modes, wanted = peers._scaled_mm(W, x, 1)
+    assert wanted.shape == (16, 32)
+    assert list(modes) == ["one scale", "one scale, fast sums", "a scale a row", "a scale a row, fast sums"]
+
+
+class Autotuner:
+    """As Triton's: it keeps one choice for each case."""
+
+    def __init__(self):
+        self.cache = {}
+
+
+class Layer:
+    """As gemlite's: at its first call it chooses, by the preset that is loaded then, or by itself."""
+
+    def __init__(self, core, tuner):
+        self.core, self.tuner = core, tuner
+
+    def __deepcopy__(self, memo):
+        return Layer(self.core, self.tuner)
+
+    def __call__(self, x):
+        return self.tuner.cache.setdefault("case", self.core.GEMLITE_TRITON_CONFIG_CACHE.get("case", "its own"))
+
+
+@pytest.fixture
+def gemlite(monkeypatch, tmp_path):
+    """gemlite, made up, with a preset for 16 × 256 weights of 4 bits in groups of 128, and one row of x."""
+    tuner = Autotuner()
+    core = SimpleNamespace(GEMLITE_TRITON_CONFIG_CACHE={}, __file__=str(tmp_path / "core.py"))
+
+    def load_config(path):
+        core.GEMLITE_TRITON_CONFIG_CACHE.update(case=json.loads(Path(path).read_text())["(1, 16, 256, 128, 8, 104)"])
+        return True
+
+    core.GemLiteLinear = SimpleNamespace(load_config=load_config)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "h100.json").write_text('{"(1, 16, 256, 128, 8, 104)": "the preset"}')
+    made = SimpleNamespace(from_weights=lambda *args, **named: Layer(core, tuner))
+    helper = SimpleNamespace(A16Wn=lambda **how: made, A16W8=lambda **how: made)
+    found = core, helper, core.GEMLITE_TRITON_CONFIG_CACHE
+    monkeypatch.setattr(peers, "_gemlite", lambda: found)
+    monkeypatch.setitem(sys.modules, "gemlite.triton_kernels.one", SimpleNamespace(kernel=tuner, number=1))
+    return core
+
+
+def test_gemlite_is_called_with_its_preset_and_without(gemlite, monkeypatch):
+    monkeypatch.setattr(peers, "_preset", lambda x, Wq: Path(gemlite.__file__).with_name("configs") / "h100.json")
+    Wq, x = lowbit.quantize(torch.randn(16, 256).half(), 4, 128), torch.randn(1, 256).half()
+    _, modes, _ = peers._gemlite_linear(Wq, x, 3)
+    assert list(modes) == ["A16Wn", "A16Wn, its preset for H100"]
+    own, preset = (make() for make in modes.values())
+    for calls, choice in ((own, "its own"), (preset, "the preset"), (own, "its own")):  # each list keeps its choice
+        assert [call() for call in calls] == [choice] * 3
+    assert set(peers._gemlite_int8(Wq.dequantize(), x, 1)[1]) == {"A16W8", "A16W8, scale last"}
+
+
+def test_a_preset_is_that_of_the_chip_and_of_the_case(gemlite, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def found(m=1, rows=16, bits=4, group=128):
+        return peers._preset(OnCard(m), SimpleNamespace(shape=(rows, 256), bits=bits, group=group)) is not None
+
+    class OnCard(list):
+        is_cuda, device = True, "cuda"
+
+        def __init__(self, m):
+            super().__init__(range(m))
+
+    assert found() and not found(m=16) and not found(rows=32) and not found(bits=2) and not found(group=64)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert not found()
+    x = torch.ones(1, 256)
+    assert peers._preset(x, lowbit.quantize(torch.ones(16, 256), 4, 128)) is None
 
 
 def test_peers_are_called_once_ahead_of_time(card, monkeypatch):
@@ -108,9 +203,20 @@ def test_peers_are_called_once_ahead_of_time(card, monkeypatch):
     assert called == [4, "other"]
 
 
-def test_every_ladder_is_compiled_in_a_process_of_its_own(monkeypatch):
-    commands = []
-    monkeypatch.setattr(bench.subprocess, "run", lambda command, **how: commands.append(command))
-    bench.compile_ahead()
-    assert sorted(int(command[-1]) for command in commands) == list(range(16))
+def test_every_ladder_is_compiled_in_a_process_of_its_own(monkeypatch, tmp_path):
+    """Choices of torch.compile that are made there are not kept; what Triton compiles is, where this process looks."""
+    commands, folders, done = [], set(), []
+
+    def run(command, *, env, **how):
+        commands.append(command)
+        folders.add(env["TORCHINDUCTOR_CACHE_DIR"])
+        assert os.path.isdir(env["TORCHINDUCTOR_CACHE_DIR"]) and env["TRITON_CACHE_DIR"] == str(tmp_path)
+        if int(command[-1]) == 3:
+            raise bench.subprocess.TimeoutExpired(command, 90)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    bench.compile_ahead(lambda: done.append(1))
+    assert sorted(int(command[-1]) for command in commands) == list(range(16)) and done == [1]
     assert all(command[:3] == [sys.executable, "-m", "kernels.lowbit.bench"] for command in commands)
+    assert len(folders) == 16 and not any(map(os.path.exists, folders))

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from kernels import lowbit
+from kernels.lowbit.plan import plan
+from lab import card
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -73,6 +75,84 @@ def test_a_chain_in_a_graph(case):
         for out in outs:
             close(out, one, W)
             assert torch.equal(out, outs[0])
+
+
+def waited(Wq, x):
+    """The product, with nothing else under way: what overlapping launches must give, bit for bit."""
+    torch.cuda.synchronize()
+    y = lowbit.gemv(Wq, x, pdl=True)
+    torch.cuda.synchronize()
+    return y
+
+
+def replayed(launches):
+    """A function that replays these launches from a graph, once they have been called."""
+    launches()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launches()
+    return graph.replay
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("m, bits", [(1, 4), (4, 8), (16, 4), (7, 2)])
+def test_y_is_the_next_x(m, bits, graph):
+    """A dependent launch that reads x before the one ahead has ended would read what the last round left there."""
+    Wq, _, xs = problem(2048, 2048, bits, 128, m, HALF, HALF)
+    Wq = lowbit.QuantizedWeight(Wq.codes(), Wq.scale / 45, Wq.zero, bits, 128, HALF)  # y is as large as x
+    W = Wq.dequantize(torch.float64).T
+    chain = [torch.full_like(xs[0], torch.nan) for _ in range(9)]
+
+    def launches():
+        for x, y in zip(chain, chain[1:]):
+            lowbit.gemv(Wq, x, out=y, pdl=True)
+
+    torch.cuda.synchronize()
+    again = replayed(launches) if graph else launches
+    for first in xs:
+        chain[0].copy_(first)
+        again()
+        torch.cuda.synchronize()
+        for x, y in zip(chain, chain[1:]):
+            assert torch.equal(y, waited(Wq, x))
+            close(y, x, W)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("m, wide", [(16, 14336), (2, 40960)])
+def test_split_and_whole_in_turn(m, wide, graph):
+    """Up and down, again and again, as in a layer of a model: the way down is split, so that its parts take the memory
+    of those before; and what is written was read by the launch ahead. Both ways early, and alternating with plain."""
+    up, _, xs = problem(wide, 1024, 4, 128, m, HALF, HALF)
+    down, _, _ = problem(1024, wide, 4, 128, m, HALF, HALF)
+    up, down = (
+        lowbit.QuantizedWeight(w.codes(), w.scale / w.shape[1] ** 0.5, w.zero, 4, 128, HALF) for w in (up, down)
+    )
+    multiprocessors, room = (count(xs[0].device) for count in (card.multiprocessors, card.shared_memory))
+    splits = [plan(*w.shape, m, 4, 128, 2, multiprocessors, room, True, True).splits for w in (up, down)]
+    assert splits[0] == 1 < splits[1]
+    x, hidden = torch.full_like(xs[0], torch.nan), torch.full((m, wide), torch.nan, device="cuda", dtype=HALF)
+    kept = [torch.full_like(x, torch.nan) for _ in range(4)]  # what each round leaves in x
+
+    def launches():
+        for i, keep in enumerate(kept):
+            lowbit.gemv(up, x, out=hidden, pdl=True)
+            lowbit.gemv(down, hidden, out=x, pdl=i != 1)
+            if i == 2:
+                lowbit.gemv(down, hidden, out=x, pdl=True)  # split after split: the second one's parts
+            keep.copy_(x)
+
+    torch.cuda.synchronize()
+    again = replayed(launches) if graph else launches
+    for first in xs:
+        x.copy_(first)
+        again()
+        torch.cuda.synchronize()
+        wanted = first
+        for keep in kept:
+            wanted = waited(down, waited(up, wanted))
+            assert torch.equal(keep, wanted) and keep.isfinite().all()
 
 
 @pytest.mark.parametrize("m", [3, 12])

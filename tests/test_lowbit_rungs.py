@@ -1,13 +1,16 @@
 """Chapter 06's weights and first two rungs on the CPU: the codes of ref/lowbit.py bit for bit, products on hostile
 shapes, the counters and the machine code that the chapter states, no race, and errors before anything is written."""
 
+import contextlib
 import copy
 import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -21,7 +24,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 
 BITS, GROUPS = (8, 4, 2), (None, 32, 64, 128)
 X_DTYPES = (torch.float16, torch.bfloat16)
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 INSTRUCTIONS = "smsp__inst_executed.sum"
 quick = settings(max_examples=30, deadline=None)
 every_bits = pytest.mark.parametrize("bits", BITS)
@@ -42,12 +44,6 @@ def named(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def between(tensor, fence=torch.nan, skip=0):
-    """A copy that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype)
-    return home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(rows, cols, bits, group, m, dtype, scale_dtype=None, skip=0):
     """(Wq, x, out): x between NaNs, out full of NaN between fences; m None: x (cols,)."""
     W = draw(rows, cols, dtype=torch.float32) * 0.3 + 0.05
@@ -55,12 +51,6 @@ def problem(rows, cols, bits, group, m, dtype, scale_dtype=None, skip=0):
     lead = () if m is None else (m,)
     out = torch.full((*lead, rows), torch.nan, dtype=dtype)
     return Wq, between(draw(*lead, cols, dtype=dtype, seed=5), skip=skip), between(out, FENCE)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def close(out, Wq, x):
@@ -432,6 +422,21 @@ def test_calls_of_quantize_that_do_not_fit():
         (lambda: lowbit.ternary(W, -1.0), ValueError, "ternary: scale must be None or a number of 0 or more, got -1.0"),
         (lambda: lowbit.ternary(W, float("nan")), ValueError, "ternary: scale must be .* got nan"),
         (lambda: lowbit.ternary(W, 1e9), ValueError, "ternary: scale must have scales within torch.float16"),
+        (
+            lambda: lowbit.ternary(torch.full((2, 3), 1e6), scale_dtype=torch.float16),
+            ValueError,
+            "ternary: W must have scales within torch.float16, got one beyond it in row 0",
+        ),
+        (
+            lambda: lowbit.ternary(torch.full((2, 3), 1e-9), scale_dtype=torch.float16),
+            ValueError,
+            "W must have a mean magnitude that torch.float16 does not round to 0, got 1e-09; a wider scale_dtype",
+        ),
+        (
+            lambda: lowbit.ternary(W, 1e-9),
+            ValueError,
+            "scale must have a number that torch.float16 does not round to 0",
+        ),
     ]
     for call, kind, words in cases:
         with pytest.raises(kind, match=words):
@@ -440,6 +445,39 @@ def test_calls_of_quantize_that_do_not_fit():
     with pytest.raises(ValueError, match="W must have scales within torch.float16, got one beyond it in row 1"):
         lowbit.quantize(large, 2, scale_dtype=torch.float16)
     lowbit.quantize(large, 2)
+    assert not lowbit.ternary(W, 0).dequantize().any() and not lowbit.ternary(W * 0).dequantize().any()
+    tiny = torch.full((2, 3), 1e-9)
+    assert torch.equal(lowbit.ternary(tiny).dequantize(), tiny)
+
+
+@every_bits
+def test_scales_that_a_product_could_not_take(bits):
+    """Beyond 2**80 float32 sums of whole numbers times a scale could be infinite where the result is not."""
+    L = (1 << bits) - 1
+    codes, zero = torch.zeros(16, 256, dtype=torch.uint8), torch.full((16, 2), float(L))
+    scale = torch.ones(16, 2)
+    for bad in (2.0**100, -(2.0**100)):
+        scale[3, 1] = bad
+        words = f"from_codes: scale must have scales of at most 2**80 (1.21e+24), got {bad:.3g} in row 3"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            lowbit.from_codes(codes, scale, zero, bits)
+    W = torch.tensor([[0.0, 1.0], [0.0, 2.0**100 * L]])
+    with pytest.raises(ValueError, match="quantize: W must have scales of at most .* in row 1"):
+        lowbit.quantize(W, bits)
+    with pytest.raises(ValueError, match="ternary: W must have scales of at most .* in row 0"):
+        lowbit.ternary(W.bfloat16())
+
+
+@every_bits
+@pytest.mark.parametrize("m", [1, 6])
+def test_the_largest_scale_is_right(bits, m):
+    """Tiny x, so that y is of the order of 1, and zeros as far from the codes as can be, both ways."""
+    L, cols = (1 << bits) - 1, 14336
+    codes, zero = torch.full((16, cols), L, dtype=torch.uint8), torch.zeros(16, cols // 32)
+    codes[8:], zero[8:] = 0, L
+    Wq = lowbit.from_codes(codes, torch.full((16, cols // 32), 2.0**80), zero, bits)
+    x = torch.full((m, cols), 2.0**-90, dtype=torch.bfloat16)
+    close(lowbit.gemv(Wq, x), Wq, x)
 
 
 def test_calls_of_from_codes_that_do_not_fit():
@@ -470,6 +508,49 @@ def test_calls_of_from_codes_that_do_not_fit():
     for call, kind, words in cases:
         with pytest.raises(kind, match=words):
             call()
+
+
+def test_what_a_graph_cannot_capture(monkeypatch):
+    """As on a card whose stream is being captured: nothing is laid out, and the error says what to do."""
+    Wq, on_card = lowbit.quantize(draw(3, 64), 4, 32), SimpleNamespace(is_cuda=True, device="cuda:1")
+    devices = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: devices.append(device) or contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    words = "row_major: a graph cannot capture the first call, which lays out the codes of Wq anew; call the rung once "
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=words + "before the capture"):
+        patch.setattr(Wq, "packed", on_card)
+        Wq.row_major()
+    assert devices == ["cuda:1"]  # it is the stream of that card that counts
+    assert Wq.row_major() is Wq.row_major()  # on the CPU nothing is captured
+
+
+def test_weights_made_by_hand_that_do_not_fit():
+    codes, scale, zero = torch.zeros(3, 64, dtype=torch.uint8), torch.ones(3, 2), torch.zeros(3, 2)
+    fits = dict(codes=codes, scale=scale, zero=zero, bits=4, group=32, dtype=torch.float16)
+    cases = [
+        ({"codes": codes.int()}, TypeError, "QuantizedWeight: codes must be of torch.uint8, got torch.int32"),
+        ({"codes": codes[0]}, ValueError, r"codes must have shape \(rows, cols\)"),
+        ({"scale": scale[:, :1].clone()}, ValueError, r"scale must have shape \(3, 2\), none of it 0, got \(3, 1\)"),
+        ({"scale": 1.0}, TypeError, "scale must be a torch tensor, got float"),
+        ({"zero": zero.half()}, TypeError, "zero must be of torch.float32, got torch.float16"),
+        ({"zero": zero.to("meta")}, ValueError, "zero must be on cpu, like the first tensor, got one on meta"),
+        ({"bits": 3}, ValueError, "bits must be 8, 4 or 2, got 3"),
+        ({"group": 48}, ValueError, "group must be .* got 48"),
+        ({"group": 128}, ValueError, "a divisor of cols, 64, got 128"),
+        ({"dtype": torch.int8}, TypeError, "dtype must be one of .*, got torch.int8"),
+    ]
+    assert not lowbit.QuantizedWeight(**fits).dequantize().any()
+    for change, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            lowbit.QuantizedWeight(**fits | change)
+
+
+@pytest.mark.parametrize("dtype", ["x", torch.int8, torch.complex64, float])
+def test_dtypes_that_weights_cannot_become(dtype):
+    with pytest.raises(
+        TypeError, match="dequantize: dtype must be None or one of torch.float32, .* or torch.float64, got"
+    ):
+        lowbit.quantize(draw(2, 32), 4).dequantize(dtype)
 
 
 def test_counters_need_a_rung_s_name_and_the_cpu():

@@ -3,6 +3,7 @@ and the same bits as on the SIMT machine."""
 
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 
 from kernels import lowbit
 
@@ -10,7 +11,6 @@ HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
 
 BITS = (8, 4, 2)
-GUARD, FENCE = 64, 1234.0
 # rows, cols, group, m
 SHAPES = [(7, 97, None, None), (1, 1, None, 1), (33, 1056, 32, 1), (4096, 4096, 128, None), (129, 576, 64, 3)]
 SHAPES += [(1000, 4100, None, 16), (300, 14336, 128, 5)]
@@ -18,23 +18,12 @@ every_bits = pytest.mark.parametrize("bits", BITS)
 every_rung = pytest.mark.parametrize("name", ["shift", "magic"])
 
 
-def between(tensor, fence=torch.nan, skip=0):
-    """A copy on the card that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype, device="cuda")
-    return home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype, device="cuda").set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
-
-
 def problem(rows, cols, bits, group, m, dtype, skip=0):
     W = torch.randn(rows, cols, device="cuda").to(dtype)
     lead = () if m is None else (m,)
-    out = between(torch.full((*lead, rows), torch.nan, dtype=dtype), FENCE)
-    return lowbit.quantize(W, bits, group), between(torch.randn(*lead, cols).to(dtype), skip=skip), out
+    out = between(torch.full((*lead, rows), torch.nan, dtype=dtype, device="cuda"), FENCE)
+    x = torch.randn(*lead, cols, device="cuda").to(dtype)
+    return lowbit.quantize(W, bits, group), between(x, skip=skip), out
 
 
 def close(out, Wq, x):
@@ -91,6 +80,45 @@ def test_in_a_graph(name):
     x.copy_(torch.randn(1024))
     graph.replay()
     close(out, Wq, x)
+
+
+@every_rung
+def test_a_graph_does_not_capture_the_first_call(name):
+    """It would lay the codes out in the graph's memory, where nothing is before a replay."""
+    Wq, x, out = problem(512, 1024, 4, 128, None, torch.float16)
+    rung, graph = getattr(lowbit, name), torch.cuda.CUDAGraph()
+    codes, W = Wq.codes(), Wq.dequantize()
+    instead = "call it before the capture"
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        x.mul_(1)  # so that the graph is not empty
+        with pytest.raises(
+            RuntimeError, match="a graph cannot capture the first call, .* of Wq anew; call the rung once"
+        ):
+            rung(Wq, x, out=out)
+        with pytest.raises(RuntimeError, match=f"from_codes: a graph cannot capture the look at codes.*{instead}"):
+            lowbit.from_codes(codes, Wq.scale, Wq.zero, 4)
+        with pytest.raises(RuntimeError, match=f"quantize: a graph cannot capture the look at .* of W, .*{instead}"):
+            lowbit.quantize(W, 4, 128)
+    assert out.isnan().all() and fences_stand(out)
+    rung(Wq, x, out=out)
+    close(out, Wq, x)
+
+
+@every_rung
+def test_another_stream_reads_the_codes_that_the_first_call_lays_out(name):
+    for _ in range(3):
+        Wq, x, _ = problem(4096, 4096, 4, 128, None, torch.float16)
+        rung, side = getattr(lowbit, name), torch.cuda.Stream()
+        rung(lowbit.quantize(torch.ones(64, 4096, device="cuda").half(), 4, 128), x)  # compiles
+        torch.cuda.synchronize()
+        torch.cuda._sleep(50_000_000)  # the first call waits behind this
+        one = rung(Wq, x)
+        with torch.cuda.stream(side):
+            two = rung(Wq, x)
+        torch.cuda.synchronize()
+        assert torch.equal(one, two)
+        close(two, Wq, x)
 
 
 def test_what_a_card_refuses():

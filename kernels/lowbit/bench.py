@@ -2,17 +2,19 @@
 
 The shapes of the GEMV ladder, fp16 x: one row of it, and at 4 bits sixteen. Every call finds its weights cold. Each row
 is held against float64 on the card before it is timed and after; ours also on hostile shapes. Beside ours stand the
-course's own 16-bit product, for the speed-up, the peers of peers.py, and a kernel that only reads as many bytes: what a
-plain launch over them costs.
+course's own 16-bit product, for the speed-up, the peers of peers.py, and a kernel that only reads as many bytes as a
+call moves, x and y too, up to a multiple of 128 KiB: what a plain launch over them costs.
 """
 
 import contextlib
 import copy
 import functools
+import gc
 import math
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -29,14 +31,18 @@ FORMATS = {"int8 per row": (8, None), "int4 g128": (4, 128), "int2 g128": (2, 12
 DTYPE = torch.float16
 TOLERANCE = 1e-3  # against the dequantised weights, by the norm: sums are exact to that, x and y are float16
 HOSTILE = [(1, 1), (37, 3), (16, 32), (129, 33), (1009, 9), (7, 112)]  # rows, groups (or units of 128 columns)
+READ = 1 << 17  # bytes that the kernel that only reads takes a multiple of
 SIXTEEN = tuple(source for rung in gemv.RUNGS[-1:] for source in rung.sources)
 
 
 def ladders(seconds=0.1):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of low-bit weights")
-    compile_ahead()
-    return [_cell(*cell, seconds) for cell in _cells()]
+    compile_ahead(check_ahead)
+    try:
+        return [_cell(*cell, seconds) for cell in _cells()]
+    finally:
+        gc.unfreeze()
 
 
 def _cells():
@@ -45,17 +51,38 @@ def _cells():
     return [*one, *(("int4 g128", shape, 16) for shape in SHAPES)]
 
 
-def compile_ahead():
+def compile_ahead(meanwhile=lambda: None):
     """Have the peers compile what they want, on all cores, in processes of their own: one after another would take
-    minutes. It is kept on disk. What fails here is compiled later, and fails there."""
+    minutes. This process does `meanwhile`. What fails here is compiled later, and fails there.
+
+    What Triton compiles is kept on disk, where this process finds it. What is chosen is not: those processes tune on
+    one card all at once, and torch.compile would keep choices that were made in that crowd.
+    """
+    from triton import knobs
+
+    triton = os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)  # torch.compile would take another folder
 
     def apart(number):
         command = [sys.executable, "-m", "kernels.lowbit.bench", str(number)]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=90)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as choices:
+            found = os.environ | {"TRITON_CACHE_DIR": triton, "TORCHINDUCTOR_CACHE_DIR": choices}
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, env=found, timeout=90, **quiet)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(apart, range(len(_cells()))))
+        waiting = pool.map(apart, range(len(_cells())))
+        meanwhile()
+        list(waiting)
+
+
+def check_ahead():
+    """Hold ours on hostile shapes, and call it once on those to be timed, which compiles it."""
+    for name, shape, m in _cells():
+        _, x, Wq = _inputs(name, shape, m)
+        for rung, pdl in _rungs(first=m == 1):
+            _checked(rung, pdl, *FORMATS[name], m)
+            rung.function(Wq, x, pdl=pdl)
 
 
 def _call_peers(number):
@@ -79,51 +106,66 @@ def title_of(name, shape, m=1):
 
 
 def _cell(name, shape, m, seconds):
+    """A ladder. A graph's capture has Python look for garbage among all objects that it may free: those of compilers,
+    by the hundred thousand, are taken out of its sight, or they would cost more time than all that is measured."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     bench.empty()
     W, x, Wq = _inputs(name, shape, m)
     moved, flops = work(Wq, x)
     facts = {"flops": flops, "bytes": moved}
-    rows = list(_ours(Wq, x, facts, first=m == 1))
-    rows += _sixteen_bits(W, x, flops) if m == 1 else _one_row(Wq, x, facts)
+    wanted, best = x.double() @ Wq.dequantize(torch.float64).T, cold(Wq, RUNGS[-1].name)
+    rows = list(_ours(Wq, best, x, wanted, facts, first=m == 1))
+    rows += _sixteen_bits(W, x, flops) if m == 1 else _one_row(Wq, best, x, wanted, facts)
     count = math.ceil(cuda_timing.COLD / Wq.nbytes)
-    for title, modes, wanted, tolerance in peers.families(W, Wq, x, count):
-        fewer = facts | {"flops": flops * len(wanted) // m}  # of the rows that it computes
-        rows += bench.peer_rows([(title, modes)], tolerance, wanted=wanted, **fewer)
-    words = torch.randint(-(1 << 31), (1 << 31) - 1, (math.ceil(moved / (1 << 17)) << 15,), device=DEVICE)
-    rows.append(bench.reading(cuda_timing.cold_copies(words.to(torch.int32)), moved, flops))
+    for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count):
+        fewer = facts | {"flops": flops * len(of_peer) // m}  # of the rows that it computes
+        rows += bench.peer_rows([(title, modes)], tolerance, wanted=of_peer, **fewer)
+    words = torch.randint(-(1 << 31), (1 << 31) - 1, (math.ceil(moved / READ) * READ // 4,), device=DEVICE)
+    words = words.to(torch.int32)
+    rows.append(bench.reading(cuda_timing.cold_copies(words), words.nbytes, flops))
     rows[-1].title = "reading the weights only"
+    gc.freeze()
     return bench.ladder_of(title_of(name, shape, m), rows, seconds)
 
 
 def cold(Wq, rung):
-    """Copies of quantised weights, of all that a rung reads."""
-    Wq = copy.copy(Wq)
+    """Copies of quantised weights, of what a rung reads; they share the rest."""
     if rung != "gemv":
         Wq.row_major()
-    count = math.ceil(cuda_timing.COLD / Wq.nbytes)
-    return [Wq, *(copy.deepcopy(Wq) for _ in range(count - 1))]
+    read = ("packed", "factors") if rung == "gemv" else ("_row_major", "scale", "zero")
+    copies = [copy.copy(Wq) for _ in range(math.ceil(cuda_timing.COLD / Wq.nbytes))]
+    for other in copies[1:]:
+        for name in read:
+            setattr(other, name, getattr(Wq, name).clone())
+    return copies
 
 
-def _ours(Wq, x, facts, first):
-    """The rungs, and the best one under programmatic dependent launch; without the others where it is not `first`."""
-    wanted = x.double() @ Wq.dequantize(torch.float64).T
-    for rung in RUNGS if first else RUNGS[-1:]:
-        copies = cold(Wq, rung.name)
-        for pdl in (False, True) if rung is RUNGS[-1] else (False,):
-            run = functools.partial(rung.function, pdl=True) if pdl else rung.function
-            verdict = _checked(rung, pdl, Wq.bits, Wq.group, len(x))
-            more = facts | {"wanted": wanted, "tolerance": TOLERANCE, "verdict": verdict, "sources": rung.sources}
-            like = x.new_empty(len(x), Wq.shape[0])
-            yield bench.our_row(
-                f"{rung.title}, PDL" if pdl else rung.title, run, [(c, x) for c in copies], like, **more
-            )
+def _rungs(first):
+    """(rung, whether it is launched as a dependent); the best one alone where it is not `first`."""
+    found = [(rung, False) for rung in (RUNGS if first else RUNGS[-1:])]
+    return [*found, (RUNGS[-1], True)]
 
 
-def _one_row(Wq, x, facts):
+def _ours(Wq, best, x, wanted, facts, first):
+    """The rungs, and the best one under programmatic dependent launch. best: copies of Wq for that one; the others
+    share theirs, too."""
+    others = cold(Wq, RUNGS[0].name) if first else []
+    for rung, pdl in _rungs(first):
+        run = functools.partial(rung.function, pdl=True) if pdl else rung.function
+        verdict = _checked(rung, pdl, Wq.bits, Wq.group, len(x))
+        more = facts | {"wanted": wanted, "tolerance": TOLERANCE, "verdict": verdict, "sources": rung.sources}
+        inputs = [(c, x) for c in (best if rung is RUNGS[-1] else others)]
+        like = x.new_empty(len(x), Wq.shape[0])
+        yield bench.our_row(f"{rung.title}, PDL" if pdl else rung.title, run, inputs, like, **more)
+
+
+def _one_row(Wq, best, x, wanted, facts):
     """The best rung on the first row alone, to compare with."""
     one = x[:1].contiguous()
     alone = facts | {"flops": facts["flops"] // len(x), "bytes": work(Wq, one)[0]}
-    for row in _ours(Wq, one, alone, first=False):
+    for row in _ours(Wq, best, one, wanted[:1], alone, first=False):
         row.title += ", one row of x"
         yield row
 

@@ -21,7 +21,7 @@ def gemv(Wq, x, *, out=None, pdl=False):
     Up to four rows are rounded: where a warp has a slice of a row of x, and 2**e is above the largest number of it, to
     multiples of 2**(e - 21); products and their sums over a group are exact. More rows are taken as they are, and sums
     are float32, at most of numbers of 2**(bits + 3) times x: bfloat16 x above 2**110 may overflow there.
-    A row of x with NaN or infinity gives a row without a finite number. Scales must not pass 2**90.
+    A row of x with NaN or infinity gives a row without a finite number. Scales do not pass 2**80 (see quantizing.py).
     """
     m, out = expect_all("gemv", Wq, x, out)
     launch(Wq, x, out, bool(pdl))
@@ -29,7 +29,8 @@ def gemv(Wq, x, *, out=None, pdl=False):
 
 
 def launch(Wq, x, out, pdl, **options):
-    """Launch without looking at the arguments; `options` go to the SIMT machine, whose report comes back."""
+    """Launch without looking at the arguments; `options` go to the SIMT machine, whose report comes back, or two where
+    the columns are split: of gemv and of merge."""
     rows, cols = Wq.shape
     m = 1 if x.dim() == 1 else len(x)
     scale = Wq.factors.dtype
@@ -43,8 +44,8 @@ def launch(Wq, x, out, pdl, **options):
     parts = torch.empty(found.splits, m, rows, dtype=torch.float32, device=x.device)
     args = (Wq.packed, Wq.factors, x, parts, rows, cols, m)
     report = module.gemv(found.grid, found.block, *args, shared=found.shared, pdl=pdl, **options)
-    module.merge(-(-m * rows // 1024), 256, parts, out, m * rows, found.splits, pdl=True, **options)  # waits
-    return report
+    args = (parts, out, m * rows, found.splits)
+    return report, module.merge(-(-m * rows // 1024), 256, *args, pdl=True, **options)  # which waits for gemv
 
 
 @functools.cache

@@ -1,14 +1,18 @@
-"""How codes lie in memory for the best rung: worked out once, offline, so that the kernel never moves a bit sideways.
+"""How codes lie in memory for the best rung: worked out once, offline, so that the kernel has little to do. For up to
+four rows of x a mask makes an operand of codes, at 2 bits with a shift for every other pair. For more rows, which want
+16-bit numbers, shifts also bring odd bytes to even places, and narrow codes to where the number has room.
 
-mma.m16n8k32 multiplies 16 rows × 32 columns of unsigned bytes, four words a lane. Which column is which is free, if x
-is laid out alike: here a lane has eight neighbours of a row. Lane 4g + c (g 0..7, c 0..3) holds
+The layout is that of one instruction's operands, and of no other's. mma.m16n8k32 multiplies 16 rows × 32 columns of
+unsigned bytes, four words a lane. Which column is which is free, if x is laid out alike: here a lane has eight
+neighbours of a row. Lane 4g + c (g 0..7, c 0..3) holds
 
     a0  row g      columns 8c .. 8c + 3             a2  row g      columns 8c + 4 .. 8c + 7
     a1  row g + 8  the same columns                 a3  row g + 8  the same columns as a2
 
 Four columns are the four bytes of a word, in the order 0, 2, 1, 3: bytes 0 and 2, the low ones of its halves, are
-neighbours, as mma.m16n8k16 wants them where codes become 16-bit numbers. Narrow codes share these bytes: with one mask
-a word turns into an operand, whose value is the code times a power of two.
+neighbours, as mma.m16n8k16 wants them where codes become 16-bit numbers: there the words of a lane are its operands of
+two steps. Narrow codes share these bytes: with one mask a word turns into an operand, whose value is the code times a
+power of two.
 
     bits   words of a lane, for 32 columns      bits 7 .. 0 of each byte
     8      4: a0, a1, a2, a3                    a0 a0 a0 a0 a0 a0 a0 a0

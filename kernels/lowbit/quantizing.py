@@ -1,13 +1,22 @@
 """How weights become codes. Which code a weight gets is written out in ref/lowbit.py; here it is the same, bit for bit,
 in torch, on the device of the tensor: in float64, whatever its dtype."""
 
+import math
+
 import torch
 
-from kernels.lowbit.weights import QuantizedWeight, slices
+from kernels.lowbit.weights import (
+    GROUPS,
+    QuantizedWeight,
+    expect_bits,
+    expect_group,
+    expect_no_capture,
+    listed,
+    slices,
+)
 from lab.tensors import DTYPES, expect, expect_first
 
-BITS = (8, 4, 2)
-GROUPS = (32, 64, 128)
+LARGEST = 2.0**80  # of the scales: gemv's sums over 128 columns, up to 2**36, of many units, stay in float32's range
 WHOLE = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}  # as long as the dtype
 
 
@@ -24,12 +33,12 @@ def quantize(W, bits, group=None, *, scale_dtype=None):
     of equal weights are exact where scale_dtype holds the weight, and a weight of 0 stays 0.
 
     Takes bits / 8 bytes a weight, and two numbers of scale_dtype a group. Waits for the device, to look for what cannot
-    be stored: NaN and infinity, and a scale beyond its dtype, are named in a ValueError. TypeError or ValueError names
-    any other argument; nothing has been made by then.
+    be stored: NaN and infinity, and a scale beyond its dtype or 2**80, are named in a ValueError. TypeError or
+    ValueError names any other argument; nothing has been made by then. RuntimeError while a graph is captured.
     """
-    _expect_bits("quantize", bits)
+    expect_bits("quantize", bits)
     expect_first("quantize", "W", W, ("rows", "cols"))
-    _expect_group("quantize", group, W.shape[1])
+    expect_group("quantize", group, W.shape[1])
     scale_dtype = _scale_dtype("quantize", scale_dtype, W)
     W, dtype = W.detach(), W.dtype
     _expect_finite("quantize", W)
@@ -54,7 +63,10 @@ def ternary(W, scale=None, *, scale_dtype=None):
     """Round W (rows, cols) to -1, 0 and 1 times one scale, as BitNet b1.58 does: 2 bits a weight, one scale for a row.
 
     scale   None: the mean magnitude of W; or a number, such as the one that came with weights that are ternary already.
-            It is rounded to scale_dtype (None: W's) before the weights are divided by it
+            It is rounded to scale_dtype (None: W's) before the weights are divided by it. One that is not 0 and would
+            be rounded to 0, and the weights with it, is refused
+
+    Errors as for quantize.
     """
     expect_first("ternary", "W", W, ("rows", "cols"))
     scale_dtype = _scale_dtype("ternary", scale_dtype, W)
@@ -62,10 +74,16 @@ def ternary(W, scale=None, *, scale_dtype=None):
         raise ValueError(f"ternary: scale must be None or a number of 0 or more, got {scale!r}")
     W = W.detach()
     _expect_finite("ternary", W)
+    name, what = ("W", "a mean magnitude") if scale is None else ("scale", "a number")
     if scale is None:
         scale = sum(float(W[some].double().abs().sum()) for some in slices(W.shape)) / W.numel()
     scales = torch.full((len(W), 1), scale, dtype=torch.float64, device=W.device).to(scale_dtype)
-    _expect_scales("ternary", "W" if scale is None else "scale", scales)
+    _expect_scales("ternary", name, scales)
+    if scale > 0 and not scales[0].item():
+        raise ValueError(
+            f"ternary: {name} must have {what} that {scale_dtype} does not round to 0, got {scale:.3g}; "
+            "a wider scale_dtype holds it"
+        )
     codes = torch.empty(W.shape, dtype=torch.uint8, device=W.device)
     for some in slices(W.shape):
         codes[some] = _divide(W[some].double(), scales[some].double()).round_().clamp_(-1, 1) + 1
@@ -77,22 +95,27 @@ def from_codes(codes, scale, zero, bits, dtype=None):
 
     codes        uint8 (rows, cols), from 0 to 2**bits - 1
     scale, zero  (rows, groups) of one dtype, float16, bfloat16 or float32, on the device of codes; groups of 32, 64 or
-                 128 columns, or one for a row. zero: whole numbers from 0 to 2**bits - 1
+                 128 columns, or one for a row. scale: none beyond 2**80 in magnitude. zero: whole numbers from 0 to
+                 2**bits - 1
     dtype        that `dequantize` returns; None: that of scale
+
+    Waits for the device, to look at the numbers. Errors as for quantize.
     """
-    _expect_bits("from_codes", bits)
+    expect_bits("from_codes", bits)
     expect_first("from_codes", "codes", codes, ("rows", "cols"), (torch.uint8,))
     rows, cols = codes.shape
     expect("from_codes", "scale", scale, codes, (rows, "groups"), tuple(DTYPES))
     expect("from_codes", "zero", zero, codes, tuple(scale.shape), (scale.dtype,))
     if dtype not in (None, *DTYPES):
-        raise TypeError(f"from_codes: dtype must be None or one of {_listed(DTYPES)}, got {dtype!r}")
+        raise TypeError(f"from_codes: dtype must be None or one of {listed(DTYPES)}, got {dtype!r}")
     groups = scale.shape[1]
     if groups > 1 and cols not in [groups * group for group in GROUPS]:
         raise ValueError(
             f"from_codes: scale must have one column, or one for each 32, 64 or 128 columns of codes, got {groups} for "
             f"{cols}"
         )
+    what = "the look at codes, scale and zero, which waits for the card"
+    expect_no_capture("from_codes", codes, what, "call it before the capture")
     L = (1 << bits) - 1
     if int(codes.max()) > L:
         raise ValueError(f"from_codes: codes must be from 0 to {L} with bits={bits}, got {int(codes.max())}")
@@ -119,33 +142,14 @@ def _divide(x, scale):
     return torch.where(scale != 0, x / scale, 0.0)
 
 
-def _expect_bits(where, bits):
-    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
-        raise ValueError(f"{where}: bits must be 8, 4 or 2, got {bits!r}")
-
-
-def _expect_group(where, group, cols):
-    fits = group is None or (isinstance(group, int) and group in GROUPS)
-    if not fits or (group and cols % group):
-        raise ValueError(
-            f"{where}: group must be None (one scale for a row), or 32, 64 or 128 and a divisor of cols, {cols}, "
-            f"got {group!r}"
-        )
-
-
 def _scale_dtype(where, dtype, W):
     if dtype not in (None, *DTYPES):
-        raise TypeError(f"{where}: scale_dtype must be None or one of {_listed(DTYPES)}, got {dtype!r}")
+        raise TypeError(f"{where}: scale_dtype must be None or one of {listed(DTYPES)}, got {dtype!r}")
     return W.dtype if dtype is None else dtype
 
 
-def _listed(dtypes):
-    return ", ".join(map(str, dtypes))
-
-
 def _expect_finite(where, W):
-    if W.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(f"{where}: a graph cannot capture this: it waits for the card, to look at the numbers")
+    expect_no_capture(where, W, "the look at the numbers of W, which waits for the card", "call it before the capture")
     for some in slices(W.shape):
         bad = ~torch.isfinite(W[some])
         if bad.any():
@@ -155,6 +159,13 @@ def _expect_finite(where, W):
 
 
 def _expect_scales(where, name, scale):
-    if not torch.isfinite(scale).all():
-        row = int(torch.nonzero(~torch.isfinite(scale))[0, 0])
-        raise ValueError(f"{where}: {name} must have scales within {scale.dtype}, got one beyond it in row {row}")
+    """Scales that are finite, and not beyond LARGEST."""
+    bad = ~(scale.double().abs() <= LARGEST)  # NaN too; in float16 LARGEST would be infinite
+    if bad.any():
+        row, column = torch.nonzero(bad)[0].tolist()
+        value = scale[row, column].item()
+        if not math.isfinite(value):
+            raise ValueError(f"{where}: {name} must have scales within {scale.dtype}, got one beyond it in row {row}")
+        raise ValueError(
+            f"{where}: {name} must have scales of at most 2**80 ({LARGEST:.3g}), got {value:.3g} in row {row}"
+        )

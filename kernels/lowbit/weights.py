@@ -3,8 +3,10 @@
 import torch
 
 from kernels.lowbit import layout
+from lab.tensors import DTYPES, expect, expect_first
 
-WORD = 4  # bytes
+BITS = (8, 4, 2)
+GROUPS = (32, 64, 128)
 TAKE = 16  # codes that a lane of the first rungs takes: their rows are padded to a multiple
 SLICE = 1 << 24  # weights that are worked on at a time, about
 
@@ -20,9 +22,13 @@ class QuantizedWeight:
     packed       the codes, interleaved for the tensor cores (layout.py), and
     factors      the scales and zeros beside each other, in the order in which the best rung reads them
     nbytes       of packed and factors: what the best rung reads
+
+    Made by hand from codes, uint8 (rows, cols), and the rest, it looks at dtypes and shapes, and not at values, for
+    which it would have to wait: `from_codes` does.
     """
 
     def __init__(self, codes, scale, zero, bits, group, dtype):
+        expect_parts("QuantizedWeight", codes, scale, zero, bits, group, dtype)
         self.shape, self.bits, self.group, self.dtype = codes.shape, bits, group, dtype
         self.scale, self.zero = scale, zero
         self.packed = layout.interleave(codes, bits)
@@ -46,9 +52,13 @@ class QuantizedWeight:
         return layout.deinterleave(self.packed, self.bits, self.shape)
 
     def dequantize(self, dtype=None):
-        """(codes - zero) · scale, (rows, cols), rounded to a dtype; None: that of what was quantised. A weight past the
-        dtype's largest number becomes that: a rounded scale may reach a little further than the weights did."""
+        """(codes - zero) · scale, (rows, cols), rounded to a dtype, one of those or float64; None: that of what was
+        quantised. A weight past the dtype's largest number becomes that: a rounded scale may reach a little further
+        than the weights did."""
         dtype = self.dtype if dtype is None else dtype
+        if dtype not in (*DTYPES, torch.float64):
+            wanted = f"{listed(DTYPES)} or torch.float64"
+            raise TypeError(f"dequantize: dtype must be None or one of {wanted}, got {dtype!r}")
         codes, values = self.codes(), torch.empty(self.shape, dtype=dtype, device=self.device)
         limit = torch.finfo(dtype).max
         for rows in slices(self.shape):
@@ -61,15 +71,59 @@ class QuantizedWeight:
         """The codes as the first rungs read them, row after row: int32 (rows, words). Made once, when first asked for.
 
         Code i of a word is its bits from bits · i on, as in ref/lowbit.py; a row is padded to a multiple of 16 codes.
+        Making them waits for the card, so that any stream may read them. RuntimeError if that falls into the capture
+        of a graph: only a replay would fill them, and other calls would read what was there.
         """
         if self._row_major is None:
+            instead = "call the rung once before the capture"
+            expect_no_capture("row_major", self.packed, "the first call, which lays out the codes of Wq anew", instead)
             codes = torch.nn.functional.pad(self.codes(), (0, -self.shape[1] % TAKE))
             fields = codes.unflatten(1, (-1, 8 // self.bits))  # the fields of a byte
             packed = fields[..., 0].clone()
             for i in range(1, 8 // self.bits):
                 packed |= fields[..., i] << self.bits * i
+            if packed.is_cuda:
+                torch.cuda.current_stream(packed.device).synchronize()
             self._row_major = packed.view(torch.int32)
         return self._row_major
+
+
+def expect_parts(where, codes, scale, zero, bits, group, dtype):
+    """Raise unless these make a QuantizedWeight, by dtypes and shapes."""
+    expect_bits(where, bits)
+    expect_first(where, "codes", codes, ("rows", "cols"), (torch.uint8,))
+    rows, cols = codes.shape
+    expect_group(where, group, cols)
+    expect(where, "scale", scale, codes, (rows, 1 if group is None else cols // group), tuple(DTYPES))
+    expect(where, "zero", zero, codes, tuple(scale.shape), (scale.dtype,))
+    if dtype not in DTYPES:
+        raise TypeError(f"{where}: dtype must be one of {listed(DTYPES)}, got {dtype!r}")
+
+
+def expect_bits(where, bits):
+    if isinstance(bits, bool) or not isinstance(bits, int) or bits not in BITS:
+        raise ValueError(f"{where}: bits must be 8, 4 or 2, got {bits!r}")
+
+
+def expect_group(where, group, cols):
+    fits = group is None or (isinstance(group, int) and group in GROUPS)
+    if not fits or (group and cols % group):
+        raise ValueError(
+            f"{where}: group must be None (one scale for a row), or 32, 64 or 128 and a divisor of cols, {cols}, "
+            f"got {group!r}"
+        )
+
+
+def expect_no_capture(where, tensor, what, instead):
+    """RuntimeError where a graph is captured on the tensor's card."""
+    if tensor.is_cuda:
+        with torch.cuda.device(tensor.device):
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(f"{where}: a graph cannot capture {what}; {instead}")
+
+
+def listed(dtypes):
+    return ", ".join(map(str, dtypes))
 
 
 def slices(shape):
