@@ -5,8 +5,8 @@ chunk's program adds and hands on, the next ones stand still. Here C B^T, its pr
 chunk's own state are ready when the state comes. Between the wait and the release there is one load, one multiply-add
 and one store; after it only C times the state.
 
-C B^T is made by each head for itself: for Q of 64 and N of 128 that is a quarter more arithmetic, and one wait and
-8 Q^2 bytes of traffic less. So all tickets are alike: for each chunk of all sequences its heads.
+C B^T is made by each head for itself: for Q of 64 and N of 128 that is two fifths more arithmetic in whole tiles, and
+one wait and 8 Q^2 bytes of traffic less. So all tickets are alike: for each chunk of all sequences its heads.
 
 Launch: batch * nchunks * nheads programs; `counters` zeroed before: 1 ticket, then passed (batch, nheads).
 """
