@@ -12,7 +12,8 @@ import pytest
 # which they were collected: one of these begun last would leave the other core without work.
 LONGEST = """
 tests/test_simt_fuzz.py tests/test_ssd_fused.py notebooks/02_cpu_matmul.ipynb tests/test_kv_cache.py
-tests/test_attention_decode.py tests/test_ssd_rungs.py tests/test_exercises_cpu_matmul.py tests/test_ssd_five.py
+tests/test_attention_decode.py tests/test_ssd_rungs.py tests/test_lowbit.py tests/test_exercises_cpu_matmul.py
+tests/test_ssd_five.py tests/test_lowbit_rungs.py notebooks/06_lowbit_weights.ipynb tests/test_lowbit_bench.py
 tests/test_gemv.py tests/test_exercises_first_cuda_kernel.py tests/test_exercises_flash_decoding.py
 tests/test_attention_rungs.py tests/test_fusion.py tests/test_simt_hopper.py notebooks/05_fusion.ipynb
 notebooks/04_warp_gemv.ipynb notebooks/09_kv_quantization.ipynb notebooks/11_ssd_math.ipynb
