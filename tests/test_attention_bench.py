@@ -5,6 +5,7 @@ import re
 import sys
 from types import SimpleNamespace
 
+import made_up_card
 import numpy as np
 import pytest
 import torch
@@ -23,25 +24,8 @@ HERE = torch.cuda.is_available() and torch.version.cuda is not None
 
 @pytest.fixture
 def card(monkeypatch):
-    """A card that is this CPU: every call is made once and takes 10 µs. Small tensors, two copies of each."""
-    made = SimpleNamespace(timed=[], after=lambda name: None)
-
-    def against(probe, calls, *, seconds, least_turns):
-        for name, call in calls.items():
-            made.timed.append(name)
-            for c in call:
-                c()
-            made.after(name)
-        return {name: (Timing.of([1e-5]), 2.0) for name in calls}
-
-    monkeypatch.setattr(cuda_timing, "expect_gpu", lambda where: None)
-    monkeypatch.setattr(cuda_timing, "cold_copies", lambda tensor: [tensor, tensor.clone()])
-    monkeypatch.setattr(cuda_timing, "COLD", 1)
-    monkeypatch.setattr(cuda_timing, "read_calls", lambda tensors: [lambda: None] * len(tensors))
-    monkeypatch.setattr(cuda_timing, "read_probe", lambda: (lambda: None, 1 << 30))
-    monkeypatch.setattr(cuda_timing, "against", against)
-    monkeypatch.setattr(cuda_timing, "as_called", lambda calls: Timing.of([2e-5]))
-    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: [len([c() for c in calls])]))
+    """A card that is this CPU, and small tensors."""
+    made = made_up_card.put_in(monkeypatch)
     small = {"DEVICE": "cpu", "N_HEADS": 4, "N_KV_HEADS": 2, "HEAD_DIM": 64, "HOSTILE": [(2, 4, 2, 37, 64)]}
     for name, value in small.items():
         monkeypatch.setattr(bench, name, value)

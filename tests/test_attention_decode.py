@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -21,17 +22,10 @@ from lab import cuda
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 4e-3}  # by the norm
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
 SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 ROOM = 227 * 1024
-
-
-def between(tensor, fence=torch.nan, skip=0):
-    """A copy that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype)
-    return home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape).copy_(tensor)
 
 
 def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.float16, seed=0, skip=0):
@@ -45,12 +39,6 @@ def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.float16, s
 def whole_source(name):
     """A kernel's source with its header in it."""
     return (decoding.HERE / name).read_text().replace('#include "flash.cuh"', (decoding.HERE / "flash.cuh").read_text())
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def wanted(q, k, v, scale=None, kv_lens=None):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 
 NAMES = [rung.name for rung in mix.RUNGS]
 DTYPES = list(mix.DTYPES)
-GUARD, FENCE = 64, 1234.0
 # n_heads, kv_len, n_kv_heads, head_dim: one of each, primes, groups of 1 to 7, one past a warp, a block and a split
 SHAPES = [
     (7, 97, 1, 33),
@@ -37,12 +37,6 @@ def run(name, *args, **options):
     return getattr(mix, name)(*args, **options)
 
 
-def between(tensor, fence=torch.nan):
-    """A copy that lies between guards."""
-    home = torch.full((tensor.numel() + 2 * GUARD,), fence, dtype=tensor.dtype)
-    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(n_heads, kv_len, n_kv_heads, head_dim, dtype=torch.float32, seed=0):
     """att and v between NaNs, out full of NaN between fences. The scores are positive and grow, the newest largest."""
     rng = torch.Generator().manual_seed(seed + 1000 * kv_len + head_dim)
@@ -50,12 +44,6 @@ def problem(n_heads, kv_len, n_kv_heads, head_dim, dtype=torch.float32, seed=0):
     v = torch.randn(kv_len, n_kv_heads, head_dim, generator=rng)
     out = torch.full((n_heads, head_dim), torch.nan, dtype=dtype)
     return between(att.to(dtype)), between(v.to(dtype)), between(out, FENCE)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def truth(att, v):

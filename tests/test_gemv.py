@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 
 NAMES = [rung.name for rung in gemv.RUNGS]
 DTYPES = list(gemv.DTYPES)
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 # rows, cols: words of 2, 4, 8 and 16 bytes, one and several words of a row for a thread, and rows read in several goes
 SHAPES = [(7, 97), (1, 1), (31, 1), (1, 33), (97, 7), (257, 31), (33, 258), (1, 257), (9, 516), (5, 1032)]
 ROOM = 227 * 1024  # bytes of shared memory that a block may have on an H200
@@ -33,13 +33,6 @@ def run(name, *args, **options):
     return getattr(gemv, name)(*args, **options)
 
 
-def between(tensor, fence=torch.nan, skip=0):
-    """A copy that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype)
-    inside = home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape)
-    return inside.copy_(tensor)
-
-
 def problem(rows, cols, dtype, skip=0, seed=0):
     """W and x between NaNs, out full of NaN between fences."""
     rng = torch.Generator().manual_seed(seed + 1000 * rows + cols)
@@ -49,12 +42,6 @@ def problem(rows, cols, dtype, skip=0, seed=0):
         between(x, skip=skip),
         between(torch.full((rows,), torch.nan, dtype=dtype), FENCE, skip),
     )
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def close(out, W, x):

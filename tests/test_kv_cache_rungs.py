@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -17,7 +18,6 @@ from ref.attention import attention_mix
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
 NAMES = [rung.name for rung in rungs.RUNGS]
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 # n_heads, n_kv_heads, kv_len, head_dim
 SHAPES = [(6, 2, 37, 34), (1, 1, 1, 2), (4, 4, 1, 128), (8, 1, 257, 64), (2, 1, 31, 8), (3, 3, 33, 256), (2, 2, 97, 30)]
 LONG = [(4, 1, 1024, 32), (2, 2, 2049, 8), (1, 1, 3001, 4)]  # whole batches of mix_flight, and one token more
@@ -32,12 +32,6 @@ def dtype_of(name):
     return torch.float32 if name == "mix_fp32" else torch.float16
 
 
-def between(tensor, fence=torch.nan, skip=0):
-    """A copy that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype)
-    return home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(name, n_heads, n_kv_heads, kv_len, head_dim, skip=0):
     """att and v between NaNs, out full of NaN between fences."""
     rng = torch.Generator().manual_seed(1000 * kv_len + head_dim)
@@ -45,12 +39,6 @@ def problem(name, n_heads, n_kv_heads, kv_len, head_dim, skip=0):
     v = torch.randn(kv_len, n_kv_heads, head_dim, generator=rng).to(dtype_of(name))
     out = between(torch.full((n_heads, head_dim), torch.nan), FENCE)
     return between(att), between(v, skip=skip), out
-
-
-def fences_stand(out):
-    home = torch.empty(0).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def close(out, att, v):

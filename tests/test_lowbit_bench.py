@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import made_up_card
 import pytest
 import torch
 
 from kernels import lowbit
 from kernels.attention import bench as attention_bench
 from kernels.lowbit import bench, peers
-from lab import Rung, Timing, cuda_timing, results
+from lab import Rung, cuda_timing, results
 from lab.check import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -21,22 +22,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 
 @pytest.fixture
 def card(monkeypatch):
-    """A card that is this CPU: every call is made once and takes 10 µs. Small matrices, two copies of each."""
-
-    def against(probe, calls, *, seconds, least_turns):
-        for call in calls.values():
-            for c in call:
-                c()
-        return {name: (Timing.of([1e-5]), 2.0) for name in calls}
-
-    monkeypatch.setattr(cuda_timing, "expect_gpu", lambda where: None)
-    monkeypatch.setattr(cuda_timing, "cold_copies", lambda tensor: [tensor, tensor.clone()])
-    monkeypatch.setattr(cuda_timing, "COLD", 1)
-    monkeypatch.setattr(cuda_timing, "read_calls", lambda tensors: [lambda: None] * len(tensors))
-    monkeypatch.setattr(cuda_timing, "read_probe", lambda: (lambda: None, 1 << 30))
-    monkeypatch.setattr(cuda_timing, "against", against)
-    monkeypatch.setattr(cuda_timing, "as_called", lambda calls: Timing.of([2e-5]))
-    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: [len([c() for c in calls])]))
+    """A card that is this CPU, and small matrices."""
+    made_up_card.put_in(monkeypatch)
     for module in (bench, attention_bench):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])

@@ -1,0 +1,29 @@
+"""A card that is this CPU, for tests of benches: every call is made once and takes 10 µs; two copies of each tensor."""
+
+from types import SimpleNamespace
+
+from lab import Timing, cuda_timing
+
+
+def put_in(monkeypatch):
+    """Put it in the card's place. Returns what a test may look at and change: `timed`, the names of the rows that were
+    timed, and `after(name)`, which is called when one was."""
+    made = SimpleNamespace(timed=[], after=lambda name: None)
+
+    def against(probe, calls, *, seconds, least_turns):
+        for name, call in calls.items():
+            made.timed.append(name)
+            for c in call:
+                c()
+            made.after(name)
+        return {name: (Timing.of([1e-5]), 2.0) for name in calls}
+
+    monkeypatch.setattr(cuda_timing, "expect_gpu", lambda where: None)
+    monkeypatch.setattr(cuda_timing, "cold_copies", lambda tensor: [tensor, tensor.clone()])
+    monkeypatch.setattr(cuda_timing, "COLD", 1)
+    monkeypatch.setattr(cuda_timing, "read_calls", lambda tensors: [lambda: None] * len(tensors))
+    monkeypatch.setattr(cuda_timing, "read_probe", lambda: (lambda: None, 1 << 30))
+    monkeypatch.setattr(cuda_timing, "against", against)
+    monkeypatch.setattr(cuda_timing, "as_called", lambda calls: Timing.of([2e-5]))
+    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: [len([c() for c in calls])]))
+    return made
