@@ -77,6 +77,16 @@ def shown(value, most=60):
     return text if len(text) <= most else text[:most] + " …"
 
 
+def expect_array(value, name, dtype, shape, at):
+    """Raise Wrong unless this is an array of that dtype and shape. at: what was asked, for the message."""
+    if not isinstance(value, np.ndarray):
+        raise Wrong(f"{at}: {name} is {shown(value)}, expected an array")
+    if value.shape != shape:
+        raise Wrong(f"{at}: {name} has shape {value.shape}, expected {shape}")
+    if value.dtype != dtype:
+        raise Wrong(f"{at}: {name} has dtype {value.dtype}, expected {np.dtype(dtype)}")
+
+
 def close(got, wanted, relative=1e-9):
     """Are two numbers equal but for rounding?"""
     return abs(got - wanted) <= relative * abs(wanted)

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 
 import simt
-from exercises.checks import shown, time_limit
+from exercises.checks import expect_array, shown, time_limit
 from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
 from lab import cuda
 from lab.exercise import Exercise, Wrong
@@ -47,8 +47,8 @@ def _quantized_rows(exercise, quantize_rows, x, at):
             got = quantize_rows(x)
     exercise.require(np.array_equal(x, before), f"{at}: the function changed x, which it should only read")
     codes, scale = _pair(got, at)
-    _expect_array(codes, "codes", np.int8, x.shape, at)
-    _expect_array(scale, "scale", np.float32, x.shape[:1], at)
+    expect_array(codes, "codes", np.int8, x.shape, at)
+    expect_array(scale, "scale", np.float32, x.shape[:1], at)
     exercise.require(
         np.isfinite(scale).all() and (scale >= 0).all(),
         f"{at}: a scale is {scale[~(scale >= 0)][:1]}, expected 0 or more",
@@ -76,15 +76,6 @@ def _pair(got, at):
     if not isinstance(got, (tuple, list)) or len(got) != 2:
         raise Wrong(f"{at}: the function gave {shown(got)}, expected a pair (codes, scale)")
     return got
-
-
-def _expect_array(value, name, dtype, shape, at):
-    if not isinstance(value, np.ndarray):
-        raise Wrong(f"{at}: {name} is {shown(value)}, expected an array")
-    if value.shape != shape:
-        raise Wrong(f"{at}: {name} has shape {value.shape}, expected {shape}")
-    if value.dtype != dtype:
-        raise Wrong(f"{at}: {name} has dtype {value.dtype}, expected {np.dtype(dtype)}")
 
 
 # Exercise 2: eight numbers in a word
@@ -388,7 +379,7 @@ def _expected(cache, tokens, group, at):
     }
     for name, right in wanted.items():
         got = cache.get(name)
-        _expect_array(got, f'cache["{name}"]', right.dtype, right.shape, at)
+        expect_array(got, f'cache["{name}"]', right.dtype, right.shape, at)
         bad = np.argwhere(got != right)
         if len(bad):
             index = tuple(map(int, bad[0]))

@@ -10,20 +10,11 @@ import numpy as np
 
 import ref.lowbit
 import simt
-from exercises.checks import shown, time_limit
+from exercises.checks import expect_array, time_limit
 from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
 from lab.exercise import Exercise, Wrong
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
-
-
-def _expect_array(value, name, dtype, shape, at):
-    if not isinstance(value, np.ndarray):
-        raise Wrong(f"{at}: {name} is {shown(value)}, expected an array")
-    if value.shape != shape:
-        raise Wrong(f"{at}: {name} has shape {value.shape}, expected {shape}")
-    if value.dtype != dtype:
-        raise Wrong(f"{at}: {name} has dtype {value.dtype}, expected {np.dtype(dtype)}")
 
 
 def _equal_words(got, wanted, at):
@@ -55,12 +46,12 @@ def exercise_1(pack, unpack):
             at = f"{bits} bits, {q.shape[0]} × {q.shape[1]} codes" + (", the example" if n == 0 else "")
             before, words = q.copy(), ref.lowbit.pack(q, bits)
             got = pack(q, bits)
-            _expect_array(got, "pack's result", np.uint32, words.shape, at)
+            expect_array(got, "pack's result", np.uint32, words.shape, at)
             _equal_words(got, words, f"pack, {at}")
             exercise.require(np.array_equal(q, before), f"{at}: pack changed q, which it should only read")
             given = words.copy()
             back = unpack(given, bits, q.shape[1])
-            _expect_array(back, "unpack's result", np.uint8, q.shape, at)
+            expect_array(back, "unpack's result", np.uint8, q.shape, at)
             bad = np.argwhere(back != q)
             if len(bad):
                 r, c = map(int, bad[0])
@@ -288,7 +279,7 @@ def exercise_5(interleave):
             before = q.copy()
             words = interleave(q)
             exercise.require(np.array_equal(q, before), f"{at}: interleave changed q, which it should only read")
-            _expect_array(words, "the result", np.uint32, (rows, steps, 32, 2), at)
+            expect_array(words, "the result", np.uint32, (rows, steps, 32, 2), at)
             x = rng.integers(1, 1000, cols).astype(np.float16)  # sums are exact, and hardly ever equal
             y = np.full(rows, np.nan, np.float32)
             args = (np.ascontiguousarray(words), x, y, np.int32(rows), np.int32(cols))
