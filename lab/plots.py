@@ -27,14 +27,15 @@ def bars(ladder):
     axis.axvline(100, color=BLACK, linestyle="--", linewidth=1.2)
     axis.set_yticks(range(len(shares)), [f.name + (" (stale)" if f.stale else "") for f in figures])
     axis.invert_yaxis()
-    if shares.min() < 2:
+    logarithmic = shares.min() < 2
+    if logarithmic:
         axis.set_xscale("log")
         axis.set_xlim(shares.min() / 3, 1000)
         axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     else:
         axis.set_xlim(0, max(135, 1.3 * shares.max()))
     for at, (share, f) in enumerate(zip(shares, figures)):
-        inside = share > 30  # clear of the roof's line
+        inside = share > (5 if logarithmic else 30)  # clear of the roof's line
         axis.annotate(
             f.rate_text,
             (share, at),
@@ -506,10 +507,11 @@ def cache_reads(reads, n_kv_heads=4, head_dim=32, tokens=32, mine=1):
         for t, d in elements:
             axis.add_patch(_box(mine * head_dim + d, t, 1, 1, ORANGE, 0.3))
         axis.set(xlim=(-0.5, n_kv_heads * head_dim + 0.5), ylim=(tokens + 0.5, -0.5), ylabel="token")
-        axis.set_xticks([(g + 0.5) * head_dim for g in range(n_kv_heads)], [f"head {g}" for g in range(n_kv_heads)])
+        middles = [(g + 0.5) * head_dim for g in range(n_kv_heads)]
+        axis.set_xticks(middles, [f"KV head {g}" for g in range(n_kv_heads)], fontsize=10)
         axis.tick_params(length=0)
         axis.set_title(title, loc="left", fontsize=11)
-        axis.set_xlabel(f"{head_dim} channels of each KV head, side by side in memory", fontsize=9)
+        axis.set_xlabel(f"{head_dim} channels of each, side by side in memory", fontsize=9)
     return finish(picture)
 
 
@@ -589,7 +591,7 @@ def merge_tree(levels):
 
 
 def waves(rows, multiprocessors=132, room=6):
-    """How blocks fill a card: a column for each multiprocessor, with `room` places for blocks, wave after wave.
+    """How blocks fill a card: a column for each SM, with `room` places for blocks, wave after wave.
 
     rows  {title: how many blocks};  a place that stays empty while others work is grey
     """
@@ -615,7 +617,7 @@ def waves(rows, multiprocessors=132, room=6):
             y += room + 0.6
         y += 3.2
     axis.set(xlim=(-1, multiprocessors + 1), ylim=(y - 2.5, -3.2), yticks=[])
-    axis.set_xlabel(f"{multiprocessors} multiprocessors, room for {room} block{'s' * (room > 1)} on each")
+    axis.set_xlabel(f"{multiprocessors} SMs, room for {room} block{'s' * (room > 1)} on each")
     for side in axis.spines.values():
         side.set_visible(False)
     return finish(picture)
@@ -636,11 +638,11 @@ def operand_layout(lane=5, heads=4):
     results, operand = {}, {}
     for n in range(2):
         for i in range(4):
-            results[g + 8 * (i // 2), 8 * n + 2 * q + i % 2] = f"s{n}[{i}]"
+            results[g + 8 * (i // 2), 8 * n + 2 * q + i % 2] = f"s{n}\n[{i}]"
     for register in range(4):
         for half in range(2):
-            operand[g + 8 * (register % 2), 8 * (register // 2) + 2 * q + half] = f"w{register}.{'lh'[half]}"
-    picture, axes = figure(8, 4.1, columns=2)
+            operand[g + 8 * (register % 2), 8 * (register // 2) + 2 * q + half] = f"w{register}\n.{'lh'[half]}"
+    picture, axes = figure(9, 5.4, columns=2)
     titles = "scores, as two products leave them", "weights, as the next product takes them"
     for axis, title, mine in zip(axes, titles, (results, operand)):
         for row in range(16):
@@ -648,7 +650,7 @@ def operand_layout(lane=5, heads=4):
                 here = mine.get((row, column))
                 axis.add_patch(_box(column, row, 1, 1, ORANGE if here else SKY if row < heads else "#F2F2F2", 0.4))
                 if here:
-                    axis.text(column + 0.5, row + 0.5, here, ha="center", va="center", fontsize=6)
+                    axis.text(column + 0.5, row + 0.5, here, ha="center", va="center", fontsize=8, linespacing=0.9)
         axis.axvline(8, color=BLACK, linewidth=1.2)
         axis.set(xlim=(-0.2, 16.2), ylim=(16.2, -0.2), xlabel="token of the tile", xticks=[0.5, 8.5, 15.5])
         axis.set_xticklabels([0, 8, 15])
