@@ -33,8 +33,8 @@
    HOLD, WHOLE (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes),
    BLOCKS (1; 2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
    Launch (blocks, splits) blocks of 32 * WK * TEAMS threads with the shared memory that plan.py says; with
-   more than one split (SPLIT), y is float (splits, m, rows), and merge, ceil(m * rows / 1024) blocks of
-   256, adds it up. */
+   more than one split (SPLIT: how many, else 0), y is float (SPLIT, m, rows), and merge, ceil(m * rows / 512) blocks of
+   128, adds it up. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef BITS
@@ -63,6 +63,7 @@
 template <typename> constexpr bool is_half = false;
 template <> constexpr bool is_half<__half> = true;
 constexpr bool IS_HALF = is_half<X>;
+constexpr int MERGE = 128; // threads of a block of merge
 constexpr int WARPS = WK * TEAMS, THREADS = 32 * WARPS;
 constexpr int LOADS = BITS / 2;                          // words of 16 bytes of a lane in a unit
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;          // of a unit
@@ -650,20 +651,42 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     }
 }
 
-/* The sums of all splits: parts (splits, count) -> y (count), four of a thread. Its blocks fit beside those of gemv */
-extern "C" __global__ void __launch_bounds__(256) merge(const float *parts, X *y, long long count, int splits) {
+/* Numbers i .. i + 3 of (SPLIT, count), added up over the first; WORDS: they are one word of 16 bytes */
+template <bool WORDS> __device__ __forceinline__ float4 sum_of(const float *parts, long long i, long long count) {
+    const long long last = count - 1 - i; // past the end the last one is read again
+    float4 all = {};
+#pragma unroll 8
+    for (int split = 0; split < SPLIT; split++) { // all loads are asked for before the first is used
+        const float *const at = parts + split * count + i;
+        float4 part;
+        if (WORDS)
+            part = __ldcg(reinterpret_cast<const float4 *>(at));
+        else
+            part = {__ldcg(at), __ldcg(at + min(1ll, last)), __ldcg(at + min(2ll, last)), __ldcg(at + min(3ll, last))};
+        all.x += part.x, all.y += part.y, all.z += part.z, all.w += part.w;
+    }
+    return all;
+}
+
+/* The sums of all splits: parts (SPLIT, count) -> y (count), four of a thread. Its blocks fit beside those of gemv */
+extern "C" __global__ void __launch_bounds__(MERGE) merge(const float *parts, X *y, long long count) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    const long long i = (long long)blockIdx.x * 256 + threadIdx.x, step = (long long)gridDim.x * 256;
-    float all[4] = {};
-#pragma unroll 4
-    for (int split = 0; split < splits; split++)
+    const long long i = ((long long)blockIdx.x * MERGE + threadIdx.x) * 4;
+    if (i >= count) return;
+    const bool words = count % 4 == 0; // each split's begins at one of 16 bytes
+    const float4 all = words ? sum_of<true>(parts, i, count) : sum_of<false>(parts, i, count);
+    const X four[4] = {(X)all.x, (X)all.y, (X)all.z, (X)all.w};
+    if (words && reinterpret_cast<unsigned long long>(y) % 8 == 0) {
+        unsigned raw[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) raw[k] = reinterpret_cast<const unsigned short &>(four[k]);
+        *reinterpret_cast<uint2 *>(y + i) = {raw[0] | raw[1] << 16, raw[2] | raw[3] << 16};
+    } else {
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (i + k * step < count) all[k] += __ldcg(parts + split * count + i + k * step);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        if (i + k * step < count) y[i + k * step] = (X)all[k];
+            if (i + k < count) y[i + k] = four[k];
+    }
 }

@@ -12,7 +12,7 @@ HOLD = 64  # registers of a lane that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
 SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of digits and of more rows of x
 MOST_DIGITS = 4  # rows of x up to which they become digits
-IN_PHASE = 4  # tiles of a team between two barriers, at most, for more rows of x
+IN_PHASE = 4  # tiles of a team between two barriers, about, for more rows of x
 IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
 
@@ -73,7 +73,10 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     unit = wk * teams * (256 * bits + 32 * groups * scale_size)
     fixed = wk * teams * (mine * x_bytes + 8 * max(2, height))
     fixed += wk * teams * mine * eights * (32 * max(1, groups) if floats else 16 * groups)
-    at_once = chosen.get("TILES", min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums), IN_PHASE if floats else most))
+    at_once = min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums), IN_PHASE if floats else most)
+    if most <= 2 * at_once:  # all tiles' sums take no more room than two sets of half of them, and one barrier
+        at_once = most
+    at_once = chosen.get("TILES", at_once)
     while (sums := tile_sums * at_once * (2 if most > at_once else 1)) > room - fixed - 2 * unit * mine:
         if at_once == 1 or "TILES" in chosen or not floats:
             break
@@ -115,7 +118,7 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "HOLD": hold,
         "WHOLE": whole,
         "ALIGNED": aligned,
-        "SPLIT": splits > 1,
+        "SPLIT": splits * (splits > 1),
         "BLOCKS": beside,
     }
     constants = tuple((name, int(value)) for name, value in constants.items())
