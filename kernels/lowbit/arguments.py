@@ -29,7 +29,8 @@ def expect_all(where, Wq, x, out=None):
             f"{where}: x must have at most {MOST} rows, got {m}; for more use x @ Wq.dequantize(x.dtype).T, "
             "which torch multiplies at the speed of arithmetic"
         )
+    shape = (rows,) if x.ndim == 1 else (m, rows)
     if out is None:
-        return m, output(where, None, x, (*x.shape[:-1], rows))
+        return m, output(where, None, x, shape)
     held = {"Wq": Wq.packed, "Wq.scale": Wq.scale, "Wq.zero": Wq.zero, "Wq.factors": Wq.factors}
-    return m, output(where, out, x, (*x.shape[:-1], rows), x=x, **held)
+    return m, output(where, out, x, shape, x=x, **held)

@@ -37,29 +37,24 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     room             bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
-    chosen           FLOATS, SPLITS, UNITS, STAGE, DEPTH, EARLY, FIRST, COPIED, TILES, TEAMS, HOLD or BLOCKS, to try
-                     something else; BLOCKS=2 leaves half of a multiprocessor to the next kernel, which may ask for
-                     weights
+    chosen           FLOATS, SPLITS, UNITS, STAGE, DEPTH, EARLY, COPIED, TILES, TEAMS or HOLD, to try something else
     """
     tiles, units = -(-rows // 16), -(-cols // 128)
-    whole_room, beside = room, chosen.get("BLOCKS", 1)
-    if beside > 1:
-        room = (room + 1024) // beside - 1024
+    whole_room = room
     height = 1 << (m - 1).bit_length()  # M
     floats = chosen.get("FLOATS", int(m > MOST_DIGITS))
     columns = height if floats else 4 * height
     eights, stored = -(-columns // 8), min(8, columns)
     x_bytes = (256 if floats else 128) * eights * stored  # of a unit
     x_registers = (16 if floats else 8) * eights  # of a lane, for a unit
-    hold_room = HOLD if beside == 1 else HOLD // 4
     most_units = int(X_SHARE * room) // x_bytes  # of a block
     if floats and height >= 8:  # x lies in registers
-        most_units = WARPS * max(1, hold_room // x_registers)
+        most_units = WARPS * max(1, HOLD // x_registers)
     splits = chosen.get("SPLITS", -(-units // most_units))
     each = -(-units // splits)  # units of a block
     mine = chosen.get("UNITS", -(-each // WARPS))
     wk = -(-each // mine)
-    hold = chosen.get("HOLD", int(x_registers * mine <= hold_room))
+    hold = chosen.get("HOLD", int(x_registers * mine <= HOLD))
     x_bytes *= not (floats and hold)
     room -= 1024 * (splits > 1)  # which a block of merge takes
     teams = chosen.get("TEAMS", max(1, min(WARPS // wk, int(X_SHARE * room) // max(1, wk * mine * x_bytes))))
@@ -111,7 +106,6 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "STAGE": stage,
         "DEPTH": depth,
         "EARLY": early,
-        "FIRST": chosen.get("FIRST", floats and height > 4),
         "COPIED": copied,
         "FREE": free,
         "TILES": at_once,
@@ -119,7 +113,6 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "WHOLE": whole,
         "ALIGNED": aligned,
         "SPLIT": splits * (splits > 1),
-        "BLOCKS": beside,
     }
     constants = tuple((name, int(value)) for name, value in constants.items())
     return Plan((blocks, splits), 32 * wk * teams, shared, splits, constants)
