@@ -170,6 +170,16 @@ def test_x_may_lie_anywhere(skip):
     close(lowbit.gemv(Wq, x, out=out), Wq, x)
 
 
+@pytest.mark.parametrize("rows, m, skip", [(1, 5, 0), (37, 5, 2), (30, 6, 1), (48, 16, 0)])
+def test_sums_of_splits_of_any_number_go_anywhere(rows, m, skip):
+    """Four at a time where their number is a multiple of it, and y is written in larger words where it lies so."""
+    Wq, x, _ = problem(rows, 14336, 4, 128, m)
+    out = between(torch.full((m, rows), torch.nan, dtype=HALF), FENCE, skip=skip)
+    _, merge = top.launch(Wq, x, out, False, check_races=True)
+    close(out, Wq, x)
+    assert fences_stand(out) and merge.grid[0] == -(-m * rows // 512)
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2])
 @pytest.mark.parametrize("m", [1, 16])
 def test_whole_numbers_come_out_exactly(bits, m):
