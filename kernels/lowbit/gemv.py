@@ -34,9 +34,10 @@ def launch(Wq, x, out, pdl, **options):
     the columns are split: of gemv and of merge."""
     packed, factors = Wq.packed, Wq.factors
     m = 1 if x.ndim == 1 else x.shape[0]
-    key = Wq.shape, m, Wq.bits, Wq.group, x.dtype, factors.dtype
-    found, gemv, merge, sizes, blocks = _prepared(key, *_room(x.device), x.data_ptr() % 16 == 0, pdl)
-    grid, block, shared, splits, _ = found
+    found = _prepared(
+        Wq.shape, m, Wq.bits, Wq.group, x.dtype, factors.dtype, _room(x.device), x.data_ptr() % 16 == 0, pdl
+    )
+    grid, block, shared, splits, gemv, merge, sizes, blocks = found
     # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it
     if not (packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device()):
         options["stream"] = None  # with an option it is the checked launch, which says what is wrong
@@ -49,13 +50,13 @@ def launch(Wq, x, out, pdl, **options):
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(key, multiprocessors, room, aligned, pdl):
-    """What all calls with such tensors share: (plan, the two kernels, the sizes gemv takes, blocks of merge)."""
-    (rows, cols), m, bits, group, dtype, scale = key
+def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
+    """What all calls with such tensors share: the plan, the two kernels, the sizes gemv takes, blocks of merge."""
+    rows, cols = shape
     group = 0 if group is None or group == cols else group
-    found = plan(rows, cols, m, bits, group, scale.itemsize, multiprocessors, room, aligned and cols % 8 == 0, pdl)
+    found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned and cols % 8 == 0, pdl)
     module = _module(dtype, scale, found.constants)
-    return found, module.gemv, module.merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
+    return *found[:4], module.gemv, module.merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
 
 
 @functools.cache
