@@ -80,7 +80,8 @@ constexpr int SUMS = FLOATS && !GROUPS ? 1 : GROUPS;     // of x that a warp kee
 constexpr int SHIFTS = UNITS * SUMS * (FLOATS ? 8 : 4) * NT;
 constexpr int ROOM = M < 2 ? 2 : M; // floats for a warp, a multiple of 8 bytes
 constexpr int THROUGH = UNITS * NT * 128; // words of 16 bytes of x of a warp, on their way into registers
-constexpr int X_WORDS = FLOATS && HOLD ? 0 : UNITS * PARTS * NT * NB * 4; // words of 16 bytes of x of a warp
+constexpr int X_WORDS = FLOATS ? 0 : UNITS * PARTS * NT * NB * 4; // words of 16 bytes of digits of a warp
+static_assert(!FLOATS || HOLD, "more rows of x stay in registers");
 
 /* d += A * B, a warp's: codes times digits */
 __device__ __forceinline__ void mma(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -319,7 +320,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
             __syncthreads(); // from here on its place is the ring's and the sums'
 #pragma unroll 1
             for (int slot = FREE; slot < DEPTH; slot++, to += step) ask(to);
-        } else if (HOLD) {
+        } else {
 #pragma unroll
             for (int u = 0; u < SHARE; u++)
 #pragma unroll
@@ -328,22 +329,6 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                     for (int nt = 0; nt < NT; nt++)
                         held[u][part][nt] = load(uint4{}, 8 * nt + g % NB, u, part * 32 + c * 8);
             ask_more();
-        } else {
-            constexpr int COUNT = (X_WORDS + 31) / 32, SOME = COUNT < 1 ? 1 : COUNT < 8 ? COUNT : 8;
-#pragma unroll 1
-            for (int i0 = 0; i0 < COUNT; i0 += SOME) {
-                uint4 raw[SOME];
-#pragma unroll
-                for (int i = 0; i < SOME; i++) {
-                    const int word = (i0 + i) * 32 + lane, line = word / (NB * 4); // c, g, nt, part, unit
-                    const int j = line % NT * 8 + word / 4 % NB, col = line / NT % 4 * 32 + word % 4 * 8;
-                    if (word < X_WORDS) raw[i] = load(uint4{}, j, line / (NT * 4), col);
-                }
-                if (i0 == 0) ask_more();
-#pragma unroll
-                for (int i = 0; i < SOME; i++)
-                    if ((i0 + i) * 32 + lane < X_WORDS) mine_x[(i0 + i) * 32 + lane] = raw[i];
-            }
         }
     } else {
         constexpr int SOME = UNITS > 8 ? 1 : UNITS > 4 ? 2 : UNITS > 2 ? 4 : UNITS > 1 ? 8 : 16;
@@ -427,7 +412,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             float total[2] = {};
-#pragma unroll(HOLD ? UNITS : 1)
+#pragma unroll
             for (int u = 0; u < UNITS; u++)
 #pragma unroll
                 for (int group = 0; group < SUMS; group++) {
