@@ -173,3 +173,17 @@ def test_what_is_not_finite_stays_in_its_row(bad, m):
     y = lowbit.gemv(Wq, xs[0])
     assert not y[1].isfinite().any()
     close(y[:1], xs[0][:1], W)
+
+
+def test_weights_taken_apart_are_refused_before_anything_is_written():
+    Wq, _, xs = problem(512, 4096, 4, 128, 3, HALF, HALF)
+    out = torch.full((3, 512), torch.nan, device="cuda", dtype=HALF)
+    for _ in range(3):  # what has been launched before is not looked at as closely
+        lowbit.gemv(Wq, xs[0])
+    whole = Wq.factors
+    for factors in (whole.cpu(), torch.stack((whole, whole), -1)[..., 0]):
+        Wq.factors = factors
+        with pytest.raises(ValueError, match="factors must be"):
+            lowbit.gemv(Wq, xs[0], out=out)
+    torch.cuda.synchronize()
+    assert out.isnan().all()

@@ -19,12 +19,18 @@ def expect_all(where, Wq, x, out=None):
         got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
         kind = ValueError if isinstance(x, torch.Tensor) else TypeError
         raise kind(f"{where}: x must be a torch tensor of shape ({cols},) or (m, {cols}), got {got}")
-    expect(where, "x", x, Wq.packed, (cols,) if x.ndim == 1 else ("m", cols), X_DTYPES)
-    m = 1 if x.ndim == 1 else len(x)
+    m = 1 if x.ndim == 1 else x.shape[0]
+    shape = x.shape  # as it should be, at less host time than to say how
+    if not m or shape[-1] != cols:
+        shape = (cols,) if x.ndim == 1 else ("m", cols)
+    expect(where, "x", x, Wq.packed, shape, X_DTYPES)
     if m > MOST:
         raise ValueError(
             f"{where}: x must have at most {MOST} rows, got {m}; for more use x @ Wq.dequantize(x.dtype).T, "
             "which torch multiplies at the speed of arithmetic"
         )
+    shape = (rows,) if x.ndim == 1 else (m, rows)
+    if out is None:
+        return m, output(where, None, x, shape)
     held = {"Wq": Wq.packed, "Wq.scale": Wq.scale, "Wq.zero": Wq.zero, "Wq.factors": Wq.factors}
-    return m, output(where, out, x, (*x.shape[:-1], rows), x=x, **held)
+    return m, output(where, out, x, shape, x=x, **held)

@@ -15,7 +15,7 @@
      registers (HOLD), and every tile of 16 rows of its team, through a ring of its own, filled with
      cp.async. WK warps, a team, share a row of tiles.
    - What is asked for first comes first: EARLY stages of the ring before the kernel waits for the one ahead of it, then
-     x, then the rest. With FIRST all warps of a block ask for x before any asks for the rest.
+     x, then the rest. Of more rows, all warps of a block ask for x before any asks for the rest.
    - 16 rows of x are 128 KB a block at 4096 columns, four times a tile of weights of 4 bits. Loads into registers pass
      through L1, of which a block with this much shared memory leaves 28 KB. COPIED: x goes through shared memory with
      cp.async, over the place of all but FREE stages of the ring and of the sums, which are not needed yet.
@@ -29,12 +29,11 @@
 
    Compile with X (__half or __nv_bfloat16), SCALE (also float), BITS, GROUP (32, 64, 128; 0: a row),
    M (1, 2, 4, 8 or 16, at least m), FLOATS, WK and TEAMS (warps), UNITS, STAGE (units that are
-   asked for together), DEPTH (stages of the ring), EARLY, FIRST, COPIED, FREE, TILES (of a team between two barriers),
-   HOLD, WHOLE (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes),
-   BLOCKS (1; 2: so few registers that under programmatic dependent launch a block of the next kernel fits beside).
+   asked for together), DEPTH (stages of the ring), EARLY, COPIED, FREE, TILES (of a team between two barriers),
+   HOLD, WHOLE (cols is 128 * WK * UNITS * gridDim.y), ALIGNED (cols is a multiple of 8, and x of 16 bytes).
    Launch (blocks, splits) blocks of 32 * WK * TEAMS threads with the shared memory that plan.py says; with
-   more than one split (SPLIT), y is float (splits, m, rows), and merge, ceil(m * rows / 1024) blocks of
-   256, adds it up. */
+   more than one split (SPLIT: how many, else 0), y is float (SPLIT, m, rows), and merge, ceil(m * rows / 512) blocks of
+   128, adds it up. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef BITS
@@ -50,7 +49,6 @@
 #define STAGE 2
 #define DEPTH 3
 #define EARLY 0
-#define FIRST 0
 #define COPIED 0
 #define FREE 0
 #define TILES 8
@@ -58,11 +56,11 @@
 #define WHOLE 1
 #define ALIGNED 1
 #define SPLIT 0
-#define BLOCKS 1
 #endif
 template <typename> constexpr bool is_half = false;
 template <> constexpr bool is_half<__half> = true;
 constexpr bool IS_HALF = is_half<X>;
+constexpr int MERGE = 128; // threads of a block of merge
 constexpr int WARPS = WK * TEAMS, THREADS = 32 * WARPS;
 constexpr int LOADS = BITS / 2;                          // words of 16 bytes of a lane in a unit
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;          // of a unit
@@ -82,7 +80,8 @@ constexpr int SUMS = FLOATS && !GROUPS ? 1 : GROUPS;     // of x that a warp kee
 constexpr int SHIFTS = UNITS * SUMS * (FLOATS ? 8 : 4) * NT;
 constexpr int ROOM = M < 2 ? 2 : M; // floats for a warp, a multiple of 8 bytes
 constexpr int THROUGH = UNITS * NT * 128; // words of 16 bytes of x of a warp, on their way into registers
-constexpr int X_WORDS = FLOATS && HOLD ? 0 : UNITS * PARTS * NT * NB * 4; // words of 16 bytes of x of a warp
+constexpr int X_WORDS = FLOATS ? 0 : UNITS * PARTS * NT * NB * 4; // words of 16 bytes of digits of a warp
+static_assert(!FLOATS || HOLD, "more rows of x stay in registers");
 
 /* d += A * B, a warp's: codes times digits */
 __device__ __forceinline__ void mma(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -201,7 +200,7 @@ __device__ __forceinline__ void copy_or_zero(unsigned to, const void *from, bool
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(some ? 16 : 0) : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long rows, int cols, int m) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
@@ -261,7 +260,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 #pragma unroll 1
     for (int slot = 0; slot < EARLY; slot++, to += step) ask(to);
     auto ask_more = [&] {
-        if (FIRST && EARLY < DEPTH) __syncthreads(); // no warp's weights are asked for before another one's x
+        if (FLOATS && EARLY < DEPTH) __syncthreads(); // no warp's weights are asked for before another one's x
 #pragma unroll 1
         for (int slot = EARLY; slot < (COPIED ? FREE : DEPTH); slot++, to += step) ask(to);
     };
@@ -273,19 +272,22 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 
     // 3. x: as it is, eight columns of a lane next to each other, or as digits
     uint4 held[SHARE][PARTS][NT];
-    if constexpr (FLOATS) {
-        auto load = [&](int j, int col) -> uint4 { // from column `col` of the slice on
-            const int u = col / 128;
-            col += from * 128;
-            const X *at = x + (long long)min(j, m - 1) * cols + col; // more rows are there for nothing
-            if (u >= there) return uint4{};
-            if (ALIGNED) return WHOLE || col < cols ? __ldcg(reinterpret_cast<const uint4 *>(at)) : uint4{};
-            unsigned part[8];
+    // As many numbers as `words`, zeros, has room for: of row j, from column `col` of unit u on
+    auto load = [&](auto words, int j, int u, int col) {
+        using Words = decltype(words);
+        col += (from + u) * 128;
+        const X *at = x + (long long)min(j, m - 1) * cols + col; // more rows are there for nothing
+        if (u >= there) return words;
+        if (ALIGNED) return WHOLE || col < cols ? __ldcg(reinterpret_cast<const Words *>(at)) : words;
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                part[i] = col + i < cols ? __ldcg(reinterpret_cast<const unsigned short *>(at) + i) : 0;
-            return {part[0] | part[1] << 16, part[2] | part[3] << 16, part[4] | part[5] << 16, part[6] | part[7] << 16};
-        };
+        for (int i = 0; i < sizeof(Words) / sizeof(X); i += 2) {
+            const unsigned short *const pair = reinterpret_cast<const unsigned short *>(at + i);
+            const unsigned low = col + i < cols ? __ldcg(pair) : 0, high = col + i + 1 < cols ? __ldcg(pair + 1) : 0;
+            reinterpret_cast<unsigned *>(&words)[i / 2] = low | high << 16;
+        }
+        return words;
+    };
+    if constexpr (FLOATS) {
         if constexpr (COPIED) {
             // [UNITS][NT * 8][16]; word q of an odd row is at q ^ 4, so that two rows' words are in different banks
             uint4 *const through = shared + FREE * WARPS * SLOT + warp * THROUGH;
@@ -318,46 +320,19 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
             __syncthreads(); // from here on its place is the ring's and the sums'
 #pragma unroll 1
             for (int slot = FREE; slot < DEPTH; slot++, to += step) ask(to);
-        } else if (HOLD) {
+        } else {
 #pragma unroll
             for (int u = 0; u < SHARE; u++)
 #pragma unroll
                 for (int part = 0; part < PARTS; part++)
 #pragma unroll
                     for (int nt = 0; nt < NT; nt++)
-                        held[u][part][nt] = load(8 * nt + g % NB, u * 128 + part * 32 + c * 8);
+                        held[u][part][nt] = load(uint4{}, 8 * nt + g % NB, u, part * 32 + c * 8);
             ask_more();
-        } else {
-            constexpr int COUNT = (X_WORDS + 31) / 32, SOME = COUNT < 1 ? 1 : COUNT < 8 ? COUNT : 8;
-#pragma unroll 1
-            for (int i0 = 0; i0 < COUNT; i0 += SOME) {
-                uint4 raw[SOME];
-#pragma unroll
-                for (int i = 0; i < SOME; i++) {
-                    const int word = (i0 + i) * 32 + lane, line = word / (NB * 4); // c, g, nt, part, unit
-                    if (word < X_WORDS)
-                        raw[i] = load(line % NT * 8 + word / 4 % NB, line / NT * 32 + word % 4 * 8);
-                }
-                if (i0 == 0) ask_more();
-#pragma unroll
-                for (int i = 0; i < SOME; i++)
-                    if ((i0 + i) * 32 + lane < X_WORDS) mine_x[(i0 + i) * 32 + lane] = raw[i];
-            }
         }
     } else {
         constexpr int SOME = UNITS > 8 ? 1 : UNITS > 4 ? 2 : UNITS > 2 ? 4 : UNITS > 1 ? 8 : 16;
         constexpr int ROWS = SOME < M ? SOME : M; // of x that are asked for at once
-        auto load = [&](int j, int u) -> uint2 {
-            const int col = (from + u) * 128 + 4 * lane;
-            const X *at = x + (long long)min(j, m - 1) * cols + col; // more rows are there for nothing
-            if (u >= there) return uint2{};
-            if (ALIGNED) return WHOLE || col < cols ? __ldcg(reinterpret_cast<const uint2 *>(at)) : uint2{};
-            unsigned part[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                part[i] = col + i < cols ? __ldcg(reinterpret_cast<const unsigned short *>(at) + i) : 0;
-            return {part[0] | part[1] << 16, part[2] | part[3] << 16};
-        };
         constexpr int KEPT = UNITS <= 8 ? UNITS : 1;
 #pragma unroll 1
         for (int j0 = 0; j0 < M; j0 += ROWS) {
@@ -365,7 +340,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
 #pragma unroll
-                for (int u = 0; u < KEPT; u++) raw[r][u] = load(j0 + r, u);
+                for (int u = 0; u < KEPT; u++) raw[r][u] = load(uint2{}, j0 + r, u, 4 * lane);
             if (j0 == 0) ask_more();
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
@@ -373,7 +348,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                 unsigned top = 0; // the largest of both halves without their signs, as bits: NaN is above infinity
 #pragma unroll
                 for (int u = 0; u < UNITS; u++) {
-                    const uint2 v = KEPT == UNITS ? raw[r][KEPT == UNITS ? u : 0] : load(j, u);
+                    const uint2 v = KEPT == UNITS ? raw[r][KEPT == UNITS ? u : 0] : load(uint2{}, j, u, 4 * lane);
                     top = __vmaxu2(top, __vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff));
                 }
                 const unsigned peak = __reduce_max_sync(~0u, max(top & 0xffff, top >> 16));
@@ -386,7 +361,8 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
                 float total = 0;
 #pragma unroll
                 for (int u = 0; u < UNITS; u++) {
-                    const float4 v = four(KEPT == UNITS ? raw[r][KEPT == UNITS ? u : 0] : load(j, u));
+                    const uint2 raw_v = KEPT == UNITS ? raw[r][KEPT == UNITS ? u : 0] : load(uint2{}, j, u, 4 * lane);
+                    const float4 v = four(raw_v);
                     // added to 1.5 * 2**23 a number is rounded to a whole one, in the low bits. 0x80 is added to each
                     // digit but the highest, and taken off again by an exclusive or, so that the digits have signs
                     constexpr int CARRY = 0x8080;
@@ -436,7 +412,7 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             float total[2] = {};
-#pragma unroll(HOLD ? UNITS : 1)
+#pragma unroll
             for (int u = 0; u < UNITS; u++)
 #pragma unroll
                 for (int group = 0; group < SUMS; group++) {
@@ -650,20 +626,42 @@ gemv(const uint4 *packed, const SCALE *factors, const X *x, void *y, long long r
     }
 }
 
-/* The sums of all splits: parts (splits, count) -> y (count), four of a thread. Its blocks fit beside those of gemv */
-extern "C" __global__ void __launch_bounds__(256) merge(const float *parts, X *y, long long count, int splits) {
+/* Numbers i .. i + 3 of (SPLIT, count), added up over the first; WORDS: they are one word of 16 bytes */
+template <bool WORDS> __device__ __forceinline__ float4 sum_of(const float *parts, long long i, long long count) {
+    const long long last = count - 1 - i; // past the end the last one is read again
+    float4 all = {};
+#pragma unroll 8
+    for (int split = 0; split < SPLIT; split++) { // all loads are asked for before the first is used
+        const float *const at = parts + split * count + i;
+        float4 part;
+        if (WORDS)
+            part = __ldcg(reinterpret_cast<const float4 *>(at));
+        else
+            part = {__ldcg(at), __ldcg(at + min(1ll, last)), __ldcg(at + min(2ll, last)), __ldcg(at + min(3ll, last))};
+        all.x += part.x, all.y += part.y, all.z += part.z, all.w += part.w;
+    }
+    return all;
+}
+
+/* The sums of all splits: parts (SPLIT, count) -> y (count), four of a thread. Its blocks fit beside those of gemv */
+extern "C" __global__ void __launch_bounds__(MERGE) merge(const float *parts, X *y, long long count) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    const long long i = (long long)blockIdx.x * 256 + threadIdx.x, step = (long long)gridDim.x * 256;
-    float all[4] = {};
-#pragma unroll 4
-    for (int split = 0; split < splits; split++)
+    const long long i = ((long long)blockIdx.x * MERGE + threadIdx.x) * 4;
+    if (i >= count) return;
+    const bool words = count % 4 == 0; // each split's begins at one of 16 bytes
+    const float4 all = words ? sum_of<true>(parts, i, count) : sum_of<false>(parts, i, count);
+    const X four[4] = {(X)all.x, (X)all.y, (X)all.z, (X)all.w};
+    if (words && reinterpret_cast<unsigned long long>(y) % 8 == 0) {
+        unsigned raw[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) raw[k] = reinterpret_cast<const unsigned short &>(four[k]);
+        *reinterpret_cast<uint2 *>(y + i) = {raw[0] | raw[1] << 16, raw[2] | raw[3] << 16};
+    } else {
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            if (i + k * step < count) all[k] += __ldcg(parts + split * count + i + k * step);
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-        if (i + k * step < count) y[i + k * step] = (X)all[k];
+            if (i + k < count) y[i + k] = four[k];
+    }
 }

@@ -12,6 +12,7 @@ from lab.card import multiprocessors, shared_memory
 from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
+MERGE = 128  # threads of a block of merge, four sums each
 SOURCES = ("kernels/lowbit/gemv.cu", "kernels/lowbit/plan.py", "kernels/lowbit/layout.py")
 
 
@@ -31,21 +32,31 @@ def gemv(Wq, x, *, out=None, pdl=False):
 def launch(Wq, x, out, pdl, **options):
     """Launch without looking at the arguments; `options` go to the SIMT machine, whose report comes back, or two where
     the columns are split: of gemv and of merge."""
-    rows, cols = Wq.shape
-    m = 1 if x.dim() == 1 else len(x)
-    scale = Wq.factors.dtype
-    aligned = cols % 8 == 0 and x.data_ptr() % 16 == 0
-    group = 0 if Wq.group is None or Wq.group == cols else Wq.group
-    found = plan(rows, cols, m, Wq.bits, group, scale.itemsize, *_room(x.device), aligned, pdl)
-    module = _module(x.dtype, scale, found.constants)
-    if found.splits == 1:
-        args = (Wq.packed, Wq.factors, x, out, rows, cols, m)
-        return module.gemv(found.grid, found.block, *args, shared=found.shared, pdl=pdl, **options)
-    parts = torch.empty(found.splits, m, rows, dtype=torch.float32, device=x.device)
-    args = (Wq.packed, Wq.factors, x, parts, rows, cols, m)
-    report = module.gemv(found.grid, found.block, *args, shared=found.shared, pdl=pdl, **options)
-    args = (parts, out, m * rows, found.splits)
-    return report, module.merge(-(-m * rows // 1024), 256, *args, pdl=True, **options)  # which waits for gemv
+    packed, factors = Wq.packed, Wq.factors
+    m = 1 if x.ndim == 1 else x.shape[0]
+    found = _prepared(
+        Wq.shape, m, Wq.bits, Wq.group, x.dtype, factors.dtype, _room(x.device), x.data_ptr() % 16 == 0, pdl
+    )
+    grid, block, shared, splits, gemv, merge, sizes, blocks = found
+    # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it
+    if not (packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device()):
+        options["stream"] = None  # with an option it is the checked launch, which says what is wrong
+    if splits == 1:
+        return gemv.unchecked(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
+    parts = x.new_empty(splits, *out.shape, dtype=torch.float32)
+    report = gemv.unchecked(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, **options)
+    # which waits for gemv
+    return report, merge.unchecked(blocks, MERGE, parts, out, out.numel(), pdl=True, **options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
+    """What all calls with such tensors share: the plan, the two kernels, the sizes gemv takes, blocks of merge."""
+    rows, cols = shape
+    group = 0 if group is None or group == cols else group
+    found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned and cols % 8 == 0, pdl)
+    module = _module(dtype, scale, found.constants)
+    return *found[:4], module.gemv, module.merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
 
 
 @functools.cache

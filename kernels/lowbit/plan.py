@@ -12,8 +12,10 @@ HOLD = 64  # registers of a lane that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
 SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of digits and of more rows of x
 MOST_DIGITS = 4  # rows of x up to which they become digits
-IN_PHASE = 4  # tiles of a team between two barriers, at most, for more rows of x
+IN_PHASE = 4  # tiles of a team between two barriers, about, for more rows of x
 IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
+LEAST_SPLITS = 4  # where one block cannot hold x: merging costs as much for two, and each of four has less of x
+MOST_AHEAD = 112  # units of x, all rows together, up to which weights are asked for before its digits are made
 PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
 
 
@@ -37,30 +39,23 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     room             bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
-    chosen           FLOATS, SPLITS, UNITS, STAGE, DEPTH, EARLY, FIRST, COPIED, TILES, TEAMS, HOLD or BLOCKS, to try
-                     something else; BLOCKS=2 leaves half of a multiprocessor to the next kernel, which may ask for
-                     weights
+    chosen           SPLITS, UNITS, STAGE, DEPTH, EARLY, COPIED, TILES, TEAMS or HOLD, to try something else
     """
     tiles, units = -(-rows // 16), -(-cols // 128)
-    whole_room, beside = room, chosen.get("BLOCKS", 1)
-    if beside > 1:
-        room = (room + 1024) // beside - 1024
+    whole_room = room
     height = 1 << (m - 1).bit_length()  # M
-    floats = chosen.get("FLOATS", int(m > MOST_DIGITS))
+    floats = m > MOST_DIGITS
     columns = height if floats else 4 * height
-    eights, stored = -(-columns // 8), min(8, columns)
-    x_bytes = (256 if floats else 128) * eights * stored  # of a unit
+    eights = -(-columns // 8)
+    x_bytes = 0 if floats else 128 * eights * min(8, columns)  # of a unit; FLOATS keeps it in registers
     x_registers = (16 if floats else 8) * eights  # of a lane, for a unit
-    hold_room = HOLD if beside == 1 else HOLD // 4
-    most_units = int(X_SHARE * room) // x_bytes  # of a block
-    if floats and height >= 8:  # x lies in registers
-        most_units = WARPS * max(1, hold_room // x_registers)
-    splits = chosen.get("SPLITS", -(-units // most_units))
+    most_units = WARPS * (HOLD // x_registers) if floats else int(X_SHARE * room) // x_bytes  # of a block
+    splits = -(-units // most_units)
+    splits = chosen.get("SPLITS", splits if splits == 1 else max(splits, min(LEAST_SPLITS, multiprocessors)))
     each = -(-units // splits)  # units of a block
     mine = chosen.get("UNITS", -(-each // WARPS))
     wk = -(-each // mine)
-    hold = chosen.get("HOLD", int(x_registers * mine <= hold_room))
-    x_bytes *= not (floats and hold)
+    hold = chosen.get("HOLD", int(x_registers * mine <= HOLD))
     room -= 1024 * (splits > 1)  # which a block of merge takes
     teams = chosen.get("TEAMS", max(1, min(WARPS // wk, int(X_SHARE * room) // max(1, wk * mine * x_bytes))))
     groups = 128 // group if group else 0
@@ -73,7 +68,10 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     unit = wk * teams * (256 * bits + 32 * groups * scale_size)
     fixed = wk * teams * (mine * x_bytes + 8 * max(2, height))
     fixed += wk * teams * mine * eights * (32 * max(1, groups) if floats else 16 * groups)
-    at_once = chosen.get("TILES", min(most, max(1, SUMS_ROOM[bool(floats)] // tile_sums), IN_PHASE if floats else most))
+    at_once = min(most, max(1, SUMS_ROOM[floats] // tile_sums), IN_PHASE if floats else most)
+    if most <= 2 * at_once:  # all tiles' sums take no more room than two sets of half of them, and one barrier
+        at_once = most
+    at_once = chosen.get("TILES", at_once)
     while (sums := tile_sums * at_once * (2 if most > at_once else 1)) > room - fixed - 2 * unit * mine:
         if at_once == 1 or "TILES" in chosen or not floats:
             break
@@ -90,12 +88,13 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         chosen |= {"TEAMS": teams // 2} if teams > 1 else {"SPLITS": splits + 1}
         return plan(rows, cols, m, bits, group, scale_size, multiprocessors, whole_room, aligned, pdl, **chosen)
     through = 256 * 8 * eights * mine * wk * teams  # bytes of x on their way into registers, over what comes later
-    copied = chosen.get("COPIED", int(floats and height >= 8 and hold and aligned and through <= room))
+    copied = chosen.get("COPIED", int(floats and aligned and through <= room))
     shared = fixed + depth * slot
     if copied:
         shared = max(shared, min(room, through + depth * slot))
     free = min(depth, (shared - through) // slot) if copied else depth  # stages asked for before x is in registers
-    early = min(free, chosen.get("EARLY", int(pdl)))  # stages asked for ahead of x, which then waits behind them
+    ahead = pdl and (floats or height * each <= MOST_AHEAD)
+    early = min(free, chosen.get("EARLY", int(ahead)))  # stages asked for ahead of x, which then waits behind them
     whole = cols == 128 * wk * mine * splits
     constants = {
         "BITS": bits,
@@ -108,15 +107,13 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
         "STAGE": stage,
         "DEPTH": depth,
         "EARLY": early,
-        "FIRST": chosen.get("FIRST", floats and height > 4),
         "COPIED": copied,
         "FREE": free,
         "TILES": at_once,
         "HOLD": hold,
         "WHOLE": whole,
         "ALIGNED": aligned,
-        "SPLIT": splits > 1,
-        "BLOCKS": beside,
+        "SPLIT": splits * (splits > 1),
     }
     constants = tuple((name, int(value)) for name, value in constants.items())
     return Plan((blocks, splits), 32 * wk * teams, shared, splits, constants)
