@@ -272,6 +272,49 @@ def test_show_a_kernel_whose_declaration_takes_two_lines(monkeypatch, tmp_path):
     assert repr(show("k.cu", "gemv")) == kernel and repr(show("k.cu", "other")) == other
 
 
+PART = """\
+void f(int n) {
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        sum += i;
+    }
+
+    // done
+    g(sum);
+}
+
+void g(int sum) {
+    for (;;) {
+    }
+}
+"""
+
+
+def test_show_a_part(monkeypatch, tmp_path):
+    (tmp_path / "f.cu").write_text(PART)
+    (tmp_path / "f.py").write_text("def f():\n    # 1\n    x = 1\n\n    return x\n\n\ndef g():\n    pass\n")
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    loop = "for (int i = 0; i < n; i++) {\n    sum += i;\n}"
+    assert repr(show("f.cu", begin="for (", end="// done")) == loop
+    assert repr(show("f.cu", begin="int sum = 0", end="// done")) == "int sum = 0;\n#pragma unroll\n" + loop
+    assert repr(show("f.cu", begin="// done")) == "// done\ng(sum);"  # to the function's end
+    assert repr(show("f.cu", "g", begin="for (")) == "for (;;) {\n}"
+    assert repr(show("f.py", begin="# 1", end="def g")) == "# 1\nx = 1\n\nreturn x"
+    assert repr(show(roofline.attainable, begin="def", end="return")).startswith("def attainable(")
+
+
+@pytest.mark.parametrize(
+    "part, missing", [(("h(", None), "'h('"), (("g(sum", "f("), "'f(' behind it"), (("}", "}}"), "'}}' behind it")]
+)
+def test_show_a_part_that_is_not_there(part, missing, monkeypatch, tmp_path):
+    (tmp_path / "f.cu").write_text(PART)
+    monkeypatch.setattr(source, "ROOT", tmp_path)
+    begin, end = part
+    with pytest.raises(ValueError, match=re.escape(f"show: f.cu has no line with {missing}") + "$"):
+        show("f.cu", begin=begin, end=end)
+
+
 def test_show_python():
     assert repr(show(roofline.tokens_per_second)).startswith("def tokens_per_second(bytes_read, bandwidth):\n")
     both = show(roofline.ModelConfig.parameters, roofline.attainable)

@@ -64,3 +64,25 @@ def test_the_steps_have_a_state_for_each_chunk():
         False
     ]
     assert words.count("× decay") == 3 and "final" in words
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_panels_share_their_axes_and_one_legend(count):
+    x, lines = [128, 1024, 16384], {f"panel {n}": {"one": [1, 2, 4 + n], "two": [3, 3, 3]} for n in range(count)}
+    picture = plots.panels(x, lines, "tokens", "times", "a title")
+    drawn = [axis for axis in picture.axes if axis.lines]
+    assert [axis.get_title(loc="left") for axis in drawn] == list(lines)
+    assert len({axis.get_ylim() for axis in drawn}) == 1 and drawn[0].get_ylim()[0] == 0
+    assert drawn[0].get_ylim()[1] > 3 + count
+    for axis, of in zip(drawn, lines.values()):
+        assert [list(line.get_ydata()) for line in axis.lines] == list(of.values())
+        assert [line.get_color() for line in axis.lines] == plots.COLOURS[:2]
+        assert axis.xaxis.get_major_formatter()(16384.0) == "16,384"
+    (legend,) = picture.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+
+
+def test_panels_with_two_logarithmic_axes():
+    (axis, _) = plots.panels([1, 10], {"one": {"a": [1e-9, 1e-2]}}, "tokens", "error", log="xy").axes
+    low, high = axis.get_ylim()
+    assert 0 < low < 1e-9 and high > 1e-2 and axis.get_yscale() == axis.get_xscale() == "log"

@@ -12,6 +12,7 @@ import pytest
 from lab import Ladder, Roof, Timing, results
 from lab.ladder import Figure
 from lab.results import ResultsError, Stored, code_hash
+from lab.table import Table
 
 ROOF = Roof("AMD EPYC, 2 threads", 20e9, 15e9, 100e9, {1: (11e9, 8e9, 50e9), 2: (20e9, 15e9, 100e9)})
 VERSIONS = {"numpy": "2.4.6", "compiler": "gcc 12"}
@@ -284,6 +285,76 @@ def test_stored_results_come_newest_first(course):
     results.save(course / "lab", [], ROOF, {})
     assert [item.card for item in results.stored("roof")] == [ROOF.card]
     assert len(results.paths()) == 4
+
+
+# What a notebook shows of them
+
+
+@pytest.fixture
+def run(course):
+    save(course)
+    return results.stored_on("toy", card=ROOF.card)
+
+
+def test_the_newest_run_on_a_card(course):
+    save(course, Roof("NVIDIA H200", 4e12, 4e12, 7e14))
+    for name, date in {"a": "2026-03-01", "b": "2026-04-01"}.items():
+        path = save(course, Roof(name, 1.0, 1.0, 1.0))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"date": date}))
+    assert [results.stored_on("toy").card, results.stored_on("toy", card="a").date] == ["NVIDIA H200", "2026-03-01"]
+    assert results.stored_on("toy", card="c") is results.stored_on("toy", "ncu") is results.stored_on("none") is None
+
+
+def test_a_ladder_has_the_whole_title(run):
+    assert results.ladder(run, "GEMV 5 × 6").figures == run.ladders[1].figures
+    assert results.ladder(run, "GEMV 5") is results.ladder(None, "GEMV 5 × 6") is None
+
+
+@pytest.mark.parametrize(
+    "names, shown",
+    [((), ["naive", "fast", "NumPy"]), (("NumPy", "na"), ["naive", "NumPy"]), (("fast", "none"), ["fast"])],
+)
+def test_rows_are_found_by_name_or_by_its_beginning(run, names, shown, capsys):
+    found, whole = results.measured(run, "GEMV 3 × 4", *names), run.ladders[0]
+    assert [f.name for f in found.figures] == shown and found.source == whole.source == run.source
+    assert (found.title, found.bound, found.device) == (whole.title, whole.bound, whole.device)
+    assert found.rows()[0][-1] == "1×" and capsys.readouterr().out == ""
+    assert len(whole.figures) == 3 and whole.first is None
+
+
+def test_a_whole_name_is_no_beginning(course):
+    path = save(course)
+    record = json.loads(path.read_text())
+    record["ladders"][0]["figures"][1]["name"] = "naive, PDL"
+    path.write_text(json.dumps(record))
+    run = Stored(path)
+    assert [f.name for f in results.measured(run, "GEMV 3 × 4", "naive").figures] == ["naive"]
+    assert [f.name for f in results.measured(run, "GEMV 3 × 4", "naive,").figures] == ["naive, PDL"]
+
+
+def test_the_speedup_may_be_over_a_row_that_is_not_shown(course):
+    path = save(course)
+    record = json.loads(path.read_text())
+    record["ladders"][0]["figures"][0]["timing"]["median"] = 0.5
+    path.write_text(json.dumps(record))
+    assert results.measured(Stored(path), "GEMV 3 × 4", "fast", first="naive").rows()[0][-1] == "2×"
+    with pytest.raises(KeyError, match=r"GEMV 3 × 4: no rung 'slow'; there are naive, fast, NumPy"):
+        results.measured(Stored(path), "GEMV 3 × 4", "fast", first="slow")
+
+
+@pytest.mark.parametrize("title, names", [("GEMV 3", ()), ("matmul", ()), ("GEMV 3 × 4", ("slow",))])
+def test_where_nothing_is_stored_a_sentence_says_so(run, title, names, capsys):
+    for one in (run, None):
+        assert results.measured(one, title, *names) is None
+        assert capsys.readouterr().out == results.NOTHING + "\n"
+
+
+def test_a_table_or_a_sentence(course, capsys):
+    found = Table("errors", {"ours": {"1K": 0.5}}, ("kernels/toy/naive.c",))
+    run = Stored(results.save(course / "kernels" / "toy", [], ROOF, VERSIONS, tables=[found]))
+    assert results.table(run, "errors").rows == found.rows and capsys.readouterr().out == ""
+    for one, title in ((run, "shares"), (None, "errors")):
+        assert results.table(one, title) is None and capsys.readouterr().out == results.NOTHING + "\n"
 
 
 # What the hash sees

@@ -15,7 +15,8 @@ MOST_DIGITS = 4  # rows of x up to which they become digits
 IN_PHASE = 4  # tiles of a team between two barriers, about, for more rows of x
 IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 LEAST_SPLITS = 4  # where one block cannot hold x: merging costs as much for two, and each of four has less of x
-MOST_AHEAD = 112  # units of x, all rows together, up to which weights are asked for before its digits are made
+MUCH_X = 112  # units of x, all rows together: digits of more are made first, where a team has few tiles,
+FEW_TILES = 2  # no more than these; else weights are asked for before
 PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
 
 
@@ -93,7 +94,7 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     if copied:
         shared = max(shared, min(room, through + depth * slot))
     free = min(depth, (shared - through) // slot) if copied else depth  # stages asked for before x is in registers
-    ahead = pdl and (floats or height * each <= MOST_AHEAD)
+    ahead = pdl and (floats or height * each <= MUCH_X or most > FEW_TILES)
     early = min(free, chosen.get("EARLY", int(ahead)))  # stages asked for ahead of x, which then waits behind them
     whole = cols == 128 * wk * mine * splits
     constants = {
