@@ -175,7 +175,7 @@ def test_wrong_python(version, bits):
 
 
 def make_test(copy, **env):
-    env = {**os.environ, **env}
+    env = {**os.environ, "MAKEFLAGS": "", **env}  # not PYTHON=... of a `make test` that runs these tests
     return subprocess.run(["make", "test"], cwd=copy, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 
