@@ -102,13 +102,24 @@ def stacked(parts, unit, title):
 def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None):
     """Curves over one x axis. lines  {name: values};  log  "x", "y", "xy" or False;  level  (value, name): a dashed
     line across."""
-    from matplotlib.ticker import LogLocator
-
     picture, axis = figure(8, 4)
     for i, (name, values) in enumerate(lines.items()):
         axis.plot(x, values, marker=marker, color=COLOURS[i % len(COLOURS)], label=name, linewidth=2)
     if level:
         axis.axhline(level[0], color=BLACK, linestyle="--", linewidth=1.2, label=level[1])
+    _scales(axis, x, log)
+    if len(lines) > 1 or level:
+        axis.legend(frameon=False)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
+    axis.set_title(title, loc="left")
+    return finish(picture)
+
+
+def _scales(axis, x, log, steps=(1, 2, 5)):
+    """Axes from 0 or logarithmic, as in `curves`, and a grid. steps: the ticks in a power of ten"""
+    from matplotlib.ticker import LogLocator
+
     if log and "x" in log:
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
@@ -116,17 +127,40 @@ def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None
         axis.set_xticks(x)
     if log and "y" in log:
         axis.set_yscale("log")
-        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_locator(LogLocator(subs=steps))
         axis.yaxis.set_major_formatter(lambda v, _: f"{v:,g}")
         axis.yaxis.set_minor_formatter(lambda v, _: "")
     if not log or "y" not in log:
         axis.set_ylim(bottom=0)
-    if len(lines) > 1 or level:
-        axis.legend(frameon=False)
-    axis.set_xlabel(xlabel)
-    axis.set_ylabel(ylabel)
-    axis.set_title(title, loc="left")
     axis.grid(True, alpha=0.25)
+
+
+def panels(x, lines, xlabel, ylabel, title=None, *, log="x"):
+    """Curves in panels, two beside each other, over the same axes and with one legend. log  as in `curves`
+
+    lines  {panel: {name: values}}, the same names in each
+    """
+    picture, axes = figure(9, 0.9 + 2.4 * -(-len(lines) // 2), columns=2, rows=-(-len(lines) // 2))
+    axes = np.ravel(axes)
+    for axis, (panel, curves_of) in zip(axes, lines.items()):
+        for i, (name, values) in enumerate(curves_of.items()):  # each a little thinner: one behind another still shows
+            look = {"marker": "os^Dv"[i % 5], "markersize": max(4, 9 - 2 * i), "linewidth": max(1.2, 2.7 - 0.5 * i)}
+            axis.plot(x, values, color=COLOURS[i % len(COLOURS)], label=name, **look)
+        _scales(axis, x, log, steps=(1,))
+        axis.set_title(panel, loc="left", fontsize=10.5)
+        axis.tick_params(labelsize=9)
+        axis.set(xlabel=xlabel, ylabel=ylabel)
+    found = np.array([axis.get_ylim() for axis in axes[: len(lines)]])
+    for axis in axes:
+        axis.set_ylim(found.min(), 1.08 * found.max())
+        axis.label_outer()
+    for axis in axes[len(lines) :]:
+        axis.axis("off")
+    picture.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=10
+    )
+    if title:
+        picture.suptitle(title, fontsize=12, x=0.01, ha="left")
     return finish(picture)
 
 

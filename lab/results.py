@@ -4,6 +4,9 @@
 says so. Each figure names its sources, and the file holds a hash of each: when the code changes, a test fails until
 the figure is measured again (`make bench`) or marked stale (`python -m lab.results stale`).
 The hash sees code only: comments, docstrings and blank lines may change freely.
+
+    stored = results.stored_on("gemv")                                      the newest run on an H200, or None
+    results.measured(stored, "GEMV fp16, 4096 × 4096", "one warp a row")    rows of one of its ladders; and `table`
 """
 
 import ast
@@ -31,6 +34,7 @@ SCHEMA = 1
 # These stand among the sources: a flag decides speed as a source does.
 C_FLAGS = "C compiler flags"
 CUDA_FLAGS = "CUDA compiler flags"
+NOTHING = "no stored run of these kernels yet (`make bench` with an NVIDIA GPU makes one)"
 
 
 class ResultsError(RuntimeError):
@@ -265,6 +269,44 @@ def stored(topic, name=""):
         if path.stem == _stem(item.card, name):
             found.append(item)
     return sorted(found, key=lambda s: s.date, reverse=True)
+
+
+# What a notebook shows of a stored run: a run is what `stored_on` gives, and may be None.
+
+
+def stored_on(topic, name="", card="NVIDIA H200"):
+    """The newest stored results of a topic on this card, or None. name: as for `stored`"""
+    return next((run for run in stored(topic, name) if run.card == card), None)
+
+
+def ladder(run, title):
+    """The ladder of a stored run with this title, or None."""
+    return next((one for one in run.ladders if one.title == title), None) if run else None
+
+
+def measured(run, title, *names, first=""):
+    """Rows of a stored ladder, as a ladder: those with these names, or with names that begin so; without names, all.
+
+    first: the row that the speed-up is over, if not the first of those shown.
+    None, after a sentence, if nothing is stored.
+    """
+    whole = ladder(run, title)
+    figures = whole.figures if whole else []
+    exact = {f.name for f in figures}.intersection(names)  # "decode" is not "decode, PDL" as well
+    begins = tuple(name for name in names if name not in exact)
+    rows = [f for f in figures if not names or f.name in exact or f.name.startswith(begins)]
+    if not rows:
+        print(NOTHING)
+        return None
+    return replace(whole, figures=rows, first=whole[first] if first else None)
+
+
+def table(run, title):
+    """The table of a stored run with this title, or None, after a sentence."""
+    found = run.table(title) if run else None
+    if found is None:
+        print(NOTHING)
+    return found
 
 
 def main(arguments):

@@ -1,4 +1,4 @@
-"""Show source code in a notebook, highlighted: a file, one C function of it, or Python functions."""
+"""Show source code in a notebook, highlighted: a file, a part of it, or Python functions."""
 
 import inspect
 import re
@@ -13,10 +13,12 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
 
     show("kernels/cpu_gemv/naive.c")    a file, by its path from the course's folder
     show("lab/roof.c", "read_all")      one function of a C or CUDA file, with the comment above it
+    show(path, begin="for (", end="}")  from the first line with `begin` up to the next one with `end`, without the
+                                        margin; without end, up to the closing brace of the function
     show(roofline.weight_bytes, ...)    Python functions, classes or properties
     """
 
-    def __init__(self, what, *more):
+    def __init__(self, what, *more, begin=None, end=None):
         if isinstance(what, (str, Path)):
             path = (ROOT / what).resolve()
             if ROOT not in path.parents or not path.is_file():
@@ -28,6 +30,8 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
             path = Path(inspect.getsourcefile(parts[0])).resolve()
             self.title = path.relative_to(ROOT).as_posix() if ROOT in path.parents else path.name
             self.text, self.language = "\n".join(textwrap.dedent(inspect.getsource(p)) for p in parts), "python"
+        if begin is not None:
+            self.text = self._part(self.text.splitlines(), begin, end)
 
     def _function(self, text, name):
         # a comment that ends right above, the declaration with "name(", which may take two lines, and all up to a
@@ -37,6 +41,17 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
         if not found:
             raise ValueError(f"show: {self.title} has no function {name!r}")
         return found[0]
+
+    def _part(self, lines, begin, end):
+        first = next((at for at, line in enumerate(lines) if begin in line), len(lines))
+        rest = range(first + 1, len(lines))
+        last = next((at for at in rest if (lines[at] == "}" if end is None else end in lines[at])), None)
+        if last is None:
+            missing = begin if first == len(lines) else end or "}"
+            raise ValueError(f"show: {self.title} has no line with {missing!r}" + " behind it" * (first < len(lines)))
+        kept = [(line, self.language == "c" and line.startswith("#")) for line in lines[first:last]]  # #pragma
+        margin = min(len(line) - len(line.lstrip()) for line, fixed in kept if line and not fixed)
+        return "\n".join(line if fixed else line[margin:] for line, fixed in kept).rstrip()
 
     def __repr__(self):
         return self.text

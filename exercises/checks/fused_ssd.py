@@ -1,4 +1,4 @@
-"""The checks of chapter 13: what a chain costs, who waits forever, a look-back, what counts, and a chain with a race.
+"""The checks of chapter 13: shares of a line, who waits forever, a look-back, what counts, and a chain with a race.
 
 The learner's CUDA C++ runs on the SIMT machine, which also looks for races.
 """
@@ -18,39 +18,42 @@ EXACT = 1e-9  # of NumPy in float64
 ORDERING = re.compile(r"^\s*(?:@\S+\s+)?(?:membar|fence|\w+(?:\.\w+)*\.(?:acquire|release|acq_rel))\b", re.M)
 
 
-# Exercise 1: the best chunk for a chain
+# Exercise 1: shares of a line
 
 
-def _best_chunk(tokens, heads, places, hop, start, work):
-    best = None
-    for Q in (16, 32, 64, 128, 256, 512):
-        chunks = -(-tokens // Q)
-        rounds = -(-chunks * heads // places)
-        time = max(chunks * hop, rounds * (start + Q * work))
-        if best is None or time < best[1] * (1 - 1e-12):
-            best = Q, time
-    return best[0]
+def _cut_line(pairs, chunks, limit, again):
+    lengths, total = [], pairs * chunks
+    while (begin := sum(lengths)) < total:
+        longest = 0
+        for length in range(1, total - begin + 1):
+            twice = min(length, (begin + length) % chunks)  # 0 at the end of a pair
+            if length + again * twice <= limit:
+                longest = length
+        lengths.append(longest)
+    return lengths
 
 
-def exercise_1(best_chunk):
-    """best_chunk(tokens, heads, places, hop, start, work) -> Q"""
-    exercise = Exercise("Exercise 1: the best chunk for a chain")
+def exercise_1(cut_line):
+    """cut_line(pairs, chunks, limit, again) -> list of chunks a share"""
+    exercise = Exercise("Exercise 1: shares of a line")
     rng = np.random.default_rng()
-    cases = [(65536, 80, 264, 2.0, 3.0, 0.03125), (65536, 80, 264, 2.0, 3.0, 0.25), (65536, 1, 264, 2.0, 1.0, 0.5)]
-    cases += [
-        (100, 1, 1, 8.0, 1.0, 0.125),
-        (1, 1, 1, 100.0, 1.0, 0.015625),
-        (100, 80, 8, 0.5, 1.0, 0.125),
-        (100, 80, 8, 0.0, 4.0, 1.0),
-        (1, 1, 1, 1.0, 1.0, 1.0),
-    ]
-    for _ in range(20):
-        sizes = (int(rng.integers(1, most)) for most in (10000, 100, 300))
-        cases.append((*sizes, *(int(rng.integers(1, most)) / 64 for most in (200, 500, 32))))  # exact in binary
+    cases = [(1, 1, 1.5, 0.5), (1, 4, 4.0, 0.5), (1, 7, 3.0, 0.0), (1, 7, 3.0, 0.5), (2, 10, 9.0, 0.5)]
+    cases += [(2, 10, 10.0, 0.5), (3, 4, 100.0, 0.5), (2, 5, 1.5, 0.5), (5, 1, 3.0, 0.5), (4, 12, 16.0, 0.375)]
+    for _ in range(30):
+        pairs, chunks, eighths, more = (
+            int(rng.integers(low, high)) for low, high in ((1, 7), (1, 13), (0, 9), (0, 160))
+        )
+        cases.append((pairs, chunks, 1 + (eighths + more) / 8, eighths / 8))  # exact in binary
     with exercise, time_limit():
         for case in cases:
-            got, wanted = number_from(best_chunk, *case, whole=True), _best_chunk(*case)
-            exercise.require(got == wanted, f"{call_text(best_chunk, *case)} gave {got:,}, expected {wanted:,}")
+            call, wanted = call_text(cut_line, *case), _cut_line(*case)
+            got = cut_line(*case)
+            if got is None:
+                raise Wrong(f"{call} gave None. Does the function return its result?")
+            if not isinstance(got, (list, tuple, np.ndarray)):
+                raise Wrong(f"{call} gave {shown(got)}, expected a list")
+            same = len(got) == len(wanted) and all(np.ndim(a) == 0 and a == b for a, b in zip(got, wanted))
+            exercise.require(same, f"{call} gave {shown(got)}, expected {wanted}")
     return exercise.report(f"right in {len(cases)} cases")
 
 

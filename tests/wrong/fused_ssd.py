@@ -10,40 +10,44 @@ import numpy as np
 
 from wrong.warp_gemv import changed
 
-# Exercise 1: the best chunk for a chain
-
-CHUNKS = 16, 32, 64, 128, 256, 512
+# Exercise 1: shares of a line
 
 
-def _best(time, choose=min, candidates=CHUNKS):
-    def best_chunk(tokens, heads, places, hop, start, work):
-        return choose(candidates, key=lambda Q: time(Q, tokens, heads, places, hop, start, work))
+def _line(twice=lambda length, before: min(length, before), fits=lambda cost, limit: cost <= limit, stops=False):
+    """twice(length of the share, chunks of its last pair in front of its end) -> chunks walked twice."""
 
-    return best_chunk
+    def cut_line(pairs, chunks, limit, again):
+        lengths, begin = [], 0
+        while begin < pairs * chunks:
+            longest = 1
+            for length in range(1, pairs * chunks - begin + 1):
+                if fits(length + again * twice(length, (begin + length) % chunks), limit):
+                    longest = length
+                elif stops:
+                    break
+            lengths.append(longest)
+            begin += longest
+        return lengths
 
-
-def _time(Q, tokens, heads, places, hop, start, work):
-    chunks = -(-tokens // Q)
-    return max(chunks * hop, -(-chunks * heads // places) * (start + Q * work))
-
-
-def _added(Q, tokens, heads, places, hop, start, work):
-    chunks = -(-tokens // Q)
-    return chunks * hop + -(-chunks * heads // places) * (start + Q * work)
-
-
-def _work_alone(Q, tokens, heads, places, hop, start, work):
-    return _time(Q, tokens, heads, places, 0, start, work)
+    return cut_line
 
 
-def _rounded_down(Q, tokens, heads, places, hop, start, work):
-    chunks = max(1, tokens // Q)
-    return max(chunks * hop, -(-chunks * heads // places) * (start + Q * work))
+def _at_the_ends_too(pairs, chunks, limit, again):
+    """Walks the last piece twice, even where its pair ends there."""
+    lengths, begin = [], 0
+    while begin < pairs * chunks:
+        ends = range(begin + 1, pairs * chunks + 1)
+        dear = {end: min(end - begin, (end - 1) % chunks + 1) for end in ends}
+        fitting = [end for end in ends if end - begin + again * dear[end] <= limit]
+        lengths.append(max(fitting) - begin)
+        begin = max(fitting)
+    return lengths
 
 
-def _part_of_a_round(Q, tokens, heads, places, hop, start, work):
-    chunks = -(-tokens // Q)
-    return max(chunks * hop, chunks * heads / places * (start + Q * work))
+def _equal(pairs, chunks, limit, again):
+    shares = len(_line()(pairs, chunks, limit, again))
+    cuts = [n * pairs * chunks // shares for n in range(shares + 1)]
+    return [b - a for a, b in zip(cuts, cuts[1:])]
 
 
 # Exercise 2: who waits forever
@@ -190,17 +194,19 @@ BEHIND = (
     "        atomicExch(counters + 1, chunk + 1);\n        __threadfence();\n",
 )
 
-RIGHT = {1: _best(_time), 2: _never_end, 3: _back(), 4: _counts(), 5: CHAIN}
+RIGHT = {1: _line(), 2: _never_end, 3: _back(), 4: _counts(), 5: CHAIN}
 
 WRONG = {
     1: {
-        "chain and work one after the other": (_best(_added), "expected"),
-        "no chain": (_best(_work_alone), "expected"),
-        "chunks rounded down": (_best(_rounded_down), "expected"),
-        "a part of a round": (_best(_part_of_a_round), "expected"),
-        "the largest time": (_best(_time, choose=max), "expected"),
-        "the largest of equals": (_best(_time, candidates=CHUNKS[::-1]), "expected"),
-        "not among the six": (lambda *_: 100, "gave 100"),
+        "stops at the first that is too dear": (_line(stops=True), "expected [4]"),
+        "nothing is walked twice": (_line(twice=lambda length, before: 0), "expected ["),
+        "the whole share twice": (_line(twice=lambda length, before: length if before else 0), "expected ["),
+        "more of the pair than it has": (_line(twice=lambda length, before: before), "expected ["),
+        "twice at the end of a pair as well": (_at_the_ends_too, "expected [4]"),
+        "below the limit": (_line(fits=lambda cost, limit: cost < limit), "expected ["),
+        "equal shares": (_equal, "expected ["),
+        "where shares end": (lambda *a: np.cumsum(_line()(*a)).tolist(), "expected ["),
+        "how many": (lambda *a: len(_line()(*a)), "expected a list"),
     },
     2: {
         "not those that never start": (_only_those_that_run, "expected [0, 1, 2]"),
