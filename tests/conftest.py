@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish(session):
+    os.environ["LAB_HASTE"] = "1"  # for notebooks' kernels: what they time is not looked at
     for name, value in _before.items():
         os.environ.pop(name)
         if value is not None:
@@ -55,6 +56,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_unconfigure(config):
+    os.environ.pop("LAB_HASTE", None)
     gc.unfreeze()  # or Triton's bindings take what they find at the end for lost
 
 
