@@ -31,7 +31,7 @@ def interpreter(kernel):
     those of Triton that are written in Triton (tl.max and others). `range` gets whole numbers: of Triton 3.6's scalars
     NumPy has made none since 2.4. Threads take turns.
     """
-    with LANGUAGE, _language_kept(), _interpretable(kernel):
+    with LANGUAGE, _language_kept(), _interpretable(kernel), _changed_once():
         yield _for_interpreter(kernel)
 
 
@@ -77,6 +77,30 @@ def _interpretable(kernel):
                 space.pop("range", None)
             else:
                 space["range"] = had
+
+
+@contextlib.contextmanager
+def _changed_once():
+    """Triton changes its language again at each call of one function by another, which takes a third of the time. Here
+    that is left out where the language is changed already."""
+    change = getattr(of_triton, "_patch_lang", None)
+    if change is None:  # a newer Triton
+        yield
+        return
+
+    def unless_it_is(function):
+        langs = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        parts = [lang.load for lang in langs]
+        parts += [tl.math.exp, tl.core.tensor.__add__, tl.core.tensor_descriptor_base.load]
+        if not langs or any(map(tl.core.is_builtin, parts)):
+            return change(function)
+        return of_triton._LangPatchScope()  # nothing to undo
+
+    of_triton._patch_lang = unless_it_is
+    try:
+        yield
+    finally:
+        of_triton._patch_lang = change
 
 
 def _modules(kernel):

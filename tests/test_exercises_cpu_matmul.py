@@ -32,7 +32,7 @@ class TestExercises(ExerciseContract):
             # call waits longer than that for a Python with NumPy to begin.
             patient = OwnProcess.call
             monkeypatch.setattr(OwnProcess, "call", lambda *args, **named: patient(*args, **{**named, "limit": 1}))
-        super().test_wrong_answer_is_rejected(number, mistake, capsys)
+        super().test_wrong_answer_is_rejected(number, mistake, capsys, monkeypatch)
         said = capsys.readouterr().out.strip()
         assert "\n" not in said or "does not compile" in said
 

@@ -89,6 +89,17 @@ def test_all_is_as_it_was():
     assert changed(before) == []
 
 
+def test_the_language_is_changed_once_for_a_launch(monkeypatch):
+    changes, change = [], of_triton._patch_lang_core
+    monkeypatch.setattr(of_triton, "_patch_lang_core", lambda *args: changes.append(args) or change(*args))
+    with interpreter(much) as interpreted:
+        for most in (3, 1):  # the first time also where Triton's own functions look, which the interpreter leaves so
+            changes.clear()
+            args = arguments()
+            interpreted[(1, 1, 1)](*args)
+            assert 1 <= len(changes) <= most and args[1].isfinite().all()
+
+
 def test_after_exceptions():
     before = state()
     with pytest.raises(InterpreterError):
