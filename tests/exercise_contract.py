@@ -13,8 +13,11 @@ A test module inherits its exercises' tests, which conftest.py spreads over exer
     right         exercise -> the answer that wrong ones were made from; none for exercises without
     wrong         exercise -> {mistake: (answer, what the check says)}
     draws         how often a solution is judged: checks draw fresh inputs
+
+Where answers are texts in C or CUDA C++, whose names end in "_source", it inherits a SourceContract.
 """
 
+import pytest
 from exercise_tools import expect_one_verdict, expect_rejected, printed
 
 from exercises.checks import launches
@@ -66,3 +69,18 @@ class ExerciseContract:
         assert len(said) == len(self.answers)
         assert all(text.count("\n") == 1 for text in said.values())
         assert sum("not done yet" in text for text in said.values()) == len(self.answers) - len(self.runs_already)
+
+
+class SourceContract(ExerciseContract):
+    def around(self, number, source):
+        """What the check of this exercise takes, if its source is this one."""
+        return (source,)
+
+    @pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not C at all", "/* no end", lambda: 0])
+    def test_a_check_bears_whatever_a_source_is(self, given, capsys):
+        sources = [number for number, names in self.answers.items() if "_source" in str(names)]
+        assert sources
+        for number in sources:
+            exercise = self.judge(number, *self.around(number, given))
+            assert not exercise.passed and exercise.message.startswith("not yet: ")
+            assert "raised" not in exercise.message

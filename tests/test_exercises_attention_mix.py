@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from exercise_contract import ExerciseContract
+from exercise_contract import SourceContract
 from wrong.attention_mix import BUG, CARDS, END, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
 
 from exercises.checks import attention_mix as checks
@@ -12,7 +12,7 @@ from kernels.attention import mix
 LOADS = tuple(f"l1tex__t_{what}_pipe_lsu_mem_global_op_ld.sum" for what in ("requests", "sectors"))
 
 
-class TestExercises(ExerciseContract):
+class TestExercises(SourceContract):
     name, checks, right, wrong = "07_attention_mix", checks, RIGHT, WRONG
     answers = {1: "loads", 2: "split_source", 3: "bug_source", 4: "ordered_source", 5: "group_source"}
     runs_already = {
@@ -34,12 +34,10 @@ def test_the_bugs_author_saw_nothing(stubs):
         checks.compare("out", out, checks.truth(att, v), "")
 
 
-@pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
-def test_a_check_bears_whatever_a_source_is(given, capsys):
-    for number in TestExercises.answers:
-        exercise = judge(number, given)
-        assert not exercise.passed and exercise.message.startswith("not yet: ")
-        assert number == 1 or "raised" not in exercise.message
+@pytest.mark.parametrize("given", [None, 3, "", lambda: 0])
+def test_a_check_bears_whatever_a_function_is(given, capsys):
+    exercise = judge(1, given)
+    assert not exercise.passed and exercise.message.startswith("not yet: ")
 
 
 def test_an_endless_loop_ends(capsys):

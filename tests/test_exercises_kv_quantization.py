@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from exercise_contract import ExerciseContract
+from exercise_contract import SourceContract
 from wrong.kv_quantization import FLIGHT, NEXT, NOW, PACKING, RIGHT, SCORES, WRONG, append
 from wrong.warp_gemv import changed
 
 from exercises.checks import kv_quantization as checks
 
-CUDA = (2, 3, 4)
 
-
-class TestExercises(ExerciseContract):
+class TestExercises(SourceContract):
     name, checks, right, wrong = "09_kv_quantization", checks, RIGHT, WRONG
     answers = {
         1: "quantize_rows",
@@ -36,19 +34,11 @@ def test_the_bugs_author_saw_nothing(stubs):
         checks._flight(kernel, np.random.default_rng(), kv_len, 4096, beyond=0)
 
 
-@pytest.mark.parametrize("given", [None, 3, b"int x;", "", "not CUDA at all", "/* no end", lambda: 0])
-def test_a_check_bears_whatever_a_source_is(given, capsys):
-    for number in CUDA:
-        exercise = judge(number, given)
-        assert not exercise.passed and exercise.message.startswith("not yet: ")
-        assert "raised" not in exercise.message
-
-
 @pytest.mark.parametrize(
     "given", [lambda *_: 3, lambda *_: (3, 4), lambda *_: "", lambda *_: np.zeros(3), lambda *_: {}]
 )
 def test_a_check_bears_whatever_a_function_gives(given, capsys):
-    for number in set(TestExercises.answers) - set(CUDA):
+    for number in (1, 5, 6):
         exercise = judge(number, given)
         assert not exercise.passed and exercise.message.startswith("not yet: ")
         assert "raised" not in exercise.message
