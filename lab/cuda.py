@@ -90,10 +90,9 @@ class Module:
 
     def sass(self, kernel=None, arch=None):
         """The machine code as text, of one kernel or of all. It needs no GPU; RuntimeError without a disassembler."""
-        cubin = self.cubin(arch)  # the PTX comes along
         if kernel is not None and kernel not in self.entries(arch):
             raise AttributeError(self._unknown(kernel))
-        return disassembly.sass(cubin, kernel)
+        return disassembly.sass(self.cubin(arch), kernel)
 
     def resources(self, arch=None):
         """{kernel: {"registers", "shared", "stack", "spill_stores", "spill_loads"}}, without a GPU.
@@ -168,8 +167,6 @@ class Kernel:
     def entry(self, device=None):
         """Its parameters and limits (a lab.cuda_signature.Entry) on a card by its index, or on the SIMT machine."""
         if device not in self._entries:
-            if device is not None:
-                self.module._on_card(device)  # machine code is wanted soon, and the PTX comes along
             entries = self.module.entries(self.module._arch_on(device))
             if self.name not in entries:
                 raise AttributeError(self.module._unknown(self.name))

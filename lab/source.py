@@ -50,7 +50,7 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
             missing = begin if first == len(lines) else end or "}"
             raise ValueError(f"show: {self.title} has no line with {missing!r}" + " behind it" * (first < len(lines)))
         kept = [(line, self.language == "c" and line.startswith("#")) for line in lines[first:last]]  # #pragma
-        margin = min(len(line) - len(line.lstrip()) for line, fixed in kept if line and not fixed)
+        margin = min((len(line) - len(line.lstrip()) for line, fixed in kept if line and not fixed), default=0)
         return "\n".join(line if fixed else line[margin:] for line, fixed in kept).rstrip()
 
     def __repr__(self):

@@ -5,9 +5,6 @@
 NVRTC compiles device code only: it has no operating system's headers. The few that kernels include by habit
 (stdint.h, math.h, ...) are supplied here; CUDA's own come from NVIDIA's wheels, else from an installed toolkit.
 Both outputs carry line numbers. Every result is kept in memory, by the content of all that shaped it.
-
-Machine code is made of the PTX by an assembler within NVRTC, ptxas, which takes nearly half of the time. Who wants PTX
-alone waits for it only where it might refuse the PTX (see `_may_be_refused`).
 """
 
 import functools
@@ -21,7 +18,6 @@ from simt.errors import CompileError, CompilerMissing
 
 FLAGS = ("-lineinfo", "-default-device")  # -default-device: a function without __device__ is device code too
 SHOWN = 3  # errors in a message
-STATIC = 48 * 1024  # bytes of shared memory that a block may declare
 
 # What NVRTC leaves out of C's headers. int64_t is spelled as in cuda/std/cstdint, so that both may be included.
 STDINT = """\
@@ -112,7 +108,7 @@ def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu"):
     CompileError with the first errors in the source's own lines; CompilerMissing where there is no NVRTC;
     TypeError or ValueError for an argument of the wrong kind. Warnings are dropped (see `compiler_log`).
     """
-    return _compile(source, options, arch, name, to_the_end=False)[0]
+    return _compile(source, options, arch, name)[0]
 
 
 def compile_to_cubin(source, options=(), arch="sm_90", name="kernel.cu"):
@@ -137,40 +133,17 @@ def architectures():
     return tuple(f"sm_{arch}" for arch in _take(nvrtc.nvrtcGetSupportedArchs()))
 
 
-def _compile(source, options, arch, name, to_the_end=True):
-    """(PTX text, machine code, log) from the memory, or else from NVRTC; not to the end: None for the code, perhaps."""
+def _compile(source, options, arch, name):
+    """(PTX text, machine code, log) from the memory, or else from NVRTC, which makes both at once."""
     options = _expect(source, options, arch, name)
     given = [source, arch, name, *options, *map(str, version()), os.getcwd(), *_included(source, options, name)]
     digest = hashlib.sha256("\0".join(given).encode()).digest()
-    found = _compiled.get(digest)
-    if found is None and not to_the_end and not any("ptxas" in option for option in options):
-        found = _ask(source, options, arch, name, to_the_end=False)
-        to_the_end = _may_be_refused(found[0], arch)
-    if found is None or to_the_end and found[1] is None:
-        found = _ask(source, options, arch, name)
-        _assembled.update((arch, statement) for statement in _assembly(found[0]))
-    _compiled[digest] = found
-    return found
+    if digest not in _compiled:
+        _compiled[digest] = _ask(source, options, arch, name)
+    return _compiled[digest]
 
 
-_compiled = {}  # {sha256: (PTX text, machine code or None, log)}
-_assembled = set()  # (architecture, statement of inline assembly) that ptxas has taken
-
-
-def _may_be_refused(ptx, arch):
-    """Whether ptxas has to be asked if it takes the PTX. What NVRTC writes itself is right, but for functions that are
-    nowhere defined and arrays that are too large. Inline assembly is the learner's: it is shown to ptxas once."""
-    arrays = re.findall(r"\.[a-z](\d+) [\w$]+\[(\d+)\]", ptx)
-    if ".extern .func" in ptx or sum(int(bits) // 8 * int(count) for bits, count in arrays) > STATIC:
-        return True
-    return not all((arch, statement) in _assembled for statement in _assembly(ptx))
-
-
-def _assembly(ptx):
-    """The statements of inline assembly. Of a register they say the type, which its name begins with: ptxas looks at
-    instructions, types and constants."""
-    statements = re.findall(r"// begin inline asm\n(.*?)// end inline asm", ptx, flags=re.S)
-    return {re.sub(r"%(r|rd|rs|rq|f|fd|p|h|hh)\d+\b", r"%\1", statement) for statement in statements}
+_compiled = {}  # {sha256: (PTX text, machine code, log)}
 
 
 def _expect(source, options, arch, name):
@@ -212,13 +185,12 @@ def _included(source, options, name):
     return [f"{path}\0{text}" for path, text in seen.items()]
 
 
-def _ask(source, options, arch, name, to_the_end=True):
-    """Compile with NVRTC: (PTX text, machine code, log), or CompileError. Not to the end: None for the machine code."""
+def _ask(source, options, arch, name):
+    """Compile with NVRTC: (PTX text, machine code, log), or CompileError."""
     nvrtc, _ = _load()
     standard = () if any(re.match(r"--?std\b", option) for option in options) else ("--std=c++17",)
     folders = include_folders()
-    target = arch if to_the_end else arch.replace("sm_", "compute_")
-    flags = (f"--gpu-architecture={target}", *FLAGS, *standard, *options, *(f"-I{folder}" for folder in folders))
+    flags = (f"--gpu-architecture={arch}", *FLAGS, *standard, *options, *(f"-I{folder}" for folder in folders))
     texts, names = [t.encode() for t in HEADERS.values()], [n.encode() for n in HEADERS]
     program = _take(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(names), texts, names))
     try:
@@ -231,8 +203,7 @@ def _ask(source, options, arch, name, to_the_end=True):
         ptx = re.sub(r"^\s*\.file\s.*$", lambda line: _as_text(line[0]), ptx, flags=re.MULTILINE)
         here = os.getcwd().replace("\\", "/").rstrip("/")
         ptx = ptx.replace(f'"{here}/{name}"', f'"{name}"')  # no folder of this machine before the learner's file
-        code = _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if to_the_end else None
-        return ptx, code, log
+        return ptx, _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

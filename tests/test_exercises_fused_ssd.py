@@ -25,7 +25,9 @@ def test_the_bugs_author_saw_nothing(stubs):
     assert (state == added).all()
 
 
-@pytest.mark.parametrize("given", [None, 3, "x", lambda: 0, lambda *args: None, lambda *args: "x"])
+@pytest.mark.parametrize(
+    "given", [None, 3, "x", lambda: 0, lambda *args: None, lambda *args: "x", lambda *args: np.array(3)]
+)
 def test_a_check_bears_whatever_it_is_given(given, capsys):
     for number in TestExercises.answers:
         exercise = judge(number, given)

@@ -58,58 +58,15 @@ def test_options_reach_the_compiler():
 
 
 def test_the_same_source_is_compiled_once(monkeypatch):
-    asked = asked_for(monkeypatch)
-    for source, options in ((KERNEL, ()), (KERNEL, []), (KERNEL, ("-DN=1",)), (KERNEL + " ", ()), (KERNEL, ("-DN=1",))):
-        nvrtc.compile_to_cubin(source, options)
-        nvrtc.compile_to_ptx(source, options)
-        nvrtc.compiler_log(source, options)
-    assert asked == [True] * 3
-    for _ in range(2):
-        nvrtc.compile_to_ptx(KERNEL, arch="sm_80")
-    assert asked == [True] * 3 + [False]
-
-
-def asked_for(monkeypatch):
-    """A list that grows with each call of NVRTC: whether to the end. Nothing is in the memory."""
-    asked, ask = [], nvrtc._ask
+    asked = []
     monkeypatch.setattr(nvrtc, "_compiled", {})
-    monkeypatch.setattr(nvrtc, "_assembled", set())
-    monkeypatch.setattr(
-        nvrtc, "_ask", lambda *args, to_the_end=True: asked.append(to_the_end) or ask(*args, to_the_end)
-    )
-    return asked
-
-
-ADD = KERNEL.replace("if (", 'asm("add.u32 %0, %1, %2;" : "=r"(n) : "r"(i), "r"(n)); if (')
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_90a"])
-@pytest.mark.parametrize("source", [KERNEL, ADD, "#include <cuda_fp16.h>\n" + KERNEL.replace("float*", "__half*")])
-def test_ptx_without_machine_code_is_the_same(source, arch, monkeypatch):
-    asked = asked_for(monkeypatch)
-    nvrtc.compile_to_ptx(source, ("-DN=1",), arch)  # its inline assembly is known from here on
-    ptx = nvrtc.compile_to_ptx(source, (), arch)
-    assert asked[-1] is False
-    assert nvrtc.compile_to_cubin(source, (), arch)[:4] == b"\x7fELF"
-    assert asked[-1] is True and nvrtc.compile_to_ptx(source, (), arch) == ptx
-
-
-def test_ptxas_sees_what_it_may_refuse(monkeypatch):
-    """Each statement of inline assembly once: with registers of other types, or another constant, it is another."""
-    asked = asked_for(monkeypatch)
-    nvrtc.compile_to_ptx(KERNEL)
-    assert asked == [False]
-    nvrtc.compile_to_ptx(ADD)
-    assert asked[1:] == [False, True]
-    nvrtc.compile_to_ptx(ADD.replace("int i =", "int j = n, i = j *"))  # other registers
-    assert asked[3:] == [False]
-    nvrtc.compile_to_ptx(ADD.replace("add", "bar.sync 15; add"))
-    for change in (('"r"(i)', '"l"((long long)i)'), ("add", "bar.sync 16; add"), ("add.u32", "add.u33")):
-        assert "ptxas: " in error(ADD.replace(*change))
-    assert asked[4:] == [False, True] * 4
-    nvrtc.compile_to_ptx(ADD, arch="sm_80")
-    assert asked[12:] == [False, True]
-    assert "Unresolved extern" in error("__device__ int f(int);\n" + KERNEL.replace("= thr", "= f(n) + thr"))
+    monkeypatch.setattr(nvrtc, "_ask", lambda *args: asked.append(args) or ("ptx", b"cubin", "log"))
+    for source, options in ((KERNEL, ()), (KERNEL, []), (KERNEL, ("-DN=1",)), (KERNEL + " ", ()), (KERNEL, ("-DN=1",))):
+        nvrtc.compile_to_ptx(source, options)
+        nvrtc.compile_to_cubin(source, options)
+    assert len(asked) == 3
+    nvrtc.compile_to_ptx(KERNEL, arch="sm_80")
+    assert len(asked) == 4
 
 
 def test_a_changed_header_is_compiled_again(tmp_path):
@@ -224,11 +181,6 @@ def test_inline_assembly_and_too_much_shared_memory():
     )
     source = KERNEL.replace("int i", "__shared__ volatile float tile[100000]; tile[n] = 1; int i")
     assert "too much shared data" in error(source)
-    both = KERNEL.replace("int i", "__shared__ volatile double a[4000], b[3000]; a[n] = b[n]; int i")
-    assert error(both + KERNEL.replace("twice", "again")) == (
-        "kernel.cu does not compile:\n"
-        "ptxas error   : Entry function 'twice' uses too much shared data (0xdac0 bytes, 0xc000 max)"
-    )
 
 
 def test_wrong_options():

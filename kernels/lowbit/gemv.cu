@@ -631,7 +631,7 @@ template <bool WORDS> __device__ __forceinline__ float4 sum_of(const float *part
     const long long last = count - 1 - i; // past the end the last one is read again
     float4 all = {};
 #pragma unroll 8
-    for (int split = 0; split < SPLIT; split++) { // all loads are asked for before the first is used
+    for (int split = 0; split < SPLIT; split++) { // several loads are asked for before the first is used
         const float *const at = parts + split * count + i;
         float4 part;
         if (WORDS)
@@ -643,7 +643,8 @@ template <bool WORDS> __device__ __forceinline__ float4 sum_of(const float *part
     return all;
 }
 
-/* The sums of all splits: parts (SPLIT, count) -> y (count), four of a thread. Its blocks fit beside those of gemv */
+/* The sums of all splits: parts (SPLIT, count) -> y (count), four of a thread. Its blocks fit beside those of gemv
+   where these leave registers */
 extern "C" __global__ void __launch_bounds__(MERGE) merge(const float *parts, X *y, long long count) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

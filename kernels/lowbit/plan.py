@@ -40,7 +40,8 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=
     room             bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
-    chosen           SPLITS, UNITS, STAGE, DEPTH, EARLY, COPIED, TILES, TEAMS or HOLD, to try something else
+    chosen           SPLITS, UNITS, STAGE, DEPTH, EARLY, COPIED, TILES, TEAMS or (of digits) HOLD, to try something
+                     else
     """
     tiles, units = -(-rows // 16), -(-cols // 128)
     whole_room = room
