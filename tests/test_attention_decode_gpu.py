@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 
 from kernels import attention
 from kernels.attention import decoding
@@ -12,24 +13,12 @@ from kernels.attention import decoding
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
 
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 4e-3}  # by the norm
 # batch, kv_len, n_heads, n_kv_heads, head_dim
 SHAPES = [(1, n, 32, 8, 128) for n in (1, 15, 16, 17, 127, 1009, 4096, 4097, 33333)]
 SHAPES += [(1, 5003, 5, 1, 96), (3, 701, 16, 1, 64), (2, 997, 64, 1, 128), (2, 1501, 34, 2, 64), (5, 313, 7, 7, 128)]
 SHAPES += [(2, 999, 32, 2, 256), (4, 555, 6, 2, 16), (3, 800, 9, 3, 80), (17, 2049, 32, 8, 128), (256, 77, 32, 8, 128)]
 LATE = [(1, 1), (1, 16), (2, 17), (1, 200), (1, 4096), (4, 1000), (1, 40000), (16, 1000)]  # batch, kv_len
-
-
-def between(tensor, fence=torch.nan):
-    """A copy on the card that lies between guards."""
-    home = torch.full((tensor.numel() + 2 * GUARD,), fence, dtype=tensor.dtype, device="cuda")
-    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype, device="cuda").set_(out.untyped_storage())
-    return bool((home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all())
 
 
 def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.bfloat16):

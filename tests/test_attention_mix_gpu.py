@@ -3,6 +3,7 @@ promised."""
 
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 
 from kernels.attention import mix
 
@@ -11,7 +12,6 @@ pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
 
 NAMES = [rung.name for rung in mix.RUNGS]
 DTYPES = list(mix.DTYPES)
-GUARD, FENCE = 64, 1234.0
 SHAPES = [(n, t, n // g, d) for n, g in ((1, 1), (7, 7), (6, 2), (32, 4)) for t in (1, 31, 97) for d in (1, 33, 128)]
 SHAPES += [(32, 4096, 8, 128), (32, 5003, 8, 128), (4, 100003, 1, 64), (3, 257, 3, 256)]
 
@@ -20,23 +20,11 @@ def run(name, *args, **options):
     return getattr(mix, name)(*args, **options)
 
 
-def between(tensor, fence=torch.nan):
-    """A copy on the card that lies between guards."""
-    home = torch.full((tensor.numel() + 2 * GUARD,), fence, dtype=tensor.dtype, device="cuda")
-    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(n_heads, kv_len, n_kv_heads, head_dim, dtype):
     att = torch.rand(n_heads, kv_len, device="cuda") + torch.linspace(0, 1, kv_len, device="cuda")
     v = torch.randn(kv_len, n_kv_heads, head_dim, device="cuda")
-    out = torch.full((n_heads, head_dim), torch.nan, dtype=dtype)
+    out = torch.full((n_heads, head_dim), torch.nan, dtype=dtype, device="cuda")
     return between(att.to(dtype)), between(v.to(dtype)), between(out, FENCE)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype, device="cuda").set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def truth(att, v):

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -20,7 +21,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 
 NAMES = [rung.name for rung in rungs.RUNGS]
 COUNTED = [name for name in NAMES if name != "split_triton"]
-GUARD, FENCE = 64, 1234.0  # elements around a tensor
 # batch, kv_len, n_heads, n_kv_heads, head_dim: few dims, for each is compiled; groups of 1, 2, 3, 4, 5 and 17
 SHAPES = [
     (1, 1, 1, 1, 8),
@@ -38,24 +38,12 @@ def run(name, *args, **options):
     return getattr(rungs, name)(*args, **options)
 
 
-def between(tensor, fence=torch.nan):
-    """A copy that lies between guards, off a multiple of 16 bytes."""
-    home = torch.full((tensor.numel() + 2 * GUARD + 1,), fence, dtype=tensor.dtype)
-    return home[GUARD + 1 : GUARD + 1 + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.float32, seed=0):
-    """q, k and v between NaNs, and out full of NaN between fences."""
+    """q, k and v between NaNs, and out full of NaN between fences, off multiples of 16 bytes."""
     rng = torch.Generator().manual_seed(seed + 1000 * kv_len + n_heads)
     shapes = (batch, n_heads, head_dim), *2 * [(batch, kv_len, n_kv_heads, head_dim)]
-    q, k, v = (between(torch.randn(shape, generator=rng).to(dtype)) for shape in shapes)
-    return q, k, v, between(torch.full(shapes[0], torch.nan, dtype=dtype), FENCE)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
+    q, k, v = (between(torch.randn(shape, generator=rng).to(dtype), skip=1) for shape in shapes)
+    return q, k, v, between(torch.full(shapes[0], torch.nan, dtype=dtype), FENCE, skip=1)
 
 
 def reference(q, k, v, scale=None, kv_lens=None):

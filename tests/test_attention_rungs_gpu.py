@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 
 from kernels.attention import rungs
 from kernels.attention.arguments import DTYPES
@@ -19,23 +20,11 @@ def run(name, *args, **options):
     return getattr(rungs, name)(*args, **options)
 
 
-def between(tensor, fence=torch.nan):
-    """A copy on the card that lies between guards, off a multiple of 16 bytes."""
-    home = torch.full((tensor.numel() + 129,), fence, dtype=tensor.dtype, device="cuda")
-    return home[65 : 65 + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype):
-    """q, k and v between NaNs, and out full of NaN between fences."""
+    """q, k and v between NaNs, and out full of NaN between fences, off multiples of 16 bytes."""
     shapes = (batch, n_heads, head_dim), *2 * [(batch, kv_len, n_kv_heads, head_dim)]
-    q, k, v = (between(torch.randn(shape, device="cuda").to(dtype)) for shape in shapes)
-    return q, k, v, between(torch.full(shapes[0], torch.nan, dtype=dtype), 1234.0)
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype, device="cuda").set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == 1234).all() and (home[last:] == 1234).all())
+    q, k, v = (between(torch.randn(shape, device="cuda").to(dtype), skip=1) for shape in shapes)
+    return q, k, v, between(torch.full(shapes[0], torch.nan, dtype=dtype, device="cuda"), FENCE, skip=1)
 
 
 def reference(q, k, v, kv_lens=None):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from guarded_tensors import FENCE, between, fences_stand
 
 import ref.gemv
 from kernels import gemv
@@ -12,7 +13,6 @@ pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
 
 NAMES = [rung.name for rung in gemv.RUNGS]
 DTYPES = list(gemv.DTYPES)
-GUARD, FENCE = 64, 1234.0  # elements around a tensor: a multiple of 16 bytes, so that they do not spoil its alignment
 SIZES = [1, 7, 31, 33, 97, 257]
 SHAPES = [(rows, cols) for rows in SIZES for cols in SIZES]
 SHAPES += [(5, 516), (3, 1032), (7, 2056), (9, 4096), (3, 4099), (2, 4104), (3, 14336), (2, 40001), (100003, 5)]
@@ -23,24 +23,12 @@ def run(name, *args, **options):
     return getattr(gemv, name)(*args, **options)
 
 
-def between(tensor, fence=torch.nan, skip=0):
-    """A copy on the card that lies between guards, `skip` elements further on than an aligned address."""
-    home = torch.full((tensor.numel() + 2 * GUARD + skip,), fence, dtype=tensor.dtype, device="cuda")
-    return home[GUARD + skip : GUARD + skip + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
 def problem(rows, cols, dtype, skip=0):
     """W and x between NaNs, out full of NaN between fences. Done when it returns: a dependent launch may read W."""
-    W, x = (between(torch.randn(shape).to(dtype), skip=skip) for shape in ((rows, cols), (cols,)))
-    out = between(torch.full((rows,), torch.nan, dtype=dtype), FENCE, skip)
+    W, x = (between(torch.randn(shape).to("cuda", dtype), skip=skip) for shape in ((rows, cols), (cols,)))
+    out = between(torch.full((rows,), torch.nan, dtype=dtype, device="cuda"), FENCE, skip)
     torch.cuda.synchronize()
     return W, x, out
-
-
-def fences_stand(out):
-    home = torch.empty(0, dtype=out.dtype, device="cuda").set_(out.untyped_storage())
-    first, last = out.storage_offset(), out.storage_offset() + out.numel()
-    return bool((home[:first] == FENCE).all() and (home[last:] == FENCE).all())
 
 
 def close(out, W, x):
@@ -250,5 +238,5 @@ def test_devices_must_agree(name):
     with pytest.raises(ValueError, match=f"{name}: x must be on cpu, like the first tensor, got one on cuda:0"):
         run(name, W.cpu(), x)
     with pytest.raises(ValueError, match=f"{name}: out must not share memory with x"):
-        run(name, between(torch.ones(8, 8)), x, out=x)
+        run(name, between(torch.ones(8, 8, device="cuda")), x, out=x)
     assert (out.isnan()).all()
