@@ -38,15 +38,16 @@ def launch(Wq, x, out, pdl, **options):
         Wq.shape, m, Wq.bits, Wq.group, x.dtype, factors.dtype, _room(x.device), x.data_ptr() % 16 == 0, pdl
     )
     grid, block, shared, splits, gemv, merge, sizes, blocks = found
-    # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it
-    if not (packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device()):
-        options["stream"] = None  # with an option it is the checked launch, which says what is wrong
+    # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it;
+    # else the checked launch says what is wrong
+    if packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device():
+        gemv, merge = gemv.unchecked, merge.unchecked
     if splits == 1:
-        return gemv.unchecked(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
+        return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
     parts = x.new_empty(splits, *out.shape, dtype=torch.float32)
-    report = gemv.unchecked(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, **options)
+    report = gemv(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, **options)
     # which waits for gemv
-    return report, merge.unchecked(blocks, MERGE, parts, out, out.numel(), pdl=True, **options)
+    return report, merge(blocks, MERGE, parts, out, out.numel(), pdl=True, **options)
 
 
 @functools.lru_cache(maxsize=1024)
