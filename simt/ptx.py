@@ -318,7 +318,7 @@ class Reader:
     def declare(self, statement, function, scopes):
         """.reg .f32 %f<4>;   .shared .align 4 .b8 tile[1024];   .param .b32 param0;"""
         if statement.startswith(".reg"):
-            kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", statement, re.S).groups()
+            kind, names = re.match(r"\.reg\s*\.(\w+)\s+(.*)", statement, re.S).groups()
             for name in names.split(","):
                 many = re.match(r"([\w$%]+)<(\d+)>", name.strip())
                 for one in [many[1] + str(i) for i in range(int(many[2]))] if many else [name.strip()]:
