@@ -59,6 +59,8 @@ def find(opcode, destinations=1):
         found = conversions.find(parts)
     elif name in ("dp4a", "dp2a"):
         found = integer_arithmetic.dot_product(name, tuple(parts))
+    elif name in ("vabsdiff2", "vabsdiff4"):
+        found = integer_arithmetic.differences(name, tuple(parts))
     elif name in SPECIAL:
         found = SPECIAL[name](name, parts)
     elif name in ("and", "or", "xor", "not") and parts == ["pred"]:
@@ -67,6 +69,8 @@ def find(opcode, destinations=1):
         *modifiers, kind = parts
         if name == "prmt" and kind in integer_arithmetic.SELECTORS:
             modifiers, kind = [kind], "b32"
+        if kind == "relu" and modifiers:  # max.s32.relu: the one option that stands behind the type
+            *modifiers, kind = [kind, *modifiers]
         family = floats if kind in REGISTER else integer_arithmetic
         found = family.find(name, modifiers, kind)
     return _operation(found)

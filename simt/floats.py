@@ -33,6 +33,8 @@ from simt.rounding import (
 MODES = ("rn", "rz", "rm", "rp")
 FORMATS = {"f32": FLOAT32, "f16": FLOAT16, "bf16": BFLOAT16}
 
+TURN = 2 * np.pi
+
 # Computed here in float64 and rounded once. The hardware's own results may differ in the last bits.
 APPROXIMATE = {
     "div.approx": lambda a, b: a / b,
@@ -45,6 +47,8 @@ APPROXIMATE = {
     "sin.approx": np.sin,
     "cos.approx": np.cos,
     "tanh.approx": np.tanh,
+    "sin.approx.2pi": lambda a: np.sin(TURN * np.remainder(a, 1)),
+    "cos.approx.2pi": lambda a: np.cos(TURN * np.remainder(a, 1)),
 }
 
 
@@ -58,12 +62,12 @@ def find(name, modifiers, kind):
     modifiers = list(modifiers)
     options = {m for m in ("ftz", "sat", "relu", "NaN", "abs", "xorsign", "noftz") if m in modifiers}
     modes = [m for m in modifiers if m in MODES]
-    variants = [m for m in modifiers if m in ("approx", "full")]
+    variants = [m for m in modifiers if m in ("approx", "full", "2pi")]
     if len(options) + len(modes) + len(variants) != len(modifiers) or options & {"abs", "xorsign"}:
         return None
     options.discard("noftz")
     if variants:
-        return _approximate(f"{name}.{variants[0]}", options, kind)
+        return _approximate(".".join([name, *variants]), options, kind)
     mode = modes[0] if modes else "rn"
     pair = kind.endswith("x2")
     function = _one(name, mode, options, kind.removesuffix("x2"))
@@ -255,7 +259,7 @@ def _double(name, mode):
     if mode == "rn":
         return _fma_double if name == "fma" else plain
     if name == "sqrt":
-        return None
+        return lambda a: _root_double(a, mode)
     exact = exactly(_FRACTIONS[name], mode)
 
     def apply(*x):
@@ -275,6 +279,14 @@ _FRACTIONS = {
     "rcp": lambda a: 1 / a if a else 0,
     "fma": lambda a, b, c: a * b + c,
 }
+
+
+def _root_double(a, mode):
+    """The root that is nearest, one step on where it lies on the wrong side of the exact one."""
+    root = np.sqrt(a)
+    error = _fma_double(-root, root, a)  # its sign is that of a - root * root, exactly
+    wrong = (error > 0) if mode == "rp" else (error < 0)
+    return np.where(wrong, np.nextafter(root, np.inf if mode == "rp" else 0.0), root)
 
 
 def _fma_double(a, b, c):
@@ -371,7 +383,29 @@ def _approximate(name, options, kind):
         return encode(kind, wide)
 
     if kind == "f64":
-        return None
+        return (_gross(function, "ftz" in options), (F64,), (F64,)) if name in GROSS else None
     if kind == "f32":
         return single, (F32,) * count, (F32,)
     return (paired(half), (U32,) * count, (U32,)) if pair else (half, (U16,) * count, (U16,))
+
+
+GROSS = ("rcp.approx", "rsqrt.approx")  # the only ones for f64
+
+
+def _gross(function, ftz):
+    """rcp and rsqrt of f64, where the compiler's sequences start: with .ftz the lower 32 bits count for nothing."""
+
+    def apply(a):
+        if not ftz:
+            return function(a)
+        result = function(_upper(a)) + 0.0
+        return _upper((result.view(U64) + np.where(np.isfinite(result), U64(0x80000000), U64(0))).view(F64))
+
+    return apply
+
+
+def _upper(x):
+    """The upper 32 bits, 20 of the mantissa; subnormal -> zero of the same sign."""
+    cut = (x.view(U64) & U64(0xFFFFFFFF00000000)).view(F64)
+    nan = np.isnan(x)
+    return np.where(nan, np.nan, np.where(np.abs(x) < 2.0**-1022, np.copysign(0.0, x), cut))

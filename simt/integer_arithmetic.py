@@ -452,6 +452,25 @@ def dot_product(name, modifiers):
     return dot, (U32, U32, U32), (U32,)
 
 
+def differences(name, modifiers):
+    """vabsdiff2, vabsdiff4: |a - b| of two halves, of four bytes; .sat clamps; .add: c + the sum of them all."""
+    *kinds, last = modifiers if modifiers[3:] else (*modifiers, "")
+    if len(kinds) != 3 or not set(kinds) <= {"s32", "u32"} or last not in ("", "sat", "add"):
+        return None
+    bits = 8 if name.endswith("4") else 16
+    to, *of = ((SIGNED if kind == "s32" else UNSIGNED)[bits] for kind in kinds)
+
+    def apply(a, b, c):
+        shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
+        a, b = (np.ascontiguousarray(np.broadcast_to(x, shape)).view(t).astype(I32) for x, t in zip((a, b), of))
+        each = np.abs(a - b)
+        if last == "add":
+            return c + each.reshape(*shape, 32 // bits).sum(axis=-1).astype(U32)
+        return np.ascontiguousarray(_clip(each, to) if last == "sat" else each.astype(to)).view(U32)
+
+    return apply, (U32, U32, U32), (U32,)
+
+
 FAMILIES = {
     **dict.fromkeys(("add", "sub"), _add),
     **dict.fromkeys(("mul", "mad"), _multiply),
