@@ -174,8 +174,9 @@ class Kernel:
         return self._entries[device]
 
     def __call__(
-        self, grid, block, *args, shared=0, stream=None, pdl=False, cluster=None, check_races=False, step_limit=None
-    ):
+        self, grid, block, *args, shared=0, stream=None, pdl=False, cluster=None, check_races=False, places=None,
+        order="forward", step_limit=None,
+    ):  # fmt: skip
         """Launch. None on a card, the machine's report on the CPU.
 
         grid, block  an int or a tuple of up to three: blocks in the grid, threads in a block
@@ -189,6 +190,8 @@ class Kernel:
                      launch after another, and on cards before compute capability 9.0
         cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later
         check_races  on the CPU: also look for races
+        places       on the CPU: how many blocks fit at a time; None: all of them
+        order        on the CPU: the order in which blocks start: "forward", "reverse" or a seed
         step_limit   on the CPU: how long an endless loop may run (see simt/kernel.py)
 
         TypeError or ValueError names the argument, what was expected and what came, before anything has run.
@@ -214,10 +217,16 @@ class Kernel:
         if function is None:
             for index, convert in integers:
                 values[index] = convert(values[index])
-            return self._simulate(grid, block, values, tensors, shared, cluster, check_races, step_limit)
+            options = {"check_races": check_races, "places": places, "order": order}
+            if step_limit is not None:
+                options["step_limit"] = step_limit
+            return self._simulate(grid, block, values, tensors, shared, cluster, options)
 
         if check_races:
             raise ValueError(f"{self.name}: check_races looks on the SIMT machine: pass CPU tensors, got CUDA tensors")
+        if places is not None or order != "forward":
+            what = "order" if places is None else "places"
+            raise ValueError(f"{self.name}: {what} is for the SIMT machine: pass CPU tensors, got CUDA tensors")
         for index in tensors:
             values[index] = values[index].data_ptr()
         try:
@@ -388,7 +397,7 @@ class Kernel:
         function.allow_cluster(math.prod(cluster))
         return cluster
 
-    def _simulate(self, grid, block, values, tensors, shared, cluster, check_races, step_limit):
+    def _simulate(self, grid, block, values, tensors, shared, cluster, options):
         """Run on the SIMT machine, on the tensors' own memory."""
         if cluster is not None:
             raise NotImplementedError(f"{self.name}: the SIMT machine has no clusters; launch this one on a card")
@@ -396,8 +405,7 @@ class Kernel:
         for index in tensors:
             values[index] = _array(values[index])
         kernel = self.module._on_machine()[self.name]
-        limit = {} if step_limit is None else {"step_limit": step_limit}
-        return kernel(shape[:3], shape[3:6], *values, shared=shape[6], check_races=check_races, **limit)
+        return kernel(shape[:3], shape[3:6], *values, shared=shape[6], **options)
 
 
 def _array(tensor):

@@ -81,13 +81,15 @@ class Module:
 
 
 class Kernel:
-    """kernel(grid, block, *args, shared=0, check_races=False) runs it and returns a Report.
+    """kernel(grid, block, *args, shared=0, check_races=False, places=None, order="forward") runs it: a Report.
 
     grid, block   how many blocks, and threads in a block: an int, or a tuple of up to 3
     args          NumPy arrays (written in place) for pointers, NumPy scalars (np.int32(n)) for values, a TensorMap for
                   a __grid_constant__ CUtensorMap
     shared        bytes of dynamic shared memory
     check_races   report two threads that touch the same memory with no order between them (slower)
+    places        how many blocks fit at a time: another starts when one has ended. None: all of them
+    order         the order in which blocks start: "forward", "reverse", or a whole number, the seed of a shuffle
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
                   40,000 instructions of single threads each
     """
@@ -100,12 +102,15 @@ class Kernel:
         parameters = ", ".join(f"{n}: {p.type}" for n, p in zip(self.program.argument_names, self.program.parameters))
         return f"{self.name}({parameters})"
 
-    def __call__(self, grid, block, *args, shared=0, check_races=False, step_limit=STEP_LIMIT):
+    def __call__(
+        self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", step_limit=STEP_LIMIT
+    ):
         program = self.program
         grid = dimensions("grid", grid, GRID_LIMITS)
         block = dimensions("block", block, BLOCK_LIMITS)
         self.check_block(block)
         shared = whole("shared", shared)
+        places, order = room(places), sequence(order)
         if program.shared_size + shared > SHARED_LIMIT:
             raise LaunchError(
                 f"shared: expected at most {SHARED_LIMIT - program.shared_size} bytes ({SHARED_LIMIT} less the "
@@ -119,7 +124,9 @@ class Kernel:
             program.start()
             buffers = program.global_spaces(self.module.kept) | spaces
             parameters = Parameters(program, values)
-            launch = Launch(program, grid, block, parameters, buffers, shared, races, step_limit, maps)
+            launch = Launch(
+                program, grid, block, parameters, buffers, shared, races, step_limit, maps, places, order
+            )  # fmt: skip
             try:
                 launch.run()
             except SimtError as error:
@@ -252,6 +259,40 @@ def whole(name, n):
     if n < 0:
         raise LaunchError(f"{name}: expected 0 or more; got {n}")
     return n
+
+
+def room(places):
+    """How many blocks fit at a time: None, or a whole number from 1 on."""
+    if places is None:
+        return None
+    n = index(places)
+    if n is None or n < 1:
+        got = n if n is not None else f"{type(places).__name__} {short(places)}"
+        raise LaunchError(f"places: expected a whole number of blocks from 1 on, or None for all of them; got {got}")
+    return n
+
+
+def sequence(order):
+    """The order in which blocks start: "forward", "reverse", or a seed."""
+    wanted = 'order: expected "forward", "reverse" or a whole number, the seed of a shuffle'
+    if isinstance(order, str):
+        if order not in ("forward", "reverse"):
+            raise LaunchError(f"{wanted}; got {short(order)}")
+        return order
+    seed = index(order)
+    if seed is None:
+        raise LaunchError(f"{wanted}; got {type(order).__name__} {short(order)}")
+    if seed < 0:
+        raise LaunchError(f"{wanted}, 0 or more; got {seed}")
+    return seed
+
+
+def index(n):
+    """A whole number as an int; None for anything else, truth values too."""
+    try:
+        return None if isinstance(n, (bool, np.bool_)) else operator.index(n)
+    except TypeError:
+        return None
 
 
 def check_array(p, name, a):

@@ -9,6 +9,9 @@ Some threads wait: at barriers for their block, at __syncwarp for their warp, at
 loop that waits for a store of another thread *yields* when it jumps back: everybody else runs first. If all that is
 left yields, the next part of the grid starts; if another look at memory changes neither it nor what any thread knows,
 it is a deadlock.
+
+Blocks start in the order that the launch asks for, and only so many that `places` hold them: a block that waits keeps
+its place, so one that waits for a block that has not begun may wait for ever, as on a card that has no room.
 """
 
 import numpy as np
@@ -19,6 +22,7 @@ from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupporte
 from simt.integers import Lazy, unpack
 from simt.memory import Memory
 from simt.threads import Threads
+from simt.waiting import not_begun, what_blocks_wait_for
 from simt.warpgroup import Warpgroups
 from simt.words import Words, spans
 
@@ -30,33 +34,73 @@ WORK_PER_STEP = 40_000  # instructions of single threads that an average step ma
 class Launch:
     """One launch: what all its parts share."""
 
-    def __init__(self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None):
+    def __init__(
+        self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None, places=None,
+        order="forward",
+    ):  # fmt: skip
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
         self.races, self.step_limit = races, step_limit
         self.maps = maps or {}  # address of a parameter -> TensorMap
         self.steps = 0
-        self.quiet = False  # all parts have started, and nobody has stored anything since all looked last
+        self.quiet = False  # no block can start, and nobody has stored anything since all looked last
         self.printed = []
         self.threads = block[0] * block[1] * block[2]
         self.warps = -(-self.threads // 32)
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.places, self.order, self.started = places, order, 0
+        self.sequence = None  # block numbers in the order in which they start, where that is shuffled
+        if type(order) is int:
+            self.sequence = np.random.default_rng(order).permutation(self.blocks)
 
     def run(self):
-        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        blocks = self.blocks
         together = max(1, PART // (self.warps * 32))
-        waiting, started = [], 0
+        waiting = []
         with np.errstate(all="ignore"):
-            while started < blocks or waiting:
-                if started < blocks:
-                    part = Part(self, started, min(together, blocks - started))
-                    started += part.shape[0]
-                    waiting.append(part)
+            while self.started < blocks or waiting:
+                room = blocks - self.started
+                if self.places is not None and room:
+                    room = min(room, self.places - sum(p.running() for p in waiting))
+                if room:
+                    waiting.append(Part(self, self.next_blocks(min(together, room))))
                 before = {p: p.memory.version for p in waiting}
                 waiting = [p for p in waiting if not p.run()]
-                quiet = started == blocks and all(p.memory.version == version for p, version in before.items())
+                unchanged = all(p.memory.version == version for p, version in before.items())
+                quiet = unchanged and not self.has_room(waiting)
                 if waiting and quiet and all(p.stuck for p in waiting):
-                    waiting[0].report_deadlock()
+                    self.report_deadlock(waiting)
                 self.quiet = quiet
+
+    def next_blocks(self, count):
+        """The numbers of the `count` blocks that start next."""
+        start, end = self.started, self.started + count
+        self.started = end
+        if self.sequence is not None:
+            return self.sequence[start:end]
+        if self.order == "reverse":
+            return np.arange(self.blocks - 1 - start, self.blocks - 1 - end, -1)
+        return np.arange(start, end)
+
+    def has_room(self, waiting):
+        """Can a block start?"""
+        if self.started == self.blocks:
+            return False
+        return self.places is None or sum(p.running() for p in waiting) < self.places
+
+    def report_deadlock(self, waiting):
+        part = waiting[0]
+        at, mask = min(part.yielded.items())
+        line = next((i.line for i in self.program.blocks[at].instructions if i.line), 0)
+        lacks = part.barriers.lacks()
+        nobody = "nobody" if self.started == self.blocks else "no block that has begun"
+        what = "for an mbarrier" if lacks else f"for a value that {nobody} will store"
+        who = what_blocks_wait_for(waiting) or part.first_text(mask)
+        left = not_begun(self.next_blocks(self.blocks - self.started), self.blocks, self.places)
+        raise Deadlock(
+            f"kernel {self.program.name}, line {line}{part.quote(line)}: every thread that is left waits in a loop "
+            f"like this one {what}; " + "; ".join(filter(None, [who, lacks, left]))
+        )
 
     def step(self, part, mask, lanes_count, length):
         self.steps += 1
@@ -71,12 +115,12 @@ class Launch:
 
 
 class Part(Threads, Words):
-    """Some blocks of the grid: `first` is the number of the first one."""
+    """Some blocks of the grid: `numbers` are theirs in the grid, an array."""
 
-    def __init__(self, launch, first, blocks):
-        self.launch, self.program, self.first = launch, launch.program, first
+    def __init__(self, launch, numbers):
+        self.launch, self.program, self.numbers = launch, launch.program, numbers
         self.steps = self.work = 0
-        self.shape = (blocks, launch.warps, 32)
+        self.shape = (len(numbers), launch.warps, 32)
         self.parameters = launch.parameters
         program = self.program
         self.memory = Memory(
@@ -215,6 +259,10 @@ class Part(Threads, Words):
             self.release(kind)
         for at in list(self.held):  # they may have waited for these
             self.go(at, self.held.pop(at), None)
+
+    def running(self):
+        """How many blocks have not ended."""
+        return self.shape[0] if self.alive is None else int(self.whole(self.alive).any(axis=(1, 2)).sum())
 
     def whole(self, mask):
         return np.broadcast_to(True if mask is None else mask, self.shape)
@@ -358,17 +406,6 @@ class Part(Threads, Words):
         raise Deadlock(
             f"kernel {self.program.name}, line {line}{self.quote(line)}: thread {self.thread_text(first)} of block "
             f"{self.block_text(block)} waits at {what} for threads that never come"
-        )
-
-    def report_deadlock(self):
-        at, mask = min(self.yielded.items())
-        block = self.program.blocks[at]
-        line = next((i.line for i in block.instructions if i.line), 0)
-        lacks = self.barriers.lacks()
-        what = "for an mbarrier" if lacks else "for a value that nobody will store"
-        raise Deadlock(
-            f"kernel {self.program.name}, line {line}{self.quote(line)}: every thread that is left waits in a loop "
-            f"like this one {what}; {self.first_text(mask)}{'; ' if lacks else ''}{lacks}"
         )
 
     # What generated code calls: control.

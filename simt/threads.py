@@ -45,7 +45,7 @@ class Threads:
             value = (linear % x, linear // x % y, linear // (x * y))[at]
             return squeeze(value.reshape(1, launch.warps, 32))
         if stem == "ctaid":
-            linear = np.arange(self.first, self.first + self.shape[0], dtype=np.uint32)
+            linear = self.numbers.astype(np.uint32)
             x, y, _ = launch.grid
             value = (linear % x, linear // x % y, linear // (x * y))[at]
             return squeeze(value.astype(np.uint32).reshape(-1, 1, 1))
@@ -203,18 +203,18 @@ class Threads:
     def block_barrier(self, mask, line):
         if self.launch.races is not None:
             blocks = self.whole(True if mask is None else mask).any(axis=(1, 2))
-            self.launch.races.barrier(np.flatnonzero(blocks) + self.first)
+            self.launch.races.barrier(self.numbers[blocks])
 
     def warp_barrier(self, members, mask, line):
         if self.launch.races is not None:
             found = np.argwhere(self.whole(True if mask is None else mask).any(axis=2))
             named = np.broadcast_to(unpack(members, 32), self.shape)[..., 0]
-            self.launch.races.warp_barrier(found[:, 0] + self.first, found[:, 1], named[found[:, 0], found[:, 1]])
+            self.launch.races.warp_barrier(self.numbers[found[:, 0]], found[:, 1], named[found[:, 0], found[:, 1]])
 
     def fence(self, mask):
         if self.launch.races is not None:
             found = np.argwhere(self.whole(self.exist if mask is None else mask))
-            self.launch.races.fence(found[:, 0] + self.first, found[:, 1] * 32 + found[:, 2])
+            self.launch.races.fence(self.numbers[found[:, 0]], found[:, 1] * 32 + found[:, 2])
 
     def proxy_fence(self, mask):
         """fence.proxy.async: what these threads have stored, bulk copies and wgmma may read."""
@@ -236,7 +236,7 @@ class Threads:
     def who(self, lane):
         """(block in the grid, thread in the block)"""
         block, thread = np.divmod(lane, self.shape[1] * 32)
-        return block + self.first, thread
+        return self.numbers[block], thread
 
     def shared_lanes(self, where, mask, line, what):
         """(addresses in shared memory, numbers of the threads) of an operand (space, address, offset)."""
@@ -262,15 +262,14 @@ class Threads:
         """An access by these threads to one place in shared memory."""
         if self.launch.races is not None:
             _, threads = self.who(lanes)
-            self.tell(
-                lambda races: races.shared(kind, np.full(len(lanes), address), size, blocks + self.first, threads, line)
-            )
+            numbers = self.numbers[blocks]
+            self.tell(lambda races: races.shared(kind, np.full(len(lanes), address), size, numbers, threads, line))
 
     def race_async(self, kind, block, offsets, size, lanes, line):
         """A bulk copy or a wgmma, issued by these threads of a block, reads or writes shared memory."""
         if self.launch.races is not None:
             _, threads = self.who(np.asarray(lanes))
-            self.tell(lambda races: races.asynchronous(kind, offsets, size, block + self.first, threads, line))
+            self.tell(lambda races: races.asynchronous(kind, offsets, size, self.numbers[block], threads, line))
 
     def block_vote(self, operation, p):
         """__syncthreads_count, _and, _or where all threads are together."""

@@ -64,8 +64,11 @@ class Words:
 
     def block_text(self, block):
         """Block number within this part -> (x, y, z)."""
+        return self.grid_text(self.numbers[block])
+
+    def grid_text(self, n):
+        """Block number within the grid -> (x, y, z)."""
         x, y, _ = self.launch.grid
-        n = block + self.first
         return f"({n % x}, {n // x % y}, {n // (x * y)})"
 
     def first_text(self, mask):
@@ -124,7 +127,7 @@ class Words:
         counter = self.program.counters[number]
         per = self.shape[1] * 32
         blocks, threads = np.divmod(lanes_flat, per)
-        blocks = blocks + self.first
+        blocks = self.numbers[blocks]
         instruction = self.program.flow.function.instructions[number]
         how = set(instruction.parts)
         strong = "release" if {"release", "acq_rel"} & how else bool({"volatile", "acquire", "relaxed"} & how)
@@ -151,7 +154,7 @@ class Words:
             reader = self.bulk.reader(block, pieces)
             if reader:
                 at, thread = int(flat[here][0]), int(threads[here][0])
-                access = "store", line, block + self.first, thread
+                access = "store", line, int(self.numbers[block]), thread
                 raise RaceError(
                     "shared", None, at, access, access,
                     f"kernel {self.program.name}: race on shared memory{self.program.variable_at('shared', at)}: "
@@ -184,7 +187,7 @@ class Words:
             where = f"{race.buffer}[{race.offset // item}]"
         verbs = {"load": "reads", "store": "writes", "atomic": "updates"}
         who = [
-            f"thread {self.thread_text(thread)} of block {self.block_text(block - self.first)} {verbs[kind]} it at "
+            f"thread {self.thread_text(thread)} of block {self.grid_text(block)} {verbs[kind]} it at "
             f"line {line}{self.quote(line)}"
             for kind, line, block, thread in (race.first, race.second)
         ]

@@ -59,7 +59,7 @@ def machine(monkeypatch):
 
         class Kernels(dict):
             def __missing__(self, name):
-                def kernel(grid, block, *args, shared=0, check_races=False):
+                def kernel(grid, block, *args, shared=0, check_races=False, places=None, order="forward"):
                     fake.calls.append((name, grid, block, args, shared, check_races))
                     return "report"
 
