@@ -65,6 +65,13 @@ def ladders(seconds=0.1):
     return found + [_splits(kv_len, counts, seconds) for kv_len, counts in SPLITS.items()]
 
 
+def further(roof, versions):
+    """The trials, in a file of their own. Returns the paths written."""
+    from kernels import trials  # whose modules stand on this one
+
+    return trials.store("attention", roof, versions)
+
+
 def short(tokens):
     """4096 -> "4K", 1048576 -> "1M"."""
     return f"{tokens >> 20}M" if tokens % (1 << 20) == 0 else f"{tokens >> 10}K" if tokens % 1024 == 0 else str(tokens)

@@ -30,6 +30,13 @@ def ladders(seconds=0.1):
     return found + [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
 
 
+def further(roof, versions):
+    """The trials, in a file of their own. Returns the paths written."""
+    from kernels import trials  # whose modules stand on this one
+
+    return trials.store("kv_cache", roof, versions)
+
+
 def _cell(batch, kv_len, seconds):
     """A ladder for each format. All decode the same q and the same cache, quantised."""
     bench.empty()

@@ -133,10 +133,12 @@ def tables():
 
 
 def further(roof, versions):
-    """What Nsight Compute counts, where it is installed, in a file of its own. Returns the paths written."""
-    from kernels.ssd import profile  # which stands on this module
+    """The trials, and what Nsight Compute counts where it is, in files of their own. Returns the paths written."""
+    from kernels import trials  # whose modules stand on this one
+    from kernels.ssd import profile
 
-    return _told("Nsight Compute", profile.store, roof, versions)
+    found = _told("trials", trials.store, "ssd", roof, versions)
+    return found + _told("Nsight Compute", profile.store, roof, versions)
 
 
 def _told(title, function, *arguments):
