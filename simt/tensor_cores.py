@@ -43,10 +43,10 @@ def mma(opcode):
     fits = words in ((8,) if "e4m3" in (a, b) or "e5m2" in (a, b) else (4, 8)) and any({a, b} <= g for g in groups)
     if not fits or d not in (("s32",) if whole else ("f32", "f16") if a == "f16" else ("f32",)) or saturate > whole:
         return None
+    multiply = product(a, d, saturate)
     if whole:
-        multiply, spread, collect = _whole_product(saturate), _spread_whole, _collect_whole
+        spread, collect = _spread_whole, _collect_whole
     else:
-        multiply = _eight_bits if KINDS[a] == 1 else functools.partial(_product, lowest=LOWEST[a], half=d == "f16")
         spread, collect = (_spread_half, _collect_half) if d == "f16" else (_spread_single, _collect_single)
 
     def apply(registers_a, registers_b, registers_c):
@@ -60,6 +60,15 @@ def mma(opcode):
 
 LOWEST = {"f16": -14, "bf16": -126, "tf32": -126}  # exponent of the smallest normal number, and of all below it
 NONE = -100_000
+
+
+def product(kind, sums, saturate=False):
+    """function(left, right, c) for operands of `kind` and sums of "f32", "f16" or "s32"."""
+    if sums == "s32":
+        return _whole_product(saturate)
+    if KINDS[kind] == 1:
+        return _eight_bits
+    return functools.partial(_product, lowest=LOWEST[kind], half=sums == "f16")
 
 
 def _exponent(x, lowest):
@@ -138,6 +147,8 @@ def _gather(registers, stacked):
 
 
 def _numbers(kind, words):
+    if kind in ("f32", "s32"):
+        return words.view(F32 if kind == "f32" else np.int32).astype(F64)
     if kind == "tf32":
         return (words & U32(0xFFFFE000)).view(F32).astype(F64)  # the 13 lowest bits are not looked at
     if KINDS[kind] == 2:

@@ -1,8 +1,10 @@
 """Instructions in which lanes, or all threads of a block, work together -> lines of Python."""
 
+import functools
+
 import numpy as np
 
-from simt import tensor_cores
+from simt import fragments, tensor_cores
 from simt.errors import Unsupported
 from simt.ptx import Imm, Pair, Reg, Sym, Vec
 
@@ -67,10 +69,40 @@ class Lanes:
         if function is None:
             raise Unsupported(str(i), "", i.line)
         self.members_now(i, Imm(0xFFFFFFFF))
-        name = self.constant("F_" + i.opcode.replace(".", "_"), function)
-        d, *given = i.operands
+        self.matrices(self.constant("F_" + i.opcode.replace(".", "_"), function), i.operands)
+
+    def do_wmma(self, number, i):
+        how = i.parts[1]
+        what = fragments.product(i.opcode) if how == "mma" else fragments.fragment(i.opcode)
+        if what is None or i.guard is not None:
+            raise Unsupported(str(i), "wmma with a condition" if what else "wmma of this shape or these types", i.line)
+        self.members_now(i, Imm(0xFFFFFFFF))
+        name = "W_" + "_".join(i.parts)
+        if how == "mma":
+            return self.matrices(self.constant(name, what), i.operands)
+        registers, m, *stride = i.operands if how == "load" else (i.operands[1], i.operands[0], *i.operands[2:])
+        if len(registers.items) != what.registers[1]:
+            raise Unsupported(str(i), f"with {len(registers.items)} registers", i.line)
+        space = self.space(i)
+        self.counter(number, i, "ld" if how == "load" else "st", shared=space == "shared")
+        base = str(self.address_of(m.base.name)) if isinstance(m.base, Sym) else self.integer(m.base, 64)
+        stride = self.integer(stride[0], 64) if stride else str(what.length if what.along else what.lines)
+        where = f"S, {number}, {space!r}, add({base}, {m.offset % (1 << 64)}, 64), {stride}"
+        if how == "store":
+            given = ", ".join(map(self.all_lanes, registers.items))
+            function = self.constant(name, functools.partial(fragments.store, what))
+            self.out(f"{function}({where}, [{given}], {self.mask_text()})")
+            return
+        function = self.constant(name, functools.partial(fragments.load, what))
+        self.out(f"t = {function}({where}, {self.mask_text()})")
+        for k, o in enumerate(registers.items):
+            self.set_array(o, f"t[{k}]", "u4")
+
+    def matrices(self, function, operands):
+        """d = a * b + c, each in some registers of all lanes."""
+        d, *given = operands
         groups = ", ".join(f"[{', '.join(self.all_lanes(o) for o in parts_of(g))}]" for g in given)
-        self.out(f"t = {name}({groups})")
+        self.out(f"t = {function}({groups})")
         for k, o in enumerate(d.items):
             self.set_array(o, f"t[{k}]", "u4", self.guard)
 
