@@ -17,9 +17,6 @@ SPECIALS = {"ntid", "nctaid", "tid", "ctaid", "laneid", "warpid", "nwarpid", "dy
             "cluster_nctarank", "cluster_nctaid", "nclusterid"}  # fmt: skip
 
 
-POISON = np.uint32(0x7E5DDEAD)  # 7e37 as a float: no one takes it for a result
-
-
 class Threads:
     """The part of a Part (machine.py) that generated code calls for special registers and for lanes together."""
 
@@ -129,13 +126,30 @@ class Threads:
             out = found if out is None else np.where(bits == one, found, out)
         return out
 
-    def poisoned(self, result, in_range, mode, lane, clamp, members, mask):
-        """A shuffle's result; undefined, so spoilt, where the lane that is read does not take part."""
+    def check_read(self, in_range, mode, lane, clamp, members, mask, guard, line):
+        """A shuffle must not read a lane that does not take part: what it gets from there is undefined."""
+        reads = self.exist if mask is None else mask
+        reads = np.ones((1, 1, 32), bool) if reads is None else reads
+        reads = reads if guard is None else reads & guard
         named = self.member_lanes(members)
-        active = np.broadcast_to(named & mask, np.broadcast_shapes(named.shape, mask.shape, (1, 1, 32)))
-        there, _ = shuffle(mode, active.astype(np.uint32), lane, clamp)
-        lost = in_range & (there == 0)
-        return np.where(lost, POISON, result) if (lost & mask).any() else result
+        there, _ = shuffle(mode, alike(reads, named)[0].astype(np.uint32), lane, clamp)
+        numbers = np.arange(32, dtype=np.uint32).reshape(1, 1, 32)
+        source, _ = shuffle(mode, numbers, lane, clamp)
+        own = unpack(members, 32) >> source & np.uint32(1)  # does the lane's own mask name the one it reads
+        lost = in_range & ((there == 0) | (own == 0)) & reads
+        if not lost.any():
+            return
+        at = np.argwhere(self.whole(lost))[0]
+        read = int(self.whole(source)[tuple(at)])
+        if at[1] * 32 + read >= self.launch.threads:
+            why = f"which is not there: the block has {self.launch.threads} threads"
+        elif not self.whole(self.alive)[at[0], at[1], read]:
+            why = "which has left the kernel"
+        elif not self.whole(own)[tuple(at)]:
+            why = "which its mask does not name"
+        else:
+            why = "which does not execute it"
+        raise LaneFault(self.lane_text(line, at, f"reads lane {read} in this shuffle, {why}: its value is undefined"))
 
     def vote(self, mode, p, members, mask):
         p = np.full((1, 1, 1), p) if type(p) is bool else p

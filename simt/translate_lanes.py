@@ -17,10 +17,11 @@ class Lanes:
         self.members_now(i, members)
         given = ", ".join(self.array(o, "u4") for o in (a, b, c))
         self.out(f"t, u = lanes_shuffle({i.parts[2]!r}, {given})")
-        if self.masked_form:
-            sources = ", ".join(self.array(o, "u4") for o in (b, c))
-            named = self.integer(members, 32)
-            self.out(f"t = S.poisoned(t, u, {i.parts[2]!r}, {sources}, {named}, {self.mask_text()})")
+        sources = ", ".join(self.array(o, "u4") for o in (b, c))
+        named, mask = self.integer(members, 32), self.mask_text()
+        whole = isinstance(members, Imm) and members.bits & 0xFFFFFFFF == 0xFFFFFFFF and not self.masked_form
+        condition = "if S.exist is not None: " if whole else ""  # else all 32 lanes are here, and named
+        self.out(f"{condition}S.check_read(u, {i.parts[2]!r}, {sources}, {named}, {mask}, {self.guard}, {i.line})")
         first = d.first if isinstance(d, Pair) else d
         self.set_array(first, "t", "u4", self.guard)
         if isinstance(d, Pair):

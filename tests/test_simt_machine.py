@@ -248,12 +248,12 @@ def test_shuffles_in_parts_of_a_warp():
     y = ints(64)
     body = """(int* y) {
       int l = threadIdx.x & 31, v = l * 3;
-      if (l < 20) { v += __shfl_xor_sync(0xfffff, v, 1); if (l >= 4) v += __shfl_up_sync(0xffff0, v, 3, 32) * (l > 6); }
+      if (l < 20) { v += __shfl_xor_sync(0xfffff, v, 1); if (l >= 4) v += __shfl_xor_sync(0xffff0, v, 2); }
       else v -= __shfl_down_sync(0xfff00000, v, 2) * (l < 30);
       y[threadIdx.x] = v; }"""
     run(body, 1, 64, y)
     first = [3 * n + 3 * (n ^ 1) for n in range(20)]
-    wanted = [v + (first[n - 3] if n > 6 else 0) for n, v in enumerate(first)]
+    wanted = [v + (first[n ^ 2] if n >= 4 else 0) for n, v in enumerate(first)]
     wanted += [3 * n - 3 * (n + 2) * (n < 30) for n in range(20, 32)]
     assert y.tolist() == wanted * 2
 
@@ -302,6 +302,41 @@ def test_a_lane_that_is_named_but_elsewhere():
         run(body, 1, 32, ints(64))
     with pytest.raises(simt.LaneFault, match="lane 31 of warp 0 .*mask does not name"):
         run("(int* y) { y[threadIdx.x] = __shfl_xor_sync(0x7fffffff, threadIdx.x, 1); }", 1, 32, ints(64))
+
+
+@pytest.mark.parametrize(
+    "body, threads, message",
+    [
+        ("if (t >= 20) return; y[t] = __shfl_down_sync(~0u, t, 1);", 32, "lane 19 .* reads lane 20 .* has left"),
+        ("if (t < 16) y[t] = __shfl_xor_sync(0xffff, t, 16);", 32, "lane 0 .* reads lane 16 .* does not name"),
+        (  # an error even where nobody uses what was read
+            "if (t < 9) { int v = __shfl_down_sync(0x1ff, t, 2); y[t] = t < 7 ? v : t; }",
+            32,
+            "lane 7 .* reads lane 9 .* does not name",
+        ),
+        ("if (t % 2) y[t] = __shfl_sync(__activemask(), t, 4);", 32, "lane 1 .* reads lane 4 .* does not name"),
+        ("y[t] = __shfl_down_sync(~0u, t, 1);", 48, r"lane 15 of warp 1 \(thread \(47.* reads lane 16 .* 48 threads"),
+        ("y[t] = __shfl_up_sync(t < 16 ? 0xffff : 0xffff0000, t, 1);", 32, "lane 16 .* reads lane 15 .* does not name"),
+    ],
+)
+def test_a_shuffle_that_reads_a_lane_without_a_part_in_it(body, threads, message):
+    with pytest.raises(simt.LaneFault, match="(?s)kernel k, line 2 .*" + message):
+        run(f"(int* y) {{ int t = threadIdx.x; {body} }}", 1, threads, ints(64))
+
+
+@pytest.mark.parametrize(
+    "body, wanted",
+    [  # a lane outside of the segment is not read: the lane gets its own value
+        ("if (t < 24) y[t] = __shfl_down_sync(~0u, t, 1, 8);", [n + (n % 8 < 7) for n in range(24)]),
+        ("y[t] = __shfl_up_sync(~0u, t, 4);", [max(n - 4, n % 4) if n > 3 else n for n in range(32)]),
+        ("if (t >= 20) return; y[t] = __ballot_sync(~0u, t < 3) + __reduce_add_sync(~0u, 1);", [27] * 20),
+        ("if (t >= 20) return; __syncwarp(); y[t] = __popc(__match_any_sync(~0u, t / 4));", [4] * 20),
+    ],
+)
+def test_what_lanes_together_may_do_though_some_have_left(body, wanted):
+    y = ints(64)
+    run(f"(int* y) {{ int t = threadIdx.x; {body} }}", 1, 32, y)
+    assert y[: len(wanted)].tolist() == wanted
 
 
 # Waiting for stores of other threads.
@@ -682,33 +717,6 @@ def test_what_was_printed_before_a_fault_is_not_lost():
     with pytest.raises(simt.MemoryFault) as caught:
         simt.compile(source)["k"](1, 2, np.zeros(1, np.int32))
     assert caught.value.__notes__ == ["printed until then:\nat 0\nat 1\n"]
-
-
-SHUFFLES = """
-extern "C" __global__ void lost(float* y, int n) {
-    float v = threadIdx.x;
-    if (threadIdx.x < n) y[threadIdx.x] = v + __shfl_xor_sync(__activemask(), v, 16);
-}
-extern "C" __global__ void ignored(float* y, int n) {
-    float v = threadIdx.x;
-    if (threadIdx.x < n) {
-        float w = __shfl_down_sync((1u << n) - 1, v, 2);
-        y[threadIdx.x] = threadIdx.x + 2 < n ? v + w : v;
-    }
-}
-"""
-
-
-def test_a_shuffle_from_a_lane_that_does_not_take_part_is_spoilt():
-    y = np.zeros(32, np.float32)
-    simt.compile(SHUFFLES)["lost"](1, 32, y, np.int32(5))
-    assert (y[:5] > 1e37).all() and not y[5:].any()
-
-
-def test_unless_nobody_uses_it():
-    y = np.zeros(32, np.float32)
-    simt.compile(SHUFFLES)["ignored"](1, 32, y, np.int32(5))
-    assert y[:5].tolist() == [2, 4, 6, 3, 4]
 
 
 def test_a_shuffle_whose_members_come_from_memory():
