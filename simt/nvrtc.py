@@ -86,6 +86,10 @@ HEADERS = {
 DIAGNOSTIC = re.compile(
     r"(?:(?P<file>[^\n]+?)\((?P<line>\d+)\)|At end of source): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)"
 )
+UNSET = re.compile(
+    r"^(?P<file>[^\n]+?)\(\d+\): warning #549-D(?=: [^\n]*\n(?P<code>[^\n]*))", re.M
+)  # used before it is set
+IN_AND_OUT = re.compile(r'"\+\w+"\s*\(')  # an operand of inline assembly, which may not read it (wgmma's accumulators)
 NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
 HOST_CODE = re.compile(
     r"<<<|\bkernel launch\b|\bmain\s*\(|\bstd::|\bcuda(?:Malloc|Free|Mem|Device|Stream|Event|Get|Set|Launch)\w*|"
@@ -106,7 +110,8 @@ def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu"):
     name     what errors and PTX line numbers call the file
 
     CompileError with the first errors in the source's own lines; CompilerMissing where there is no NVRTC;
-    TypeError or ValueError for an argument of the wrong kind. Warnings are dropped (see `compiler_log`).
+    TypeError or ValueError for an argument of the wrong kind. Warnings are dropped (see `compiler_log`), but for one: a
+    variable that is read where nothing can have set it is an error.
     """
     return _compile(source, options, arch, name)[0]
 
@@ -199,6 +204,9 @@ def _ask(source, options, arch, name):
         log = log.decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(_explain(log or str(status), name, options, folders), log)
+        refused = UNSET.sub(lambda found: _as_error(found, name), log)
+        if refused != log:
+            raise CompileError(_explain(refused, name, options, folders), log)
         ptx = _content(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0").decode()
         ptx = re.sub(r"^\s*\.file\s.*$", lambda line: _as_text(line[0]), ptx, flags=re.MULTILINE)
         here = os.getcwd().replace("\\", "/").rstrip("/")
@@ -206,6 +214,12 @@ def _ask(source, options, arch, name):
         return ptx, _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _as_error(found, name):
+    """A warning of an unset variable, as an error if it is about the learner's own code."""
+    mine = found["file"] == name and not IN_AND_OUT.search(found["code"])
+    return found[0].replace("warning", "error") if mine else found[0]
 
 
 def _as_text(line):

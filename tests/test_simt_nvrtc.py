@@ -132,6 +132,24 @@ def test_a_syntax_error():
     assert "at the end of the source: error: " in error(KERNEL.replace("\n}", "\n"))
 
 
+def test_a_variable_that_nothing_can_have_set():
+    """A warning to NVRTC. Its optimiser takes the unset value for anything, and nothing is left to see in the PTX."""
+    body = "  float sum;\n  sum += x[i];\n  x[i] = sum;"
+    assert error(KERNEL.replace("  if (i < n) x[i] *= 2;", body)) == (
+        "kernel.cu does not compile:\n"
+        'kernel.cu:4: error: variable "sum" is used before its value is set\n'
+        "    sum += x[i];\n"
+        "    ^"
+    )
+    for fine in (
+        "float sum; if (i < n) sum = 1; x[i] = sum;",
+        'float sum; asm("mov.f32 %0, %1;" : "+f"(sum) : "f"(1));',
+    ):
+        nvrtc.compile_to_ptx(
+            KERNEL.replace("if (i < n) x[i] *= 2;", fine)
+        )  # may be set, or may not be read: seen when it runs
+
+
 def test_three_errors_at_most():
     said = error(KERNEL.replace("*= 2", "*= a + b + c + d + e"))
     assert said.count("error:") == 3
