@@ -14,9 +14,11 @@ imports them. Each file is one tool and fits in a screen or two:
                 the SIMT machine                       interpreter  a Triton kernel on CPU tensors, for once
 """
 
+import os
+
 from lab.arguments import expect_array, expect_count
 from lab.check import check, hostile_shapes
-from lab.compiler import CompileError, NoCompiler, compile_c
+from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
 from lab.exercise import Exercise
 from lab.ladder import Ladder, Rung
 from lab.machine import describe
@@ -24,6 +26,8 @@ from lab.roof import Roof, gpu_roof, roof
 from lab.source import show
 from lab.timing import Timing, measure, side_by_side
 from lab.widgets import explore
+
+os.environ.setdefault("SIMT_KEEP_IN", str(ROOT / ".build" / "simt"))  # where simt keeps what it compiled
 
 __all__ = [
     "CompileError",

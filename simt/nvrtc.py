@@ -4,20 +4,23 @@
 
 NVRTC compiles device code only: it has no operating system's headers. The few that kernels include by habit
 (stdint.h, math.h, ...) are supplied here; CUDA's own come from NVIDIA's wheels, else from an installed toolkit.
-Both outputs carry line numbers. Every result is kept in memory, by the content of all that shaped it.
+Both outputs carry line numbers. Every result is kept, by the content of all that shaped it: in memory, and for later
+processes in files (see kept.py).
 """
 
 import functools
-import hashlib
+import importlib.metadata
 import os
 import re
 import sys
 from pathlib import Path
 
+from simt import kept
 from simt.errors import CompileError, CompilerMissing
 
 FLAGS = ("-lineinfo", "-default-device")  # -default-device: a function without __device__ is device code too
 SHOWN = 3  # errors in a message
+LANDMARKS = ("cuda_fp16.h", "crt/mma.h", "cuda/std/cstdint")  # a header of each wheel that brings CUDA's
 
 # What NVRTC leaves out of C's headers. int64_t is spelled as in cuda/std/cstdint, so that both may be included.
 STDINT = """\
@@ -139,16 +142,46 @@ def architectures():
 
 
 def _compile(source, options, arch, name):
-    """(PTX text, machine code, log) from the memory, or else from NVRTC, which makes both at once."""
+    """(PTX text, machine code, log) from the memory or a file, or else from NVRTC, which makes both at once."""
     options = _expect(source, options, arch, name)
-    given = [source, arch, name, *options, *map(str, version()), os.getcwd(), *_included(source, options, name)]
-    digest = hashlib.sha256("\0".join(given).encode()).digest()
+    included = _included(source, options, name)
+    given = [source, arch, name, *options, *(f"{path}\0{text}" for path, text in included.items())]
+    here = os.getcwd()
+    digest = kept.digest(*given, here)
     if digest not in _compiled:
-        _compiled[digest] = _ask(source, options, arch, name)
+        shared = None  # what a process in any folder may use
+        if all(path.is_absolute() for path in included) and not any(map(UNSEEN.search, (source, *included.values()))):
+            shared = kept.digest("nvrtc", *given, *_installed())
+        found = kept.find(shared) if shared else None
+        if found is None:
+            _compiled[digest] = ptx, code, log = _ask(source, options, arch, name)
+            if shared and here not in ptx + log:
+                kept.keep(shared, b"\0".join((ptx.encode(), log.encode(), code)))
+        else:
+            ptx, log, code = found.split(b"\0", 2)
+            _compiled[digest] = ptx.decode(), code, log.decode()
     return _compiled[digest]
 
 
-_compiled = {}  # {sha256: (PTX text, machine code, log)}
+_compiled = {}  # {digest: (PTX text, machine code, log)}
+UNSEEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[^"<\s]|\b__has_include\b', re.M)  # _included does not follow these
+
+
+@functools.cache
+def _installed():
+    """What of this machine shapes a result, as texts: the compiler, CUDA's headers, and this file."""
+    found = [str(version()), Path(__file__).read_text()]
+    for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cuda-bindings"):
+        try:
+            found.append(f"{wheel} {importlib.metadata.version(wheel)}")
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    for folder in include_folders():
+        for header in LANDMARKS:
+            path = Path(folder, header)
+            if path.is_file():
+                found.append(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}")  # another wheel's are others
+    return found
 
 
 def _expect(source, options, arch, name):
@@ -175,7 +208,7 @@ def _expect(source, options, arch, name):
 
 
 def _included(source, options, name):
-    """The texts of the files that the source includes as #include "...", for the memory's key."""
+    """{path: text} of the files that the source includes, but for CUDA's own, as part of a result's key."""
     flags = zip(options, (*options[1:], ""))
     folders = [option[2:] or after for option, after in flags if option.startswith("-I")]
     folders += [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
@@ -187,7 +220,7 @@ def _included(source, options, name):
                 if path not in seen and path.is_file():
                     seen[path] = path.read_text(errors="replace")
                     todo.append(seen[path])
-    return [f"{path}\0{text}" for path, text in seen.items()]
+    return seen
 
 
 def _ask(source, options, arch, name):
@@ -302,7 +335,7 @@ def include_folders():
     roots += [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     roots += [Path(sys.prefix, "targets", "x86_64-linux"), Path("/usr/local/cuda")]
     folders = []
-    for header in ("cuda_fp16.h", "crt/mma.h", "cuda/std/cstdint"):
+    for header in LANDMARKS:
         places = (root / "include" / part for root in roots for part in ("", "cccl"))
         found = next((str(place) for place in places if (place / header).is_file()), None)
         if found and found not in folders:

@@ -5,8 +5,11 @@ exercise_tools is imported where it is used: it needs nbformat, and the GPU test
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # The files that take longest, longest first, by processor time. pytest-xdist hands out whole files in the order in
 # which they were collected: one of these begun last would leave the other core without work.
@@ -31,6 +34,7 @@ def pytest_configure(config):
     """One thread for PyTorch and NumPy where tests run: their tensors are small, and threads that wait for each other
     only burn the cores. pytest_collection_finish gives what is started later, such as notebooks' kernels, the machine
     as it is."""
+    os.environ.setdefault("SIMT_KEEP_IN", str(ROOT / ".build" / "simt"))  # as lab says, for tests of simt alone
     if getattr(config.option, "numprocesses", None):  # the process that hands out files, and starts the others
         config.option.loadscopereorder = False  # its own order is by the number of tests
     else:

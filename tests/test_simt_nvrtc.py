@@ -59,6 +59,7 @@ def test_options_reach_the_compiler():
 
 def test_the_same_source_is_compiled_once(monkeypatch):
     asked = []
+    monkeypatch.setenv("SIMT_KEEP_IN", "")
     monkeypatch.setattr(nvrtc, "_compiled", {})
     monkeypatch.setattr(nvrtc, "_ask", lambda *args: asked.append(args) or ("ptx", b"cubin", "log"))
     for source, options in ((KERNEL, ()), (KERNEL, []), (KERNEL, ("-DN=1",)), (KERNEL + " ", ()), (KERNEL, ("-DN=1",))):
