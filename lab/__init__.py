@@ -22,7 +22,7 @@ from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
 from lab.exercise import Exercise
 from lab.ladder import Ladder, Rung
 from lab.machine import describe
-from lab.roof import Roof, gpu_roof, roof
+from lab.roof import Roof, gpu_roof, roof, roof_again
 from lab.source import show
 from lab.timing import Timing, measure, side_by_side
 from lab.widgets import explore
@@ -47,6 +47,7 @@ __all__ = [
     "hostile_shapes",
     "measure",
     "roof",
+    "roof_again",
     "show",
     "side_by_side",
 ]

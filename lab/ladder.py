@@ -15,11 +15,9 @@ each copy of its weights, and is timed in a CUDA graph and also as called from P
 from dataclasses import dataclass, field
 
 from lab import plots
-from lab.roof import flops_probe, gpu_roof, read_probe, roof
+from lab.roof import NOISE, flops_probe, gpu_roof, read_probe, roof
 from lab.table import html_table
 from lab.timing import Timing, against
-
-NOISE = 1.10  # shares up to here were seen as noise on shared machines; above it, something else was measured
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Timing on a clock that the test turns itself, and the roof on buffers small enough for a test."""
 
+import functools
 import importlib
 import os
 import subprocess
@@ -205,6 +206,60 @@ def test_the_roof_is_plausible_and_measured_once(small, monkeypatch, capsys):
 
     assert roof_module.roof() is found and len(timed) == 3
     assert capsys.readouterr().out == ""
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """reads(first, then, ...): a machine that reads at these rates, GB/s, whenever it is measured: by turns as the roof
+    and once more."""
+
+    def make(*rates):
+        rates = list(rates)
+        size = roof_module.read_probe()[1]
+        monkeypatch.setattr(roof_module, "measure", lambda *_, **__: Timing(9, size / rates.pop(0) / 1e9, 9, 9))
+
+        def measured():
+            rate = 1e9 * rates.pop(0)
+            return Roof("a card", rate, rate, 1e12, {1: (rate / 2, rate, 1e12), 2: (rate, rate, 1e12)})
+
+        monkeypatch.setattr(roof_module, "roof", functools.cache(measured))
+        return rates
+
+    return make
+
+
+@pytest.mark.parametrize("again", [30, 27.5, 32.9])
+def test_a_roof_that_holds_stays(small, reads, capsys, again):
+    reads(30, again)
+    assert roof_module.roof_again().read == 30e9
+    assert capsys.readouterr().out == (
+        f"reading once more: {again:.1f} GB/s, and the roof is 30.0 GB/s: the same within 10%\n"
+    )
+
+
+@pytest.mark.parametrize("again", [26, 34, 55])
+def test_a_roof_is_measured_anew_where_the_machine_has_changed(small, reads, capsys, again):
+    left = reads(30, again, again + 1, again)
+    assert roof_module.roof_again().read == (again + 1) * 1e9 == roof_module.roof().read and not left
+    first, second = capsys.readouterr().out.splitlines()
+    assert "and the roof is 30.0 GB/s: this machine has changed since, so" in first and "the same within" in second
+
+
+def test_a_machine_that_does_not_keep_its_speed_is_told_so(small, reads, capsys):
+    left = reads(30, 55, 30, 55, 30, 55, 30, 99)
+    assert roof_module.roof_again().read == 30e9 and left == [99]
+    said = capsys.readouterr().out
+    assert said.count("has changed") == 3 and said.endswith("each is timed in turns with a probe.\n")
+
+
+def test_the_roof_is_read_again_by_the_threads_that_read_most(small, monkeypatch):
+    rates = {1: (9e9, 0, 0), 2: (5e9, 0, 0)}
+    monkeypatch.setattr(roof_module, "roof", lambda: Roof("a card", 9e9, 0, 0, rates))
+    asked = []
+    monkeypatch.setattr(roof_module, "read_probe", lambda threads: asked.append(threads) or (None, 9))
+    monkeypatch.setattr(roof_module, "measure", lambda *_, **__: Timing(1e-9, 1e-9, 1e-9, 1))
+    roof_module.roof_again()
+    assert asked == [1]
 
 
 @pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
