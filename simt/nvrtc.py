@@ -89,9 +89,8 @@ HEADERS = {
 DIAGNOSTIC = re.compile(
     r"(?:(?P<file>[^\n]+?)\((?P<line>\d+)\)|At end of source): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)"
 )
-UNSET = re.compile(
-    r"^(?P<file>[^\n]+?)\(\d+\): warning #549-D(?=: [^\n]*\n(?P<code>[^\n]*))", re.M
-)  # used before it is set
+# A warning that a variable is used before its value is set, with the line that is quoted below it.
+UNSET = re.compile(r"^(?P<file>[^\n]+?)\(\d+\): warning #549-D(?=: [^\n]*\n(?P<code>[^\n]*))", re.M)
 IN_AND_OUT = re.compile(r'"\+\w+"\s*\(')  # an operand of inline assembly, which may not read it (wgmma's accumulators)
 NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
 HOST_CODE = re.compile(

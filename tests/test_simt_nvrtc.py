@@ -144,7 +144,7 @@ def test_a_variable_that_nothing_can_have_set():
     )
     for fine in (
         "float sum; if (i < n) sum = 1; x[i] = sum;",
-        'float sum; asm("mov.f32 %0, %1;" : "+f"(sum) : "f"(1));',
+        'float sum; asm("mov.f32 %0, %1;" : "+f"(sum) : "f"(1.0f));',
     ):
         nvrtc.compile_to_ptx(
             KERNEL.replace("if (i < n) x[i] *= 2;", fine)
