@@ -407,6 +407,19 @@ class Memory:
             self.note_race("atomic", memory, pattern, shift, size, mask, site)
         return out
 
+    def atomics(self, site, space, address, offset, dtype, update, values, mask, wanted):
+        """An atomic on a vector: one on each of its elements, which are neighbours and together aligned."""
+        size = dtype.itemsize * len(values)
+        memory, pattern, shift, _, whole = self.place(space, address, offset, size, mask, site)
+        if not whole:
+            self.active_addresses(self.space_name(memory, space), memory, pattern, shift, size, mask, site)
+        sites = [site] + [(site, "next")] * (len(values) - 1)  # it is counted once: it lies in one sector
+        places = range(offset, offset + size, dtype.itemsize)
+        return [
+            self.atomic(s, space, address, at, dtype, update, [v], mask, wanted)
+            for s, at, v in zip(sites, places, values)
+        ]
+
     # Asynchronous copies: the bytes arrive when they are waited for, so that a missing wait shows.
 
     def copy(self, site, target, target_offset, source, source_offset, size, given, mask):

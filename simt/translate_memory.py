@@ -133,7 +133,7 @@ class MemoryAccess:
 
     def do_atom(self, number, i):
         d, m, *values = i.operands
-        wanted = d.name != "_" and d.name in self.flow.used
+        wanted = any(o.name != "_" and o.name in self.flow.used for o in (d.items if isinstance(d, Vec) else (d,)))
         self.atomic(number, i, d if wanted else None, m, values)
 
     def do_red(self, number, i):
@@ -144,7 +144,7 @@ class MemoryAccess:
         space = self.space(i)
         names = [p for p in i.parts if p in ATOMICS]
         kind = i.parts[-1]
-        if not names or (len(values) > 1 and names[0] != "cas"):
+        if not names or kind == "b128" or (len(values) > 1 and names[0] != "cas"):
             raise Unsupported(str(i), "", i.line)
         dtype = DTYPES["f16x2" if kind in ("f16x2", "bf16x2") else kind]
         packed = kind in ("f16", "bf16", "f16x2", "bf16x2")
@@ -162,11 +162,17 @@ class MemoryAccess:
         self.counter(number, i, "red" if red else "atom", uniform=combined, shared=space == "shared")
         name = self.constant("D_" + dtype.char, dtype)
         function = self.constant(f"A_{names[0]}_{kind}", update)
-        given = ", ".join(self.array(v, dtype) for v in values)
+        vector = isinstance(values[0], Vec)
+        given = ", ".join(self.array(v, dtype) for v in (values[0].items if vector else values))
         call = (
-            f"S.memory.atomic({number}, {space!r}, {address}, {offset}, {name}, {function}, [{given}], "
-            f"{self.mask_text()}, {d is not None})"
+            f"S.memory.atomic{'s' if vector else ''}({number}, {space!r}, {address}, {offset}, {name}, {function}, "
+            f"[{given}], {self.mask_text()}, {d is not None})"
         )
+        if vector and d is not None:
+            self.out(f"t = {call}")
+            for k, o in enumerate(d.items):
+                self.set_array(o, f"t[{k}]", dtype)
+            return
         if d is None:
             self.out(call)
         else:
