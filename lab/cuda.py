@@ -337,8 +337,9 @@ class Kernel:
 
     def _function(self, device):
         if device not in self._functions:
-            module, parameters = self.module._on_card(device), self.entry(device).parameters
-            self._functions[device] = cuda_driver.Function(module, self.name, device, parameters)
+            module, entry = self.module._on_card(device), self.entry(device)
+            made = cuda_driver.Function(module, self.name, device, entry.parameters, entry.cooperative)
+            self._functions[device] = made
         return self._functions[device]
 
     def _shape(self, grid, block, shared, function):

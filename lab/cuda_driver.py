@@ -16,7 +16,7 @@ SUCCESS, INVALID_CONTEXT = 0, 201
 # Numbers of the driver's interface (cuda.h).
 MAX_SHARED_OPTIN, MAJOR, MINOR = 97, 75, 76  # device attributes
 MAX_THREADS, STATIC_SHARED, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 8, 14  # function attributes
-CLUSTER, PROGRAMMATIC_SERIALIZATION = 4, 6  # launch attributes
+COOPERATIVE, CLUSTER, PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # launch attributes
 TENSOR_MAP = 128  # bytes of a CUtensorMap
 RELAXED = 2  # capture mode: this thread may load code while a CUDA graph is being captured
 
@@ -119,16 +119,17 @@ def tensor_map(device, pointer, type_, shape, strides, box, swizzle, promotion):
 class _Slots(threading.local):
     """One slot for each thread: ctypes lets other threads run during the call."""
 
-    def __init__(self, parameters):
-        self.slot = _Slot(parameters)
+    def __init__(self, parameters, cooperative):
+        self.slot = _Slot(parameters, cooperative)
 
 
 class _Slot:
     """The buffers of one launch."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, cooperative):
+        self.cooperative = cooperative
         self.config = ctypes.create_string_buffer(CONFIG.size)
-        self.attributes = ctypes.create_string_buffer(2 * ATTRIBUTE.size)
+        self.attributes = ctypes.create_string_buffer(3 * ATTRIBUTE.size)
         self.attributes_at = ctypes.addressof(self.attributes)
         offsets, end = [], 0
         for parameter in parameters:
@@ -151,13 +152,16 @@ class _Slot:
         if cluster:
             ATTRIBUTE.pack_into(self.attributes, count * ATTRIBUTE.size, CLUSTER, *cluster)
             count += 1
+        if self.cooperative:
+            ATTRIBUTE.pack_into(self.attributes, count * ATTRIBUTE.size, COOPERATIVE, 1, 0, 0)
+            count += 1
         CONFIG.pack_into(self.config, 0, *shape, stream, self.attributes_at if count else 0, count)
 
 
 class Function:
-    """One kernel on one card."""
+    """One kernel on one card. `cooperative`: all blocks of a launch must find room at a time (grid.sync())."""
 
-    def __init__(self, module, name, device, parameters):
+    def __init__(self, module, name, device, parameters, cooperative=False):
         cuda = driver()
         self.name, self.device, self.handle = name, device, ctypes.c_void_p()
         mode = ctypes.c_int(RELAXED)
@@ -176,7 +180,7 @@ class Function:
         self._allowed = 48 * 1024 - self.static_shared  # ... without saying so first
         self._pdl = capability(device) >= (9, 0)
         self.maps = tuple(i for i, parameter in enumerate(parameters) if parameter.is_map and parameter.ctype)
-        self._slots = _Slots(parameters)
+        self._slots = _Slots(parameters, cooperative)
         self._call = cuda.cuLaunchKernelEx
 
     def _attribute(self, which):

@@ -143,22 +143,29 @@ def converter(where, parameter, on_card):
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel's parameters, and the threads per block it was compiled for (0: no bound)."""
+    """A kernel's parameters, and the threads per block it was compiled for (0: no bound).
+
+    cooperative   its blocks wait for each other in grid.sync() of cooperative groups
+    """
 
     parameters: tuple
     max_threads: int
+    cooperative: bool = False
 
 
 def entries(ptx, source):
     """{kernel: Entry} of a PTX text; `source` gives the parameters their names."""
     found = {}
     # The directives after the parameters end at the body; a kernel that is only declared has none.
-    for name, inside, directives in re.findall(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)\{", ptx):
+    heads = list(re.finditer(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{;]*)\{", ptx))
+    for head, after in zip(heads, [*heads[1:], None]):
+        name, inside, directives = head[1], head[2] or "", head[3]
         params = re.findall(r"\.param\s+([^,]*?)\s*([\w$]+)(?:\[(\d+)\])?\s*(?:,|$)", inside.strip())
         raw = [_from_ptx(index, kind, length) for index, (kind, _, length) in enumerate(params)]
         bound = re.search(r"\.maxntid\s+([\d, ]+)", directives)
         threads = int(np.prod([int(n) for n in bound[1].split(",")])) if bound else 0
-        found[name] = Entry(_with_names(raw, name, source), threads)
+        cooperative = "%envreg" in ptx[head.end() : after and after.start()]  # where the grid's barrier lies
+        found[name] = Entry(_with_names(raw, name, source), threads, cooperative)
     return found
 
 

@@ -7,9 +7,10 @@ import numpy as np
 from simt import flow, generated, joins, translate
 from simt.errors import Unsupported
 from simt.memory import REGION, Space
-from simt.ptx import Mem, Sym, Vec
+from simt.ptx import Mem, Reg, Sym, Variable, Vec
 from simt.types import DTYPES
 
+GRID_BARRIER = "grid_barrier"  # what the blocks of a launch wait at in grid.sync() of cooperative groups
 QUOTED = 120  # characters of a source line in a message
 
 
@@ -72,6 +73,11 @@ class Program:
                 region = len(self.globals) + 1
                 self.symbols[name] = region << REGION
                 self.globals[region] = v
+        operands = [o for i in self.flow.function.instructions for o in i.operands]
+        if any(isinstance(o, Reg) and o.name.startswith("%envreg") for o in operands):
+            region = len(self.globals) + 1
+            self.symbols[GRID_BARRIER] = region << REGION
+            self.globals[region] = Variable(GRID_BARRIER, "global", 8, 8)
         code = [i for i in self.flow.function.instructions if i.parts[:2] not in (("ld", "param"), ("st", "param"))]
         used = {o for i in code for o in symbols_in(i.operands)}
         for p in self.parameters:  # those whose address is taken
@@ -91,7 +97,7 @@ class Program:
         """{region: Space} of the module's variables; `kept` holds their bytes from launch to launch."""
         spaces = {}
         for region, v in self.globals.items():
-            if v.name not in kept:
+            if v.name not in kept or v.name == GRID_BARRIER:  # a launch that failed may have left it in any state
                 data = np.zeros(max(v.size, 1), np.uint8)
                 data[: len(v.data)] = np.frombuffer(v.data, np.uint8)
                 for at, name, offset in v.pointers:

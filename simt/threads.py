@@ -10,11 +10,12 @@ from simt.generated import shuffle
 from simt.integers import pack, unpack
 from simt.memory import LOCAL_WINDOW, SHARED_WINDOW
 
+GRID_BARRIER = ("envreg2", "envreg1")  # low and high half of its address, for grid.sync() of cooperative groups
 SPECIALS = {"ntid", "nctaid", "tid", "ctaid", "laneid", "warpid", "nwarpid", "dynamic_smem_size", "total_smem_size",
             "lanemask_eq", "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge",
             "clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo",
             "smid", "nsmid", "gridid", "cluster_ctarank", "clusterid", "cluster_ctaid",
-            "cluster_nctarank", "cluster_nctaid", "nclusterid"}  # fmt: skip
+            "cluster_nctarank", "cluster_nctaid", "nclusterid", *GRID_BARRIER}  # fmt: skip
 
 
 class Threads:
@@ -59,6 +60,8 @@ class Threads:
         if stem in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo"):
             self.clocked = True
             return launch.steps  # grows; not a time
+        if stem in GRID_BARRIER:
+            return self.program.symbols["grid_barrier"] >> 32 * GRID_BARRIER.index(stem) & 0xFFFFFFFF
         if stem == "nwarpid":
             return launch.warps
         if stem == "dynamic_smem_size":
