@@ -9,9 +9,10 @@ import torch
 from test_attention_bench import card as card
 from test_attention_bench import sources_are_there
 
-from kernels import trials
+from kernels import gemv, trials
 from kernels.attention import bench, mix
 from kernels.attention import trials as mix_trials
+from kernels.gemv import trials as gemv_trials
 from kernels.kv_cache import rungs
 from kernels.kv_cache import trials as kv_trials
 from kernels.ssd import bench as ssd_bench
@@ -27,6 +28,63 @@ def loads_ahead(module):
     code = re.findall(r"\b(LDG|FFMA|BRA)\b", module.sass("mix"))
     pieces = " ".join(code).split("BRA")
     return max(piece.split("FFMA")[0].count("LDG") for piece in pieces if "FFMA" in piece)
+
+
+@pytest.mark.parametrize("name, shape", [("naive_blocks", (37, 8)), ("stores", (37, 8)), ("in_flight", (5, 4096))])
+def test_the_trials_of_gemv(card, monkeypatch, name, shape):
+    monkeypatch.setattr(gemv_trials, "SHAPE", shape)
+    monkeypatch.setattr(gemv_trials, "LADDERS", {"a title": getattr(gemv_trials, name)})
+    (ladder,) = gemv_trials.ladders()
+    assert all(f.checked == "right on 1 shape" for f in ladder.figures) and sources_are_there(ladder)
+    first, last = {
+        "naive_blocks": ("1024 threads a block", "32 threads a block"),
+        "stores": ("one warp a row, 8 warps a block", "coalesced stores, 32 warps a block"),
+        "in_flight": ("16 KB on an SM: 1 block of 2 rows, x first", "128 KB on an SM: 4 blocks of 4 rows, x first"),
+    }[name]
+    assert (ladder.figures[0].name, ladder.figures[-1].name) == (first, last)
+
+
+def test_the_steps_from_rows_to_the_ring(card, monkeypatch):
+    monkeypatch.setattr(gemv_trials, "SHAPE", (21, 4096))
+    monkeypatch.setattr(gemv_trials, "_room", lambda device: (2, 227 * 1024))  # so few rows are enough for the ring
+    monkeypatch.setattr(gemv_trials, "LADDERS", {"a title": gemv_trials.steps})
+    (ladder,) = gemv_trials.ladders()
+    assert [f.name for f in ladder.figures] == [
+        "rows share x",
+        "rows share x, PDL, no ring",
+        "ring, ordinary multiply-adds",
+        "ring, ordinary multiply-adds, PDL",
+        "ring, tensor cores",
+        "ring, tensor cores, PDL",
+        "ring, tensor cores, PDL, all slots before x",
+    ]
+    assert all(f.checked == "right on 1 shape" for f in ladder.figures) and sources_are_there(ladder)
+
+
+def test_the_tables_of_gemv(card, monkeypatch):
+    for name, value in {"READ_BYTES": 1 << 20, "CHAIN_BYTES": 1 << 13, "STEPS": 70, "WORDS": (1, 4)}.items():
+        monkeypatch.setattr(gemv_trials, name, value)
+    monkeypatch.setattr(gemv_trials, "_room", lambda device: (4, 227 * 1024))
+    by_bytes, latency = gemv_trials.tables()
+    assert list(by_bytes.rows) == ["1 × 16 bytes", "4 × 16 bytes"]
+    assert list(by_bytes.rows["1 × 16 bytes"]) == [f"{n} blocks" for n in (1, 2, 4, 8, 12)]
+    assert list(latency.rows) == ["a chain of loads"]
+
+
+def test_the_variants_of_gemv_are_what_they_say():
+    """Words that are asked for together, multiply-adds in the place of mma, as many blocks as registers allow."""
+    for words in (1, 8):
+        assert "LDG" * words in "".join(re.findall(r"LDG|BRA", gemv_trials.reading(words).sass("read")))
+    for tensor_cores in (True, False):
+        module = gemv_trials.ring(torch.float16, tensor_cores, 512, 1, 8, 3, 2).module
+        assert ("HMMA" in module.sass("gemv")) is tensor_cores
+        assert module.resources()["gemv"]["spill_stores"] == 0
+    most = {}
+    for rows, x_first, blocks in gemv_trials.IN_FLIGHT[:-2]:
+        most[rows, x_first] = max(blocks, most.get((rows, x_first), 0))
+    for (rows, x_first), blocks in most.items():
+        registers = gemv._kernel("gemv", torch.float16, 8, 2, rows, x_first).module.resources()["gemv"]["registers"]
+        assert 65536 // (-(-registers // 8) * 8 * 256) == blocks
 
 
 def test_the_trials_of_the_mix(card, monkeypatch):
@@ -109,7 +167,7 @@ def test_they_are_stored_in_a_file_of_their_own(monkeypatch, tmp_path, capsys):
 
 
 def test_the_command(monkeypatch, capsys):
-    assert trials.main(["gemv"]) == 2 and "no topic named gemv" in capsys.readouterr().out
+    assert trials.main(["roof"]) == 2 and "no topic named roof" in capsys.readouterr().out
     monkeypatch.setattr(trials, "gpu_roof", lambda: None)
     assert trials.main([]) == 1 and "No NVIDIA GPU" in capsys.readouterr().out
     monkeypatch.setattr(trials, "gpu_roof", lambda: ROOF)
@@ -121,9 +179,11 @@ def test_the_command(monkeypatch, capsys):
 def test_benches_measure_them_too(monkeypatch):
     asked = []
     monkeypatch.setattr(trials, "store", lambda topic, *about: asked.append(topic) or [topic])
+    from kernels.gemv import bench as gemv_bench
     from kernels.kv_cache import bench as kv_bench
     from kernels.ssd import profile
 
     monkeypatch.setattr(profile, "store", lambda *about: ["ncu"])
-    assert [found for one in (bench, kv_bench, ssd_bench) for found in one.further(ROOF, {})] == [*asked, "ncu"]
+    benches = gemv_bench, bench, kv_bench, ssd_bench
+    assert [found for one in benches for found in one.further(ROOF, {})] == [*asked, "ncu"]
     assert asked == trials.TOPICS

@@ -28,6 +28,13 @@ def ladders(seconds=0.15):
     return [_ladder(*case, seconds) for case in (*cases, ("fp32", torch.float32, SHAPES[1]))]
 
 
+def further(roof, versions):
+    """The trials, in a file of their own. Returns the paths written."""
+    from kernels import trials  # whose modules stand on this one
+
+    return trials.store("gemv", roof, versions)
+
+
 def tolerance(dtype):
     """How far a result may be off, by ‖out − ref‖ / ‖ref‖: two roundings of the dtype, or what fp32 sums lose."""
     return max(torch.finfo(dtype).eps, 1e-5)
