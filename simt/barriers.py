@@ -104,6 +104,21 @@ class Barriers:
         self.memory.version += 1
         return pack(tokens)
 
+    def promise(self, where, counts, mask, line):
+        """cp.async.mbarrier.arrive: the phase waits for the copies that these threads have issued.
+
+        They have come at once, and are there when somebody has seen the phase complete. `counts`: each thread's is one
+        of the arrivals that the mbarrier was initialised for (.noinc).
+        """
+        for address, lanes in self.places(where, mask, line):
+            phases = self.live(address, lanes, line).phase.copy()
+            chosen = np.zeros(self.part.shape, bool)
+            chosen.reshape(-1)[lanes] = True
+            self.memory.promise(address, phases, chosen)
+        if counts:
+            self.arrive(where, 1, None, mask, line)
+        self.memory.version += 1
+
     def expect(self, where, expected, mask, line):
         for address, lanes in self.places(where, mask, line):
             barrier, blocks = self.live(address, lanes, line), self.blocks(lanes)
@@ -124,6 +139,7 @@ class Barriers:
             seen = np.unique(blocks[done])
             if seen.size:
                 part.bulk.land(address, seen, barrier.phase)
+                self.memory.land(address, seen, barrier.phase)
                 self.acquire(barrier, blocks[done], lanes[done])
         return bool(out.flat[0]) if mask is None and (out == out.flat[0]).all() else out
 

@@ -133,6 +133,7 @@ class Memory:
         self.version = 0  # grows with every store: how a waiting loop knows that looking again may help
         self.arriving = {}  # for simt/bulk.py: loads that nobody has seen arrive
         self.copies, self.commits = [], 0  # asynchronous copies under way; how often they were committed
+        self.issued, self.promises = 0, []  # how many there were; those that an mbarrier counts, see `promise`
 
     # Finding the place.
 
@@ -444,7 +445,8 @@ class Memory:
         for buffer, _, where in self.parts(memory, lanes, flat):
             buffer.written.bytes[where[:, None] + np.arange(size)] = 0
         memory.generation += 1
-        self.copies.append((site, target, target_offset, values, mask, self.commits))
+        self.issued += 1
+        self.copies.append((site, target, target_offset, values, mask, self.commits, self.issued))
 
     def commit(self, mask):
         if mask is None and type(self.commits) is int:
@@ -454,15 +456,40 @@ class Memory:
 
     def wait(self, left, mask):
         """cp.async.wait_group: complete all but the `left` groups that were committed last."""
+        self.complete(lambda group, number: group < self.commits - left, mask)
+
+    def promise(self, address, phases, lanes):
+        """cp.async.mbarrier.arrive: all that these lanes have issued counts at an mbarrier, for its phase by block."""
+        self.promises.append((address, phases, lanes, self.issued))
+
+    def land(self, address, blocks, phases):
+        """Somebody has seen the phases of the mbarrier at `address` complete: what counted there has arrived."""
+        rest = []
+        for promise in self.promises:
+            there, before, lanes, issued = promise
+            if there == address:
+                seen = np.zeros(self.shape[0], bool)
+                seen[blocks] = before[blocks] < phases[blocks]
+                now = lanes & seen.reshape(-1, 1, 1)
+                races, self.races = self.races, None  # the mbarrier orders them, as it does the arrivals
+                self.complete(lambda group, number: np.broadcast_to(number <= issued, self.shape), now)  # noqa: B023
+                self.races = races
+                promise = (there, before, lanes & ~now, issued)
+            if promise[2].any():
+                rest.append(promise)
+        self.promises = rest
+
+    def complete(self, ready, mask):
+        """The copies of these lanes arrive that `ready(group, number)` names."""
         remaining = []
-        for site, target, offset, values, lanes, group in self.copies:
-            done = np.asarray(group < self.commits - left)
+        for site, target, offset, values, lanes, group, number in self.copies:
+            done = np.asarray(ready(group, number))
             done = np.broadcast_to(done, self.shape) if done.ndim else done
             if mask is None and done.ndim == 0:
                 if done:
                     self.arrive(site, target, offset, values, lanes)
                     continue
-                remaining.append((site, target, offset, values, lanes, group))
+                remaining.append((site, target, offset, values, lanes, group, number))
                 continue
             everyone = np.ones(self.shape, bool)
             now = everyone & done & (everyone if mask is None else mask) & (everyone if lanes is None else lanes)
@@ -470,7 +497,7 @@ class Memory:
             if now.any():
                 self.arrive(site, target, offset, values, now)
             if later.any():
-                remaining.append((site, target, offset, values, later, group))
+                remaining.append((site, target, offset, values, later, group, number))
         self.copies = remaining
 
     def arrive(self, site, target, offset, values, mask):

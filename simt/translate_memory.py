@@ -181,9 +181,13 @@ class MemoryAccess:
     def do_cp(self, number, i):
         if "bulk" in i.parts:
             return self.bulk(number, i)
-        if i.parts[1] != "async" or "mbarrier" in i.parts:
+        if i.parts[1] != "async":
             raise Unsupported(str(i), "", i.line)
         mask = self.mask_text()
+        if "mbarrier" in i.parts:
+            where = self.where(i.operands[0], self.space(i))
+            self.out(f"S.barriers.promise({where}, {'noinc' in i.parts}, {mask}, {i.line})")
+            return
         if "commit_group" in i.parts:
             self.out(f"S.memory.commit({mask})")
         elif "wait_group" in i.parts:

@@ -7,8 +7,10 @@ import simt
 
 F32, I32 = np.float32, np.int32
 
-GRID = r"""
+SOURCE = r"""
 #include <cooperative_groups.h>
+#include <cuda/barrier>
+#include <cuda/pipeline>
 extern "C" __global__ void turns(int* a, int* b, int rounds) {
     auto grid = cooperative_groups::this_grid();
     int i = grid.thread_rank(), n = grid.size();
@@ -19,11 +21,66 @@ extern "C" __global__ void turns(int* a, int* b, int rounds) {
         grid.sync();
         a[i] = b[(i + 37) % n];
     }
-}"""
+}
+extern "C" __global__ void add(float2* pairs, float4* four, float4* old, int n) {
+    int i = threadIdx.x;
+    if (i < n) {
+        atomicAdd(pairs + i % 2, make_float2(i, 1));
+        old[i] = atomicAdd(four, make_float4(1, 2, 3, 4));
+    }
+}
+extern "C" __global__ void ring(const float* x, float* y, int n, bool waits) {  // all fetch, all use
+    __shared__ float tile[3][128];
+    __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 3> state;
+    auto block = cooperative_groups::this_thread_block();
+    auto pipe = cuda::make_pipeline(block, &state);
+    for (int i = 0, ahead = 0; i < n; i++) {
+        for (; ahead < n && ahead < i + 3; ahead++) {
+            pipe.producer_acquire();
+            cuda::memcpy_async(block, tile[ahead % 3], x + ahead * 128, cuda::aligned_size_t<16>(512), pipe);
+            pipe.producer_commit();
+        }
+        if (waits) pipe.consumer_wait();
+        y[i * 128 + threadIdx.x] = tile[i % 3][127 - threadIdx.x];
+        pipe.consumer_release();
+    }
+}
+extern "C" __global__ void roles(const float* x, float* y, int n) {  // half of the block fetches, half uses
+    __shared__ float tile[3][64];
+    __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 3> state;
+    auto pipe = cuda::make_pipeline(cooperative_groups::this_thread_block(), &state, 64);
+    int t = threadIdx.x % 64;
+    for (int i = 0; i < n; i++) {
+        if (threadIdx.x < 64) {
+            pipe.producer_acquire();
+            cuda::memcpy_async(&tile[i % 3][t], x + i * 64 + t, 4, pipe);
+            pipe.producer_commit();
+        } else {
+            pipe.consumer_wait();
+            y[i * 64 + t] = tile[i % 3][63 - t];
+            pipe.consumer_release();
+        }
+    }
+}
+extern "C" __global__ void barrier(const float* x, float* y) {
+    __shared__ float tile[128];
+    __shared__ cuda::barrier<cuda::thread_scope_block> ready;
+    if (threadIdx.x == 0) init(&ready, blockDim.x);
+    __syncthreads();
+    cuda::memcpy_async(tile + threadIdx.x, x + threadIdx.x, 4, ready);
+    ready.arrive_and_wait();
+    y[threadIdx.x] = tile[127 - threadIdx.x];
+}
+"""
 
 
-def test_blocks_wait_for_each_other():
-    turns, wanted = simt.compile(GRID)["turns"], np.arange(600 * 128)
+@pytest.fixture(scope="module")
+def module():
+    return simt.compile(SOURCE)
+
+
+def test_blocks_wait_for_each_other(module):
+    turns, wanted = module["turns"], np.arange(600 * 128)
     for r in range(3):
         wanted = np.roll(wanted[::-1] + r, -37)
     a, b = np.zeros((2, 600 * 128), I32)
@@ -36,18 +93,8 @@ def test_blocks_wait_for_each_other():
     assert (small == np.roll(np.arange(96)[::-1], -37)).all()
 
 
-VECTORS = r"""
-extern "C" __global__ void add(float2* pairs, float4* four, float4* old, int n) {
-    int i = threadIdx.x;
-    if (i < n) {
-        atomicAdd(pairs + i % 2, make_float2(i, 1));
-        old[i] = atomicAdd(four, make_float4(1, 2, 3, 4));
-    }
-}"""
-
-
-def test_atomics_on_vectors():
-    add, old = simt.compile(VECTORS)["add"], np.zeros((64, 4), F32)
+def test_atomics_on_vectors(module):
+    add, old = module["add"], np.zeros((64, 4), F32)
     pairs, four = np.zeros((2, 2), F32), np.zeros(4, F32)
     report = add(1, 64, pairs, four, old, I32(40))
     assert pairs.tolist() == [[380, 20], [400, 20]] and four.tolist() == [40, 80, 120, 160]
@@ -58,3 +105,14 @@ def test_atomics_on_vectors():
         add(1, 64, simt.Buffer(pairs, 4), four, old, I32(40))
     with pytest.raises(simt.MemoryFault, match=r"16 bytes from four\[0\] on, but four has 2 elements"):
         add(1, 64, pairs, four[:2], old, I32(40))
+
+
+def test_copies_that_an_mbarrier_counts(module):
+    x = np.arange(128 * 7, dtype=F32)
+    for name, width, given in ("ring", 128, (I32(7), np.True_)), ("roles", 64, (I32(14),)), ("barrier", 128, ()):
+        y = np.zeros_like(x)
+        module[name](1, 128, x, y, *given)
+        wanted = x.reshape(-1, width)[:, ::-1].reshape(-1)
+        assert (y == wanted)[: 128 if name == "barrier" else None].all(), name
+    with pytest.raises(simt.MemoryFault, match="an asynchronous copy may not have arrived: nothing has waited for it"):
+        module["ring"](1, 128, x, np.zeros_like(x), I32(7), np.False_)
