@@ -1,6 +1,7 @@
 """The trials that chapters tell of, on a made-up card: variants are right, and differ from their rungs as they say."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,8 @@ from test_attention_bench import sources_are_there
 from kernels import gemv, trials
 from kernels.attention import bench, mix
 from kernels.attention import trials as mix_trials
+from kernels.fusion import trials as fusion_trials
+from kernels.fusion.launches import layer_module
 from kernels.gemv import trials as gemv_trials
 from kernels.kv_cache import rungs
 from kernels.kv_cache import trials as kv_trials
@@ -85,6 +88,27 @@ def test_the_variants_of_gemv_are_what_they_say():
     for (rows, x_first), blocks in most.items():
         registers = gemv._kernel("gemv", torch.float16, 8, 2, rows, x_first).module.resources()["gemv"]["registers"]
         assert 65536 // (-(-registers // 8) * 8 * 256) == blocks
+
+
+def test_the_trials_of_fusion(card, monkeypatch):
+    monkeypatch.setattr(
+        fusion_trials, "MODEL", replace(fusion_trials.MODEL, hidden=64, ffn=96, head_dim=8, n_kv_heads=2)
+    )
+    hints, barriers = fusion_trials.ladders()
+    assert [f.name for f in hints.figures] == ["128 bytes at once", "256 bytes at once", "no hint"]
+    assert all(f.checked == "right on 1 shape" for f in hints.figures)
+    names = ["1 launch", "1 launch, without its barriers"]
+    assert [f.name for f in barriers.figures] == [*names, *(f"{name}, PDL" for name in names)]
+    assert sources_are_there(hints) and sources_are_there(barriers)
+
+
+def test_the_variants_of_fusion_differ_as_they_say():
+    for hint in fusion_trials.HINTS.values():
+        copies = re.findall(r"cp\.async\.cg\S*", fusion_trials.hinted(hint, torch.bfloat16, 1, 4, 1).module.ptx())
+        assert copies and all(copy.endswith(hint) for copy in copies)
+    sizes = (("TILES", 1), ("R", 4), ("TILES_F", 1), ("R_F", 1), ("DEPTH", 1))
+    ours, theirs = fusion_trials.unordered(torch.bfloat16, sizes).module, layer_module(torch.bfloat16, sizes)
+    assert "atom.add" in theirs.ptx() and "atom.add" not in ours.ptx()
 
 
 def test_the_trials_of_the_mix(card, monkeypatch):
@@ -179,11 +203,12 @@ def test_the_command(monkeypatch, capsys):
 def test_benches_measure_them_too(monkeypatch):
     asked = []
     monkeypatch.setattr(trials, "store", lambda topic, *about: asked.append(topic) or [topic])
+    from kernels.fusion import bench as fusion_bench
     from kernels.gemv import bench as gemv_bench
     from kernels.kv_cache import bench as kv_bench
     from kernels.ssd import profile
 
     monkeypatch.setattr(profile, "store", lambda *about: ["ncu"])
-    benches = gemv_bench, bench, kv_bench, ssd_bench
+    benches = gemv_bench, fusion_bench, bench, kv_bench, ssd_bench
     assert [found for one in benches for found in one.further(ROOF, {})] == [*asked, "ncu"]
     assert asked == trials.TOPICS

@@ -32,6 +32,13 @@ def ladders(seconds=0.3):
     return [_ladder(name, dtype, whole, seconds) for name, dtype in DTYPES.items() for whole in (False, True)]
 
 
+def further(roof, versions):
+    """The trials, in a file of their own. Returns the paths written."""
+    from kernels import trials  # whose modules stand on this one
+
+    return trials.store("fusion", roof, versions)
+
+
 def _ladder(name, dtype, whole, seconds):
     layers = [random_layer(MISTRAL_7B, dtype)]
     moved, flops = layers[0].work() if whole else layers[0].feed_forward_work()
@@ -48,14 +55,14 @@ def _ladder(name, dtype, whole, seconds):
     return ladder
 
 
-def random_layer(model, dtype):
+def random_layer(model, dtype, device="cuda"):
     """A layer with random weights that keep the size of what passes through them."""
 
     def matrix(rows, cols):
-        return (torch.randn(rows, cols, device="cuda") * cols**-0.5).to(dtype)
+        return (torch.randn(rows, cols, device=device) * cols**-0.5).to(dtype)
 
     def norm():
-        return (1 + torch.randn(model.hidden, device="cuda") / 10).to(dtype)
+        return (1 + torch.randn(model.hidden, device=device) / 10).to(dtype)
 
     hidden, kv_rows, ffn = model.hidden, model.n_kv_heads * model.head_dim, model.ffn
     first = norm(), matrix(hidden, hidden), matrix(kv_rows, hidden), matrix(kv_rows, hidden), matrix(hidden, hidden)
