@@ -3,8 +3,12 @@
 Each topic's bench module measures its rungs and the peers that are installed, side by side, and the figures go to
 kernels/<topic>/measured/<card>.json. The GPU's topics need an NVIDIA GPU. The topic `readme` measures nothing, and
 draws the README's tables and picture anew from the stored files; on the card that the README shows it comes last.
+
+A long topic can be measured in parts, one after another: `ssd:lengths`, `ssd:shapes`, `ssd:studies`. What is stored of
+the others stays, if it was measured with the code as it is.
 """
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -21,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 PICTURE = HERE / "gemv" / "measured" / "ladder.png"
 GPU_TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd"]
 TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
+PARTS = {"ssd": ("lengths", "shapes", "studies")}  # of a topic; the last has what is no ladder, too
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
 README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")
 
@@ -34,7 +39,13 @@ def versions():
             found[package] = importlib.metadata.version(package).split("+")[0]
         except importlib.metadata.PackageNotFoundError:
             found[package] = "none"
-    return found
+    return found | {"ssd_fused5.py": _fused_file()}
+
+
+def _fused_file():
+    """The published fused SSD kernel is a file without a version: the beginning of its hash, if it was imported."""
+    module = sys.modules.get("mamba_ssm.ops.triton.ssd_fused5")
+    return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()[:12] if module else "none"
 
 
 def _driver():
@@ -50,13 +61,16 @@ def measure(topic):
     if topic == "roof":
         found = [(roof(), "lab/roof.c"), (gpu_roof(), "lab/roof_cuda.py")]
         return [results.save(results.ROOT / "lab", [], r, versions(), [source]) for r, source in found if r]
+    topic, _, part = topic.partition(":")
     bench = importlib.import_module(f"kernels.{topic}.bench")
-    ladders, tables = bench.ladders(), getattr(bench, "tables", list)()
+    ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
+    rest = not part or part == PARTS[topic][-1]
+    tables = getattr(bench, "tables", list)() if rest else []
     for found in (*ladders, *tables):
         print(f"\n{found}")
     about = gpu_roof() if topic in GPU_TOPICS else roof(), versions()
-    paths = [results.save(HERE / topic, ladders, *about, tables=tables)]
-    return paths + bench.further(*about) if hasattr(bench, "further") else paths
+    paths = [results.save(HERE / topic, ladders, *about, tables=tables, keep=bool(part))]
+    return paths + bench.further(*about) if rest and hasattr(bench, "further") else paths
 
 
 def readme_ladder():
@@ -109,21 +123,23 @@ def replace_block(text, name, content):
 
 def main(arguments):
     """Measure the topics named (default: all). Returns the exit status."""
-    if unknown := [a for a in arguments if a not in (*TOPICS, "readme")]:
-        print(f"bench: no topic named {', '.join(unknown)}; there are: {', '.join(TOPICS)}, readme")
+    parts = [f"{topic}:{part}" for topic in PARTS for part in PARTS[topic]]
+    if unknown := [a for a in arguments if a not in (*TOPICS, *parts, "readme")]:
+        print(f"bench: no topic named {', '.join(unknown)}; there are: {', '.join([*TOPICS, *parts])}, readme")
         return 2
     topics = arguments or TOPICS
     if not os.access(results.ROOT, os.W_OK):
         print("bench: the course's folder is read-only, so the figures could not be stored: nothing was measured")
         return 1
     status = 0
-    if ({"roof"} | set(GPU_TOPICS)) & set(topics) and gpu_roof() is None:
+    on_gpu = [topic for topic in topics if topic.partition(":")[0] in GPU_TOPICS]
+    if ("roof" in topics or on_gpu) and gpu_roof() is None:
         print(
             f"No NVIDIA GPU on this machine: the GPU's roof and ladders ({', '.join(GPU_TOPICS)}) are not measured, "
             "and those stored stay as they are."
         )
-        status = int(bool(set(GPU_TOPICS) & set(arguments)))  # asked for by name, and not done
-        topics = [topic for topic in topics if topic not in GPU_TOPICS]
+        status = int(bool(set(on_gpu) & set(arguments)))  # asked for by name, and not done
+        topics = [topic for topic in topics if topic not in on_gpu]
     if not arguments and gpu_roof() is not None and gpu_roof().card == README_CARD:
         topics = [*topics, "readme"]
     for topic in topics:

@@ -6,6 +6,7 @@ through all of them: with 1 GB of copies, no call finds its weights in the L2 ca
     calls = [functools.partial(gemv, copy, x, out=y) for copy in cold_copies(W)]
     against(read_probe()[0], {"gemv": calls})    # (Timing, ratio) in a graph, beside a kernel that only reads
     as_called(calls)                             # Timing from Python, one call after another
+    sustained(calls)                             # Timing in a graph, of replays on end for more than a second
 
 In a graph each launch waits for the one before it, and follows it without Python in between. A call that launches its
 kernel with programmatic dependent launch needs nothing more: the graph keeps that.
@@ -27,6 +28,7 @@ REPLAY = 2e-3  # seconds that a replay lasts at the least: the gap between two i
 TURN = 0.02  # seconds of timed replays in a turn, one at the least
 SETTLE = 5e-3  # seconds of untimed replays before them
 QUEUE = 0.01  # seconds of calls from Python between two looks at the clock
+SUSTAINED = 1.1  # seconds of replays on end: a card that draws all its power lowers its clock within hundredths of one
 READ_SHAPES = (  # of the kernel that only reads: words a step, steps, warps
     (1024, 4, 4),
     (1024, 16, 8),
@@ -62,8 +64,8 @@ class Graph:
                 call()
         self._replay = _capture(calls, 1, stream)
         self.calls, self.seconds = len(calls), 0.0  # of one replay
-        self._run(1)
-        self.seconds = min(self._run(2))
+        self.replays(1)
+        self.seconds = min(self.replays(2))
         rounds = math.ceil(REPLAY / self.seconds)
         if rounds > 1:
             self._replay = _capture(calls, rounds, stream)
@@ -73,12 +75,12 @@ class Graph:
         """Let the card settle, then time replays for TURN. Returns the seconds of one call, the mean of each replay."""
         for _ in range(math.ceil(SETTLE / self.seconds)):
             self._replay()
-        return [seconds / self.calls for seconds in self._run(math.ceil(TURN / self.seconds))]
+        return [seconds / self.calls for seconds in self.replays(math.ceil(TURN / self.seconds))]
 
-    def _run(self, replays):
-        """Seconds of each replay. One more goes ahead, so that the card has work while Python queues the rest."""
+    def replays(self, count):
+        """Seconds of each. One more goes ahead, so that the card has work while Python queues the rest."""
         self._replay()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         marks[0].record()
         for mark in marks[1:]:
             self._replay()
@@ -130,6 +132,14 @@ def against(probe, calls, *, seconds=0.3, least_turns=5):
             taken[name] += turn
             ratios[name].append(np.median(turn) / base)
     return {name: (Timing.of(taken[name]), float(np.median(ratios[name]))) for name in calls}
+
+
+def sustained(calls, *, seconds=SUSTAINED):
+    """Time calls in a graph that is replayed for so long without a pause, as in a server that is never idle. `against`
+    measures hundredths of a second, in turns. Returns a Timing; it counts replays, each of them the mean of its calls.
+    """
+    graph = Graph(calls)
+    return Timing.of([taken / graph.calls for taken in graph.replays(math.ceil(seconds / graph.seconds))])
 
 
 def as_called(calls, *, seconds=0.1, least_runs=5):

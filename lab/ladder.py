@@ -12,7 +12,7 @@ Ladder(..., device="cuda") times on the GPU, as lab/cuda_timing.py says: a call 
 each copy of its weights, and is timed in a CUDA graph and also as called from Python.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lab import plots
 from lab.roof import NOISE, flops_probe, gpu_roof, read_probe, roof
@@ -44,6 +44,7 @@ class Figure:
     sources: tuple = ()
     stale: bool = False
     called: Timing = None  # on a GPU: the time from Python, without a graph
+    sustained: Timing = None  # on a GPU, of some: in a graph that is replayed for more than a second
 
     @property
     def rate(self):
@@ -60,6 +61,12 @@ class Figure:
         """The rate with a fitting unit: "169 GB/s", "4.32 TB/s", "38.6 GFLOP/s"."""
         prefix, size = ("T", 1e12) if self.rate >= 0.9995e12 else ("G", 1e9)
         return f"{self.rate / size:.3g} {prefix}{'B' if self.bound == 'read' else 'FLOP'}/s"
+
+    @property
+    def fastest(self):
+        """The Timing of the faster way, in a graph or as called. Some peers run slower in a graph, and are not to be
+        held to it."""
+        return min((t for t in (self.timing, self.called) if t), key=lambda timing: timing.median)
 
     def speedup(self, over):
         """How many times more flops this rung does in a second than the figure `over`."""
@@ -143,12 +150,28 @@ class Ladder:
         self.figures = list(({f.name: f for f in self.figures} | {name: figure}).values())
         return Ladder(name, self.bound, [figure], first=self.figures[0], device=self.device)
 
-    def again(self, seconds=0.5):
-        """Time all rungs in turns, in one run. Returns the ladder."""
+    def again(self, seconds=0.5, *, sustain=()):
+        """Time all rungs in turns, in one run. Returns the ladder.
+
+        sustain  rungs that are then timed for more than a second on end, on "cuda"; so is the best peer, which they
+                 compete with
+        """
         if not self.calls:
             raise ValueError(f"{self.title}: there is no rung to time; stored figures cannot be timed again")
         self.figures = self._time(list(self.calls), seconds, turns=5)
+        if sustain and (peer := self.best_peer()):
+            sustain = *sustain, peer.name
+        self.figures = [self._sustained(f) if f.name in sustain else f for f in self.figures]
         return self
+
+    def _sustained(self, figure):
+        from lab import cuda_timing
+
+        return replace(figure, sustained=cuda_timing.sustained(self.calls[figure.name]["call"]))
+
+    def best_peer(self, taken=lambda figure: figure.fastest):
+        """Of the rows that rest on no source of the course the fastest, or None. taken: the Timing that decides"""
+        return min((f for f in self.figures if not f.sources), key=lambda f: taken(f).median, default=None)
 
     def _time(self, names, seconds, turns):
         calls = {name: self.calls[name]["call"] for name in names}

@@ -79,7 +79,7 @@ def _blank(lines, node):
         lines[row] = (line[:start] + line[stop:]).decode()
 
 
-def save(folder, ladders, roof, versions, sources=(), *, tables=(), name=""):
+def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", keep=False):
     """Write what was measured on this machine to folder/measured/<card>.json, whole or not at all.
 
     ladders   Ladder objects whose figures name their sources (paths from the course's folder)
@@ -87,6 +87,8 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name=""):
     sources   further sources that they rest on, as the roof does
     tables    Table objects that name theirs
     name      of a further file of this card, <card>_<name>.json
+    keep      whether what the file has of other ladders and tables stays, with the date on which it was measured. What
+              rests on code that is no longer what was measured is left out, and named
     Returns the path.
     """
     groups = [sources, *(f.sources for ladder in ladders for f in ladder.figures), *(x.sources for x in tables)]
@@ -109,9 +111,28 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name=""):
     if tables:
         record["tables"] = [{"title": x.title, "rows": x.rows, "sources": x.sources} for x in tables]
     path = folder / "measured" / f"{_stem(roof.card, name)}.json"
+    if keep and path.is_file():
+        _keep(record, Stored(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     _write(path, record)
     return path
+
+
+def _keep(record, before):
+    """Add to a record what was stored before, and is not measured now."""
+    gone = {source for source, then in before.sources.items() if _hash_now(source) != then}
+    for kind in ("ladders", "tables"):
+        new = {item["title"] for item in record.get(kind, ())}
+        for item in before.record.get(kind, ()):
+            if item["title"] in new:
+                continue
+            rests_on = {s for part in item.get("figures", [item]) for s in part["sources"]}
+            rests_on |= _flags(rests_on)
+            if changed := sorted(rests_on & gone):
+                print(f"notice: {item['title']} is not kept: {', '.join(changed)} changed since it was measured")
+                continue
+            record.setdefault(kind, []).append({"date": before.date} | item)
+            record["sources"] |= {source: before.sources[source] for source in rests_on}
 
 
 def _stem(card, name=""):
@@ -161,10 +182,10 @@ class Stored:
 
     def _ladder(self, item):
         figures = []
-        _expect_text(item["title"])
+        _expect_text(item["title"], item.get("date", ""))
         for raw in item["figures"]:
-            called = Timing(**raw["called"]) if raw.get("called") else None
-            timings = {"timing": Timing(**raw["timing"]), "called": called}
+            timings = {"timing": Timing(**raw["timing"])}
+            timings |= {way: Timing(**raw[way]) if raw.get(way) else None for way in ("called", "sustained")}
             figure = Figure(**(raw | timings | {"sources": tuple(raw["sources"])}))
             _expect_text(figure.name, figure.checked, *figure.sources)
             times = [t for timing in timings.values() if timing for t in asdict(timing).values()]
@@ -173,7 +194,7 @@ class Stored:
             figures.append(replace(figure, stale=bool(rests_on & set(self.stale))))
         if not figures:
             raise ValueError("a ladder without figures")
-        return Ladder(item["title"], item["bound"], figures, self.source, device=item.get("device", "cpu"))
+        return Ladder(item["title"], item["bound"], figures, self._source(item), device=item.get("device", "cpu"))
 
     def _table(self, item):
         sources, rows = tuple(item["sources"]), item["rows"]
@@ -181,8 +202,13 @@ class Stored:
         for value in (value for row in rows.values() for value in row.values()):
             if not isinstance(value, str):
                 _expect_number(value)
+        _expect_text(item.get("date", ""))
         stale = bool({*sources, *_flags(sources)} & set(self.stale))
-        return Table(item["title"], rows, sources, self.source, stale)
+        return Table(item["title"], rows, sources, self._source(item), stale)
+
+    def _source(self, item):
+        """Where and when a ladder or a table was measured: some are kept when others are measured again."""
+        return f"stored run: {self.card}, {item['date']}" if "date" in item else self.source
 
     def table(self, title):
         """The table of this title, or None."""

@@ -25,5 +25,6 @@ def put_in(monkeypatch):
     monkeypatch.setattr(cuda_timing, "read_probe", lambda: (lambda: None, 1 << 30))
     monkeypatch.setattr(cuda_timing, "against", against)
     monkeypatch.setattr(cuda_timing, "as_called", lambda calls: Timing.of([2e-5]))
+    monkeypatch.setattr(cuda_timing, "sustained", lambda calls: Timing.of([1.1e-5]))
     monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: [len([c() for c in calls])]))
     return made

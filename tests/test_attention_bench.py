@@ -134,7 +134,8 @@ def test_a_rung_that_is_wrong_on_a_hostile_shape_is_not_timed(card, monkeypatch)
 
 def row(wanted, got, **facts):
     out = torch.zeros_like(wanted)
-    return bench.Row("a", [lambda: out.copy_(got())], wanted, 1e-3, bytes=8, flops=8, outs=[out], **facts)
+    facts = {"outs": [out], "sources": ("lab/check.py",)} | facts
+    return bench.Row("a", [lambda: out.copy_(got())], wanted, 1e-3, bytes=8, flops=8, **facts)
 
 
 def test_results_are_looked_at_again_after_timing(card):
@@ -151,7 +152,7 @@ def test_results_are_looked_at_again_after_timing(card):
 
 def test_a_call_that_writes_nothing_is_seen(card):
     wanted = torch.randn(4, dtype=torch.float64)
-    lazy = bench.Row("lazy", [lambda: wanted], wanted, 1e-3, bytes=8, flops=8, outs=[torch.zeros(4)])
+    lazy = bench.Row("lazy", [lambda: wanted], wanted, 1e-3, 8, 8, outs=[torch.zeros(4)], sources=("lab/check.py",))
     with pytest.raises(ValueError, match="lazy is not right.*nan"):
         bench.ladder_of("title", [lazy], 0.1)
 

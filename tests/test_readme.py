@@ -46,7 +46,8 @@ def course(tmp_path, monkeypatch):
 
 def store(course, card):
     def figure(name, share, seconds, *sources):
-        times = {"timing": Timing(seconds, 27e-6, 28e-6, 9), "called": Timing(31e-6, 30e-6, 32e-6, 9)}
+        called = 31e-6 if sources else seconds + 7e-6
+        times = {"timing": Timing(seconds, 27e-6, 28e-6, 9), "called": Timing(called, 30e-6, 32e-6, 9)}
         return Figure(name, 10**8, 10**8, share=share, bound="read", sources=sources, **times)
 
     source = "kernels/gemv/gemv.cu"
@@ -71,7 +72,8 @@ def test_the_readme_is_drawn_in_one_command(course):
     table = text.split("<!-- ladder:begin -->")[1].split("<!-- ladder:end -->")[0]
     assert "| a | 27.5 µs | 27 – 28 | 31 µs | 3.64 TB/s | 50 % |" in table
     assert "stored run: NVIDIA H200, 2" in table and "as called: from Python" in table
-    row = "| 27.5 µs / 25 µs | 50 % / 90 % | 55 µs, peer | 2.00× / 2.20× |"
+    row = "| 27.5 µs / 25 µs | 50 % / 90 % | 55 µs, peer | 2.00× / 2.20× "
+    row += "| 31 µs / 31 µs | 62 µs, peer | 2.00× / 2.00× | – |"
     assert f"| 04 | {bench.README_LADDER} {row}" in text and "| 13 |" not in text
     blocks = r"(?s)!\[.*?\)|<!-- ladder:begin.*?ladder:end -->|<!-- headline:begin.*?headline:end -->"
     outside = [re.sub(blocks, "", t) for t in (text, README)]

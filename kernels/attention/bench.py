@@ -54,6 +54,7 @@ class Row:
     outs: list = ()  # what the calls write to, if they take `out`
     verdict: Verdict = None
     sources: tuple = ()
+    error: float = 0.0  # a peer's, the last time that it was looked at
 
 
 def ladders(seconds=0.1):
@@ -77,25 +78,43 @@ def short(tokens):
     return f"{tokens >> 20}M" if tokens % (1 << 20) == 0 else f"{tokens >> 10}K" if tokens % 1024 == 0 else str(tokens)
 
 
-def ladder_of(title, rows, seconds):
-    """Check and time these rows in turns; check again. Returns the Ladder. ValueError if a row is wrong."""
-    begin, ladder, rows = time.perf_counter(), Ladder(title, **BOUND), list(rows)
+def ladder_of(title, rows, seconds, sustain=()):
+    """Check and time these rows in turns; check again. Returns the Ladder. sustain: as for Ladder.again
+
+    ValueError if a row of ours is wrong; a peer that is wrong is left out with a printed sentence.
+    """
+    begin, ladder = time.perf_counter(), Ladder(title, **BOUND)
+    rows = [row for row in rows if row.sources or _peer_is_right(title, row)]
     for row in rows:
         verdict = None
         if row.wanted is not None:
             verdict = Verdict() if row.verdict is None else dataclasses.replace(row.verdict)
-            verdict.error, verdict.shapes = max(verdict.error, _error(title, row)), verdict.shapes + 1
+            error = _error(title, row) if row.sources else row.error
+            verdict.error, verdict.shapes = max(verdict.error, error), verdict.shapes + 1
         facts = {"bytes": row.bytes, "flops": row.flops, "verdict": verdict, "sources": row.sources}
         ladder.plan(row.title, row.calls, **facts)
         for out in row.outs:
             out.fill_(torch.nan)
-    ladder.again(seconds)
+    ladder.again(seconds, sustain=sustain)
     for row in rows:
-        if row.wanted is not None:
+        if not row.sources:
+            if not _peer_is_right(title, row):
+                ladder.figures.remove(ladder[row.title])
+        elif row.wanted is not None:
             _error(title, row, results=row.outs or None)
     ladder.calls.clear()  # they hold the caches
     print(f"{title}: {len(rows)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
     return ladder
+
+
+def _peer_is_right(title, row):
+    """Whether a peer is right; where it is not, a sentence says that it is left out. Its error is noted."""
+    try:
+        row.error = _error(title, row, results=None) if row.wanted is not None else 0.0
+    except ValueError as error:
+        print(f"{error}; it is left out")
+        return False
+    return True
 
 
 def _error(title, row, results=None):
@@ -122,20 +141,22 @@ def our_row(title, function, inputs, out_like, *, verdict, sources, **facts):
 def peer_rows(families, tolerance, **facts):
     """A row for each (name, {mode: make}), of the mode that is fastest; make() returns its calls.
 
-    A mode that refuses is left out with a printed sentence, and a name without modes has no row.
+    A mode that refuses or is wrong is left out with a printed sentence, and a name without modes has no row.
     """
     for name, modes in families:
-        best = math.inf, None, None
+        best = math.inf, None
         for mode, make in modes.items():
             try:
-                calls = make()
-                taken = float(np.median(cuda_timing.Graph(calls).turn()))
+                row = Row(f"{name}: {mode}", make(), tolerance=tolerance, **facts)
+                if row.wanted is not None:
+                    _error(name, row)
+                taken = float(np.median(cuda_timing.Graph(row.calls).turn()))
             except Exception as error:  # theirs: of any kind
                 print(f"{name}: {mode} is left out: {(str(error) or repr(error)).splitlines()[0]}")
             else:
-                best = min(best, (taken, mode, calls), key=lambda found: found[0])
+                best = min(best, (taken, row), key=lambda found: found[0])
         if best[1] is not None:
-            yield Row(f"{name}: {best[1]}", best[2], tolerance=tolerance, **facts)
+            yield best[1]
 
 
 def decode_arrays(batch, n_heads, n_kv_heads, kv_len, head_dim):
@@ -252,7 +273,8 @@ def _decode(name, batch, kv_len, seconds):
     if name == "bf16" and (batch, kv_len) in FLEX_CELLS:
         families += peers.flex(q, caches)
     rows += peer_rows(families, 2 * torch.finfo(dtype).eps, **facts)  # they may round more often than we do
-    return ladder_of(title, [*rows, reading(homes, facts["bytes"], facts["flops"])], seconds)
+    rows.append(reading(homes, facts["bytes"], facts["flops"]))
+    return ladder_of(title, rows, seconds, sustain=("decode", "decode, PDL"))
 
 
 def problem(dtype, batch, kv_len):

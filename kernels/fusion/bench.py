@@ -1,9 +1,10 @@
 """Measure the layer of chapter 05 on a GPU: Mistral-7B's shapes, one token, the feed-forward block and the whole layer.
 
 Several layers with weights of their own, 1 GB or more in all, take turns, so that no weight is in the cache. Peers: the
-same mathematics as PyTorch runs it (eager), and as torch.compile makes it, tuned: with its widest search; from separate
-matrices and from joined ones (q, k, v in one; gate, up in one). All are timed in a CUDA graph of ours, which suits
-torch.compile better than the graphs of its own modes "reduce-overhead" and "max-autotune".
+same mathematics as PyTorch runs it (eager), and as torch.compile makes it (kernels/compiling.py: with PDL or without;
+tuned: with its widest search, the best of three compiles); from separate matrices and from joined ones (q, k, v in one;
+gate, up in one). All are timed in a CUDA graph of ours, which suits torch.compile better than the graphs of its own
+modes "reduce-overhead" and "max-autotune".
 """
 
 import functools
@@ -11,7 +12,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from kernels import fusion
+from kernels import compiling, fusion
+from kernels.attention.bench import peer_rows
 from kernels.gemv import RING
 from lab import Ladder, cuda_timing
 from lab.check import Verdict
@@ -29,7 +31,22 @@ FUSED = (HERE + "norm_qkv.cu", *FEED_FORWARD)
 def ladders(seconds=0.3):
     """Check, then time, every step and peer. Returns two Ladders for each dtype."""
     cuda_timing.expect_gpu("the fusion ladder")
-    return [_ladder(name, dtype, whole, seconds) for name, dtype in DTYPES.items() for whole in (False, True)]
+    compiling.ahead("kernels.fusion.bench")
+    return [_ladder(*case, seconds) for case in _cases()]
+
+
+def _cases():
+    """(name of a dtype, dtype, whether the whole layer) of each ladder."""
+    return [(name, dtype, whole) for name, dtype in DTYPES.items() for whole in (False, True)]
+
+
+def ways():
+    """What torch.compile tunes for each ladder."""
+    return [functools.partial(_ways, *case) for case in _cases()]
+
+
+def _title(name, whole):
+    return f"Mistral-7B, {'decoder layer without attention' if whole else 'feed-forward block'}, {name}"
 
 
 def further(roof, versions):
@@ -44,13 +61,21 @@ def _ladder(name, dtype, whole, seconds):
     moved, flops = layers[0].work() if whole else layers[0].feed_forward_work()
     layers += [random_layer(MISTRAL_7B, dtype) for _ in range(max(1, cuda_timing.COLD // moved))]
     xs = [torch.randn(MISTRAL_7B.hidden, device="cuda").to(dtype) for _ in layers]
-    what = "decoder layer without attention" if whole else "feed-forward block"
-    ladder = Ladder(f"Mistral-7B, {what}, {name}", bound="read", device="cuda")
+    ladder = Ladder(_title(name, whole), bound="read", device="cuda")
     wanted = _truth(layers[-1], xs[-1], whole)
-    for title, calls, sources in (*_ours(layers, xs, whole), *_peers(layers, xs, whole)):
-        error = max(_error(title, calls[-1](), wanted, dtype) for _ in range(2))
+    families = [(way.name, compiling.modes(way)) for way in _ways(name, dtype, whole, layers, xs)]
+    compiled = ((row.title, row.calls, ()) for row in peer_rows(families, 0))
+    for title, calls, sources in (*_ours(layers, xs, whole), *_eager(layers, xs, whole), *compiled):
+        try:
+            error = max(_error(title, calls[-1](), wanted, dtype) for _ in range(2))
+        except ValueError as wrong:
+            if sources:
+                raise
+            print(f"{ladder.title}: {wrong}; it is left out")
+            continue
         ladder.plan(title, calls, bytes=moved, flops=flops, verdict=Verdict(shapes=1, error=error), sources=sources)
-    ladder.again(seconds)
+    best = "4 launches" if whole else "2 launches"
+    ladder.again(seconds, sustain=(best, f"{best}, PDL"))
     ladder.calls.clear()  # they hold the layers
     return ladder
 
@@ -82,22 +107,39 @@ def _ours(layers, xs, whole):
             yield title + (", PDL" if pdl else ""), calls, sources
 
 
-def _peers(layers, xs, whole):
-    """The same for PyTorch; x has a batch of 1, as it has there."""
+def _eager(layers, xs, whole):
+    """The same for PyTorch as it is."""
+    for title, (function, bind) in zip(("", ", joined matrices"), _as_torch_writes_it(layers, xs, whole)):
+        yield f"torch eager{title}", bind(function), ()
+
+
+def _ways(name, dtype, whole, layers=None, xs=None):
+    """What torch.compile gets. Reset, as it gives up after a few shapes."""
+    if layers is None:
+        layers = [random_layer(MISTRAL_7B, dtype)]
+        xs = [torch.randn(MISTRAL_7B.hidden, device="cuda").to(dtype)]
     torch.compiler.reset()
+    apart, joined = _as_torch_writes_it(layers, xs, whole)
+    way = functools.partial(compiling.Way, _title(name, whole))
+    return [
+        way("torch.compile", *apart, tuned=False),
+        way("torch.compile, tuned", *apart),
+        way("torch.compile, tuned, joined matrices", *joined),
+    ]
+
+
+def _as_torch_writes_it(layers, xs, whole):
+    """(function, a list of calls of something like it), apart and with joined matrices. x has a batch of 1, as it has
+    there."""
     plain, joined = (_layer, _layer_joined) if whole else (_ffn, _ffn_joined)
     take, take_joined = (_layer_weights, _layer_joined_weights) if whole else (_ffn_weights, _ffn_joined_weights)
     apart = [(x[None], *take(it)) for it, x in zip(layers, xs)]
     together = [(x[None], *take_joined(it)) for it, x in zip(layers, xs)]
-    tuned = functools.partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
-    for title, run, args in (
-        ("torch eager", plain, apart),
-        ("torch eager, joined matrices", joined, together),
-        ("torch.compile", torch.compile(plain, dynamic=False), apart),
-        ("torch.compile, tuned", tuned(plain), apart),
-        ("torch.compile, tuned, joined matrices", tuned(joined), together),
-    ):
-        yield title, [functools.partial(_without_grad, run, *a) for a in args], ()
+    return (plain, functools.partial(_bound, apart)), (joined, functools.partial(_bound, together))
+
+
+def _bound(every, run):
+    return [functools.partial(_without_grad, run, *arguments) for arguments in every]
 
 
 def _without_grad(run, *args):

@@ -1,7 +1,8 @@
 """Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them.
 
 Peers: cuBLAS through torch.mv (F.linear calls the same kernel, in the same time), and two ways to write the product,
-as torch.compile makes them in its fastest mode. The last row only reads the weights: what a launch costs without PDL.
+as torch.compile makes them in its fastest mode (kernels/compiling.py: with PDL or without, the best of three compiles).
+The last row only reads the weights: what a launch costs without PDL.
 """
 
 import functools
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import ref.gemv
+from kernels import compiling
+from kernels.attention.bench import peer_rows
 from kernels.gemv import RING, RUNGS, work
 from lab import Ladder, check, cuda_timing, hostile_shapes
 from lab.check import Verdict
@@ -24,8 +27,19 @@ GUARD = 256  # elements of NaN on each side of an input and an output
 def ladders(seconds=0.15):
     """Check, then time, every rung and peer. Returns one Ladder for each dtype and shape."""
     cuda_timing.expect_gpu("the GEMV ladder")
+    compiling.ahead("kernels.gemv.bench")
+    return [_ladder(*case, seconds) for case in _cases()]
+
+
+def _cases():
+    """(name of a dtype, dtype, shape) of each ladder."""
     cases = [(name, dtype, shape) for name, dtype in DTYPES.items() for shape in SHAPES]
-    return [_ladder(*case, seconds) for case in (*cases, ("fp32", torch.float32, SHAPES[1]))]
+    return [*cases, ("fp32", torch.float32, SHAPES[1])]
+
+
+def ways():
+    """What torch.compile tunes for each ladder."""
+    return [functools.partial(_ways, *case) for case in _cases()]
 
 
 def further(roof, versions):
@@ -40,15 +54,19 @@ def tolerance(dtype):
     return max(torch.finfo(dtype).eps, 1e-5)
 
 
+def _title(name, shape):
+    return f"GEMV {name}, {shape[0]} × {shape[1]}"
+
+
 def _ladder(name, dtype, shape, seconds):
     rows, cols = shape
     weights = cuda_timing.cold_copies(torch.randn(shape, device="cuda").to(dtype))
     x = torch.randn(cols, device="cuda").to(dtype)
     wanted = torch.mv(weights[0].double(), x.double())
     moved, flops = work(weights[0])
-    ladder = Ladder(f"GEMV {name}, {rows} × {cols}", bound="read", device="cuda")
+    ladder = Ladder(_title(name, shape), bound="read", device="cuda")
     written = {}  # {title: outputs that a call writes in place}
-    for title, call, verdict, sources in (*_rungs(dtype), *_peers()):
+    for title, call, verdict, sources in (*_rungs(dtype), ("cuBLAS: torch.mv", _cublas, Verdict(), ())):
         outs = [torch.full((rows,), torch.nan, device="cuda", dtype=dtype) for _ in weights]
         calls = [functools.partial(call, W, x, y) for W, y in zip(weights, outs)]
         results = [c() for c in calls]  # one after another, as they are timed
@@ -57,12 +75,16 @@ def _ladder(name, dtype, shape, seconds):
         if results[0].data_ptr() == outs[0].data_ptr():
             written[title] = outs
         ladder.plan(title, calls, bytes=moved, flops=flops, verdict=verdict, sources=sources)
+    facts = {"wanted": wanted, "bytes": moved, "flops": flops}
+    families = [(way.name, compiling.modes(way)) for way in _ways(name, dtype, shape, weights, x)]
+    for row in peer_rows(families, tolerance(dtype), **facts):
+        ladder.plan(row.title, row.calls, bytes=moved, flops=flops, verdict=Verdict(shapes=1))
     for y in (y for outs in written.values() for y in outs):
         y.fill_(torch.nan)
     # its flops are those of the product, so that its speed-up compares
     alone = {"bytes": weights[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
     ladder.plan("reading the weights only", cuda_timing.read_calls(weights), **alone)
-    ladder.again(seconds)
+    ladder.again(seconds, sustain=(BEST.title, f"{BEST.title}, PDL"))
     for title, outs in written.items():
         _error(title, outs, wanted, dtype)
     ladder.calls.clear()  # they hold 1 GB of copies
@@ -80,14 +102,23 @@ def _rungs(dtype):
             yield f"{rung.title}, PDL", lambda W, x, y, run=run: run(W, x, out=y), verdict, (*rung.sources, *RING)
 
 
-def _peers():
-    """The same for the peers; what is compiled has no `out`. Reset, as torch.compile gives up after a few shapes."""
+def _cublas(W, x, y):
+    return torch.mv(W, x, out=y)
+
+
+def _ways(name, dtype, shape, weights=None, x=None):
+    """The two ways to write the product, for torch.compile. Reset, as it gives up after a few shapes."""
+    if weights is None:
+        weights = [torch.randn(shape, device="cuda").to(dtype)]
+        x = torch.randn(shape[1], device="cuda").to(dtype)
+
+    def bind(run):
+        return [functools.partial(run, W, x) for W in weights]
+
     torch.compiler.reset()
-    fast = functools.partial(torch.compile, mode="max-autotune-no-cudagraphs", dynamic=False)
-    linear, product = fast(lambda W, x: F.linear(x, W)), fast(lambda W, x: W @ x)
-    yield "cuBLAS: torch.mv", lambda W, x, y: torch.mv(W, x, out=y), Verdict(), ()
-    yield "torch.compile: W @ x", lambda W, x, y: product(W, x), Verdict(), ()
-    yield "torch.compile: F.linear", lambda W, x, y: linear(W, x), Verdict(), ()
+    written = {"W @ x": lambda W, x: W @ x, "F.linear": lambda W, x: F.linear(x, W)}
+    title = _title(name, shape)
+    return [compiling.Way(title, f"torch.compile, {text}", function, bind) for text, function in written.items()]
 
 
 def _error(title, results, wanted, dtype):

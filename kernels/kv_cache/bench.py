@@ -47,7 +47,8 @@ def _cell(batch, kv_len, seconds):
             rows += _fp8_peers(*plain[0], facts)
         moved = rows[0].bytes
         rows.append(bench.reading(_as_many_bytes(moved), moved, facts["flops"]))
-        yield bench.ladder_of(f"decode {name}, batch {batch}, {bench.short(kv_len)}", rows, seconds)
+        title, sustain = f"decode {name}, batch {batch}, {bench.short(kv_len)}", ("decode", "decode, PDL")
+        yield bench.ladder_of(title, rows, seconds, sustain=sustain if name == "fp8" else ())
         del rows
         bench.empty()
 

@@ -14,12 +14,11 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels import gemv, lowbit
+from kernels import compiling, gemv, lowbit
 from kernels.attention import bench
 from kernels.lowbit import RUNGS, peers, work
 from lab import cuda_timing
@@ -39,6 +38,7 @@ def ladders(seconds=0.1):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of low-bit weights")
     compile_ahead(check_ahead)
+    compiling.ahead("kernels.lowbit.bench")
     try:
         return [_cell(*cell, seconds) for cell in _cells()]
     finally:
@@ -56,19 +56,14 @@ def compile_ahead(meanwhile=lambda: None):
     minutes. This process does `meanwhile`. What fails here is compiled later, and fails there.
 
     What Triton compiles is kept on disk, where this process finds it. What is chosen is not: those processes tune on
-    one card all at once, and torch.compile would keep choices that were made in that crowd.
+    one card all at once. (torch.compile keeps its choices, and has its own way: kernels/compiling.py.)
     """
-    from triton import knobs
-
-    triton = os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)  # torch.compile would take another folder
 
     def apart(number):
         command = [sys.executable, "-m", "kernels.lowbit.bench", str(number)]
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as choices:
-            found = os.environ | {"TRITON_CACHE_DIR": triton, "TORCHINDUCTOR_CACHE_DIR": choices}
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(command, env=found, timeout=90, **quiet)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, timeout=90, **quiet)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = pool.map(apart, range(len(_cells())))
@@ -86,12 +81,22 @@ def check_ahead():
 
 
 def _call_peers(number):
-    """Call each peer of a ladder once, in each of its modes."""
+    """Call each peer of a ladder once, in each of its modes, but for those of torch.compile."""
     W, x, Wq = _inputs(*_cells()[number])
-    for _, modes, _, _ in peers.families(W, Wq, x, 1):
-        for make in modes.values():
+    for name, modes, _, _ in peers.families(W, Wq, x, 1):
+        for make in () if name.startswith("torch.compile") else modes.values():
             with contextlib.suppress(Exception):  # a mode that refuses: the ladder says so
                 make()[0]()
+
+
+def ways():
+    """What torch.compile tunes for each ladder of 8 bits."""
+    return [functools.partial(_ways, *cell) for cell in _cells() if FORMATS[cell[0]][0] == 8]
+
+
+def _ways(*cell):
+    W, x, _ = _inputs(*cell)
+    return [peers.compiled(W, x, 1)[0]]
 
 
 def _inputs(name, shape, m):
@@ -127,7 +132,8 @@ def _cell(name, shape, m, seconds):
     rows.append(bench.reading(cuda_timing.cold_copies(words), words.nbytes, flops))
     rows[-1].title = "reading the weights only"
     gc.freeze()
-    return bench.ladder_of(title_of(name, shape, m), rows, seconds)
+    best = RUNGS[-1].title
+    return bench.ladder_of(title_of(name, shape, m), rows, seconds, sustain=(best, f"{best}, PDL") if m == 1 else ())
 
 
 def cold(Wq, rung):

@@ -1,6 +1,7 @@
 """The public kernels that the low-bit product is measured beside, each called as suits it best.
 
-    8 bits   torch.compile of F.linear(x, codes.to(x.dtype)) * scale: int8, one scale for a row, none for x (bfloat16)
+    8 bits   torch.compile of F.linear(x, codes.to(x.dtype)) * scale: int8, one scale for a row, none for x (bfloat16);
+             kernels/compiling.py: with PDL or without, the best of three compiles
              torch._scaled_mm: weights and x in e4m3, a scale for each; it takes 16 rows of x at the least
              gemlite's A16W8: int8, one scale for a row (float16)
     4 bits   torch.ops.aten._weight_int4pack_mm, groups of 128 (bfloat16)
@@ -19,6 +20,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from kernels import compiling
+
 FP8_PRODUCTS = 0.06  # of a peer that rounds x and the weights to e4m3: relative error allowed
 TOLERANCE = 1e-2  # of the others, against their own dequantised weights, whose products and sums they round
 E4M3_MAX = 448.0
@@ -32,7 +35,8 @@ def families(W, Wq, x, copies):
     Yields (name, {mode: make}, wanted, tolerance).
     """
     if Wq.bits == 8:
-        yield *_compiled(W, x, copies), TOLERANCE
+        way, wanted = compiled(W, x, copies)
+        yield way.name, compiling.modes(way), wanted, TOLERANCE
         yield *_scaled_mm(W, x, copies), FP8_PRODUCTS
     if Wq.bits == 4:
         yield *_int4pack(Wq, x, copies), TOLERANCE
@@ -62,18 +66,19 @@ def _symmetric(W, largest):
     return W.float() / scale, scale
 
 
-def _compiled(W, x, copies):
+def compiled(W, x, copies):
+    """What torch.compile gets, and what it must give."""
     numbers, scale = _symmetric(W, 127)
     codes, scale, x = numbers.round().to(torch.int8), scale.bfloat16(), x.bfloat16()
     wanted = x.double() @ (codes.double() * scale.double()).T
     torch.compiler.reset()  # it gives up after a few shapes
-    run = torch.compile(
+    held = _clones(copies, codes, scale[:, 0].contiguous())
+    return compiling.Way(
+        f"int8, {tuple(W.shape)}, {len(x)}",
+        "torch.compile, int8",
         lambda codes, scale: F.linear(x, codes.to(x.dtype)) * scale,
-        mode="max-autotune-no-cudagraphs",
-        dynamic=False,
-    )
-    make = functools.partial(_on_clones, run, copies, codes, scale[:, 0].contiguous())
-    return "torch.compile, int8", {"max-autotune": make}, wanted
+        lambda run: _each(run, held),
+    ), wanted
 
 
 def _scaled_mm(W, x, copies):

@@ -1,16 +1,17 @@
 """Measure chapters 12 and 13 on a GPU: SSD prefill of the Mamba-2 2.7B model's layer, from 1K tokens to 1M.
 
 80 heads, headdim 64, dstate 128, one group, batch 1, float16 in and out, dt_bias and softplus, D. The rungs stand
-beside mamba_ssm's five kernels, at its best chunk size, in a CUDA graph and as called. A row's bytes and flops are what
+beside mamba_ssm's five kernels and the published fused one (peers.py), tuned at each length and at their best chunk
+size, in a CUDA graph and as called. A row's bytes and flops are what
 the layer asks for (`five.least`), and not what its kernels move, so that percentages of the roof compare. In the
 ladders of steps they are each step's own. Decays are those of Mamba-2's initialisation: A from -16 to -1, dt from 1e-3
 to 1e-1; `slow`: A from -0.1 to -0.01, where nothing has decayed after thousands of tokens.
 
 Each rung and peer is held against float64 on the card before it is timed and after; rungs also on hostile shapes
-between NaNs. `tables` is the study of accuracy.
+between NaNs. `tables` is the study of accuracy. Parts of all this: `python -m kernels.bench ssd:lengths`, `ssd:shapes`,
+`ssd:studies`.
 """
 
-import contextlib
 import functools
 import math
 import os
@@ -32,16 +33,18 @@ from kernels.ssd.five import SOURCES, five, least, work
 from kernels.ssd.fused import SOURCES as FUSED
 from kernels.ssd.fused import fused
 from lab import cuda_timing
-from lab.check import check
+from lab.check import Verdict, check
 
 LENGTHS = [1 << power for power in range(10, 19)]
 LONG = 65536  # of the steps, and of the chain
 SLOW = (65536, 131072)  # lengths with slow decay
 LONGEST, SAMPLE = 1 << 20, slice(0, None, 27)  # tokens, and the heads that are looked at there
-TUNED_AT = (1024, 16384)  # mamba_ssm is tuned anew from these lengths on
 PEER_CHUNKS = (64, 128, 256)
+PUBLISHED = [("medium", 128), ("medium", 256)]  # precision and chunk size of the published fused kernel
+PUBLISHED_BF16 = [("high", 128), ("high", 256)]  # which its "medium" does not take
 WARM = 65536  # tokens of a call that only compiles, at most
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}  # ‖out − ref‖ / ‖ref‖; states in 16 bits too
+PUBLISHED_TOLERANCE = 2e-2  # of sums in 16 bits; the row says how far off they are
 HOSTILE = [(777, 2, 16, 64, 2, 128), (1, 1, 16, 64, 1, 128), (515, 1, 16, 64, 1, 128)]  # seqlen, batch, and so on
 NAMES = ("x", "dt", "A", "B", "C", "D", "dt_bias")
 
@@ -114,15 +117,21 @@ RUNGS = [  # a rung takes the arguments of `five`
 CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
 
 
-def ladders(seconds=0.05):
-    """Check, then time, every rung and peer. Returns the Ladders."""
+PARTS = ("lengths", "shapes", "studies")  # the 2.7B model's layer; other layers; all else
+
+
+def ladders(seconds=0.05, parts=PARTS):
+    """Check, then time, every rung and peer. Returns the Ladders. parts: some of PARTS"""
     cuda_timing.expect_gpu("the SSD ladders")
-    _told("compiling ahead", compile_ahead)
-    found = [_told(case.title, prefill, case, seconds) for case in CASES]
-    found.append(_told("1M tokens", longest, seconds))
-    found.append(_told("the chain", chain, seconds))
-    found += [_told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
-    return found + _told("whole prefills", stack.ladders)
+    cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts]
+    _told("compiling ahead", compile_ahead, cases, "studies" in parts)
+    found = [_told(case.title, prefill, case, seconds) for case in cases]
+    if "studies" in parts:
+        found.append(_told("1M tokens", longest, seconds))
+        found.append(_told("the chain", chain, seconds))
+        found += [_told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
+        found += _told("whole prefills", stack.ladders)
+    return found
 
 
 def tables():
@@ -149,11 +158,13 @@ def _told(title, function, *arguments):
     return found
 
 
-def compile_ahead(cases=None):
+def compile_ahead(cases=None, studies=True):
     """Compile all rungs and peers on all cores, in processes of their own: one after another would take minutes. What
     is no Triton is not kept on disk, and is compiled in threads of this process."""
     cases = CASES if cases is None else cases
-    jobs = [functools.partial(_apart, "chain", heads) for heads in CHAIN[0]]
+    jobs = [functools.partial(_apart, "chain", heads) for heads in CHAIN[0] if studies]
+    if peers.published() is not None:
+        jobs += [functools.partial(_try, case, number) for case in cases for number in range(len(_ways(case)))]
     if peers.mamba() is not None:
         parts = range(len(peers.PARTS) + 1)
         jobs += [functools.partial(_apart, "peer", CASES.index(case), part) for case in _kinds(cases) for part in parts]
@@ -179,17 +190,45 @@ def _kinds(cases):
     return list(found.values())
 
 
-def _apart(*job):
-    """If it fails here, it is compiled later, and fails there."""
+def _apart(*job, seconds=90):
+    """Why it failed, None if it did not. What fails here is compiled later, and fails there."""
     command = [sys.executable, "-m", "kernels.ssd.bench", *map(str, job)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=90)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"no result within {seconds} seconds"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return None
+
+
+_refused = set()  # (case, precision, chunk size) that the published fused kernel did not take in a process of its own
+
+
+def _try(case, number):
+    """A kernel that waits in a loop may wait forever, and one that reads too far takes the card from its process."""
+    if said := _apart("published", CASES.index(case), number, seconds=200):
+        precision, chunk_size = _ways(case)[number]
+        _refused.add((case, precision, chunk_size))
+        print(f"{case.title}: the published fused kernel, {precision}, chunk {chunk_size} is left out: {said}")
+
+
+def _ways(case):
+    """(precision, chunk size) of the published fused kernel in this case. It keeps one state more than others."""
+    found = PUBLISHED_BF16 if case.dtype == torch.bfloat16 else PUBLISHED
+    sizes = case.shape.nheads, case.shape.headdim, case.shape.dstate
+    return [(precision, q) for precision, q in found if peers.within_32_bits(case.seqlen + q, *sizes, q)]
 
 
 def _compile(what, *numbers):
-    """A rung, by its number, for the cases with these numbers; a part of mamba_ssm's kernels for a case; rung 1 with so
-    many heads."""
-    if what == "rung":
+    """A rung, by its number, for the cases with these numbers; a part of mamba_ssm's kernels for a case; the published
+    fused kernel for a case, in one of its ways; rung 1 with so many heads."""
+    if what == "published":
+        case = CASES[numbers[0]]
+        (call,) = peers.published_calls([_warm(case)], *_ways(case)[numbers[1]])
+        call()
+        torch.cuda.synchronize()
+    elif what == "rung":
         _compile_rung(numbers[0], [CASES[n] for n in numbers[1:]])
     elif what == "peer":
         peers.compile_part(_warm(CASES[numbers[0]]), PEER_CHUNKS[-1], numbers[1])
@@ -279,7 +318,7 @@ def truth(call, chunk_size=256, heads=slice(None)):
 
 
 def prefill(case, seconds):
-    """All rungs, and mamba_ssm's five at its best chunk size."""
+    """All rungs, and the peers at their best chunk sizes, tuned for this case."""
     bench.empty()
     seqlen, shape = case.seqlen, case.shape
     call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow)
@@ -293,13 +332,24 @@ def prefill(case, seconds):
             verdict = checked(entry.function)
             rows.append(Row(entry.title, bound, outs=outs, verdict=verdict, sources=entry.sources, **facts))
     if peers.mamba() is not None:
-        if not case.other and not case.slow and seqlen in TUNED_AT:
-            peers.tune_anew()
+        peers.tune_anew()
         sizes = [q for q in PEER_CHUNKS if not (case.other and q == 64)]
         sizes = [q for q in sizes if peers.within_32_bits(seqlen, shape.nheads, shape.headdim, shape.dstate, q)]
         modes = {f"chunk {q}": functools.partial(peers.calls, every, q) for q in sizes}
         rows += peer_rows([("mamba_ssm", modes)], **facts)
-    return ladder_of(case.title, rows, seconds)
+    if peers.published() is not None:
+        ways = [way for way in _ways(case) if (case, *way) not in _refused]
+        modes = {f"{way[0]}, chunk {way[1]}": functools.partial(peers.published_calls, every, *way) for way in ways}
+        loose = facts | {"tolerance": PUBLISHED_TOLERANCE, "verdict": Loose()}
+        rows += peer_rows([("published fused kernel", modes)], **loose)
+    return ladder_of(case.title, rows, seconds, sustain=() if case.other else ("five, chunk 256", "fused.cu"))
+
+
+class Loose(Verdict):
+    """Of a peer that is less exact: it says how far off it is."""
+
+    def __str__(self):
+        return f"off by {self.error:.1e}"
 
 
 def longest(seconds):

@@ -1,14 +1,22 @@
-"""The public kernels that ours are measured beside: mamba_ssm's five, in Triton, called as a Mamba-2 layer calls them.
+"""The public kernels that ours are measured beside, in Triton: mamba_ssm's five, called as a Mamba-2 layer calls them,
+and one that fuses the five, published with PyTorch's article "Accelerating Mamba2 with Kernel Fusion".
 
     mamba()                         mamba_ssm's mamba_chunk_scan_combined, or None with a printed sentence, said once
     calls(inputs, chunk_size)       of it, one for each dict of inputs
-    within_32_bits(sizes)           whether its kernels can address the states of all chunks
-    compile_part(call, chunk, part) compile a part of what it may choose between
-    tune_anew()                     make its next call tune again
+    published()                     the published fused kernel's function, or None with a sentence, said once
+    published_calls(inputs, precision, chunk_size)
+    within_32_bits(sizes)           whether their kernels can address the states of all chunks
+    compile_part(call, chunk, part) compile a part of what mamba_ssm may choose between
+    tune_anew()                     make the next call of either tune again
     layer()                         the modules of mamba_ssm's layer, which calls mamba_chunk_scan_combined by name
 
-mamba_ssm tunes its kernels at their first call, by shape but not by length: tuned anew where the length is another,
-each is measured at its best. Its package imports a compiled extension, which only the scan of Mamba-1 needs: where that
+The published kernel is one file of a fork of mamba_ssm (WHERE) that needs nothing else of the fork: copied to its place
+in the mamba_ssm that is installed, it is found. It waits in a loop for blocks before it, and lacks barriers that would
+order what they wrote: so it is tried in a process of its own first (bench.py), and its results are looked at again
+after it was timed. Its PRECISIONS are the fork's own; "medium" adds up in 16 bits.
+
+Both tune their kernels at their first call, by shape but not by length: tuned anew at each length, each is measured at
+its best. mamba_ssm's package imports a compiled extension, which only the scan of Mamba-1 needs: where that
 is not built, the module with these kernels is imported without it.
 """
 
@@ -20,8 +28,11 @@ import types
 
 import triton.testing
 
-MODULES = ("ssd_bmm", "ssd_chunk_state", "ssd_state_passing", "ssd_chunk_scan")
+MODULES = ("ssd_bmm", "ssd_chunk_state", "ssd_state_passing", "ssd_chunk_scan", "ssd_fused5")
 PARTS = ("_bmm_chunk_fwd_kernel", "_chunk_state_fwd_kernel", "_chunk_scan_fwd_kernel")  # most to choose between
+WHERE = "https://github.com/RishiAstra/mamba", "mamba_ssm/ops/triton/ssd_fused5.py"
+WIDE = ("states_in_fp32", "cb_store_fp32", "cb_scale_fp32", "cs_acc_fp32", "cb_comp_fp32")  # what it may keep in fp32
+PRECISIONS = {"medium": dict.fromkeys(WIDE, False) | {"cb_comp_fp32": True}, "high": dict.fromkeys(WIDE, True)}
 
 
 def mamba():
@@ -30,11 +41,11 @@ def mamba():
 
 
 def within_32_bits(seqlen, nheads, headdim, dstate, chunk_size):
-    """Whether all states of a sequence have offsets within 32 bits: mamba_ssm's kernels compute them so. Beyond, they
-    read where nothing is, and the whole process loses the card: it is said, and not tried."""
+    """Whether all states of a sequence have offsets within 32 bits: these kernels compute them so. Beyond, they read
+    where nothing is, and the whole process loses the card: it is said, and not tried."""
     fits = -(-seqlen // chunk_size) * nheads * headdim * dstate < 1 << 31
     if not fits:
-        print(f"mamba_ssm: {seqlen} tokens in chunks of {chunk_size} are left out: its offsets have 32 bits")
+        print(f"peers: {seqlen} tokens in chunks of {chunk_size} are left out: their offsets have 32 bits")
     return fits
 
 
@@ -53,6 +64,22 @@ def _module():
         return importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
     except ImportError as error:
         print(f"mamba_ssm cannot be imported ({error}): its rows are left out; pip install mamba-ssm einops")
+        return None
+
+
+@functools.cache
+def published():
+    """The published fused kernel's function, or None with a sentence, said once."""
+    if _module() is None:
+        return None
+    try:
+        return importlib.import_module("mamba_ssm.ops.triton.ssd_fused5")._fused5_ssd
+    except (ImportError, AttributeError) as error:
+        home, path = WHERE
+        print(
+            f"the published fused kernel cannot be imported ({error}): its rows are left out; copy {path} of {home} to "
+            f"the same place in the mamba_ssm that is installed"
+        )
         return None
 
 
@@ -81,14 +108,14 @@ def layer():
 
 
 def tune_anew():
-    """Forget what mamba_ssm's kernels were tuned to. They are then timed for a fifth of Triton's usual time."""
+    """Forget what these kernels were tuned to. They are then timed for a fifth of Triton's usual time."""
     for _, kernel in _tuned():
         kernel.cache.clear()
         vars(kernel)["do_bench"] = functools.partial(triton.testing.do_bench, warmup=5, rep=20)
 
 
 def _tuned():
-    """(name, kernel) of mamba_ssm's kernels that are tuned."""
+    """(name, kernel) of the kernels that are tuned."""
     for module in MODULES:
         for name, value in vars(sys.modules.get(f"mamba_ssm.ops.triton.{module}", types)).items():
             if hasattr(value, "configs") and hasattr(value, "cache"):
@@ -98,6 +125,16 @@ def _tuned():
 def calls(inputs, chunk_size):
     """A call for each dict of inputs: mamba_ssm's five kernels with this chunk size."""
     return [functools.partial(mamba(), **each, chunk_size=chunk_size) for each in inputs]
+
+
+def published_calls(inputs, precision, chunk_size):
+    """A call for each dict of inputs: the published fused kernel with this chunk size."""
+    run, options = published(), PRECISIONS[precision] | {"chunk_size": chunk_size}
+    return [functools.partial(_first, run, each | options) for each in inputs]
+
+
+def _first(run, arguments):
+    return run(**arguments)[0]  # behind y come the states
 
 
 def compile_part(call, chunk_size, part):
