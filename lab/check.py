@@ -6,7 +6,7 @@
 What it guards against:
   * lucky shapes      1, primes, one past a tile, long and thin: see hostile_shapes
   * lucky inputs      drawn anew on every call, with a seed that the message names
-  * unwritten output  `out` is full of NaN before the call, so a row that was skipped shows
+  * unset output      `out` is full of NaN before the call, so a row that was skipped shows
   * reading outside   inputs lie between NaNs: one element read too far turns the result into NaN
   * writing outside   `out` lies between guard elements that are compared afterwards
   * changed inputs    compared with a copy
@@ -105,7 +105,7 @@ def _one(function, reference, inputs, shape, limits, out, verdict):
 
 
 def _compare(got, wanted, tolerance, size, verdict):
-    wanted = wanted.astype(np.float64)
+    given, wanted = got, wanted.astype(np.float64)
     got = got.astype(np.float64)
     with np.errstate(invalid="ignore"):
         off = np.abs(got - wanted)
@@ -121,10 +121,54 @@ def _compare(got, wanted, tolerance, size, verdict):
     bad = np.argwhere(off > tolerance * scale)
     if not len(bad):  # many small errors that only add up to too much
         bad = np.argwhere(off > 0)
-    first = "; ".join(
-        f"[{', '.join(map(str, at))}] is {got[tuple(at)]:.6g}, expected {wanted[tuple(at)]:.6g}" for at in bad[:5]
-    )
+    first = [differs(f"[{', '.join(map(str, at))}]", given[tuple(at)], wanted[tuple(at)]) for at in bad[:5]]
+    first = "; ".join(first[:1] if is_unset(given[tuple(bad[0])]) else first)  # of unset ones, one says it all
     return f"{len(bad)} of {off.size} elements differ, relative error {error:.2g}. First: {first}"
+
+
+def differs(what, got, wanted, digits=6):
+    """A sentence on two numbers that should be equal: as many digits as tell them apart, and the likely cause."""
+    if is_unset(got):
+        return f"{what} was never set, or only added to: it is NaN, as before the call"
+    one, other = apart(got, wanted, digits)
+    return f"{what} is {one}, expected {other}{_likely(got, wanted)}"
+
+
+def apart(one, other, digits=6):
+    """Two numbers as texts, with as many digits as show that they differ."""
+    for precision in range(digits, 18):
+        texts = f"{one:.{precision}g}", f"{other:.{precision}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def _likely(got, wanted):
+    """Why two numbers are nearly equal, if they are."""
+    got, wanted = float(got), float(wanted)
+    off = abs(got - wanted)
+    if not (np.isfinite(off) and 0 < off <= 1e-6 * abs(wanted)):
+        return ""
+    with np.errstate(over="ignore"):
+        if got == np.float32(wanted):
+            return " (the same, rounded to float32)"
+    return f" (right to {int(-np.log10(off / abs(wanted)))} digits: is something rounded on the way?)"
+
+
+# NaN with bits of its own, which no arithmetic makes: what an output holds before the call.
+UNSET = {2: 0x7E5A, 4: 0x7FC05A5A, 8: 0x7FF8000000005A5A}
+
+
+def unset(shape, dtype=np.float32):
+    """An array of floats that nothing was put into yet: see is_unset."""
+    dtype = np.dtype(dtype)
+    return np.full(shape, UNSET[dtype.itemsize], f"u{dtype.itemsize}").view(dtype)
+
+
+def is_unset(value):
+    """Is this element still as `unset` made it? (NaN that was computed has other bits.)"""
+    value = np.asarray(value)
+    return value.dtype.kind == "f" and int(value.view(f"u{value.itemsize}")[()]) == UNSET.get(value.itemsize)
 
 
 def between_guards(array, guard=None):
@@ -139,7 +183,8 @@ def between_guards(array, guard=None):
 def poisoned(shape, dtype):
     """An output between guards, full of values that no right answer holds, so that unwritten elements show."""
     dtype = np.dtype(dtype)
-    return between_guards(np.full(shape, np.nan if dtype.kind == "f" else _pattern(dtype), dtype), _fence(dtype))
+    full = unset(shape, dtype) if dtype.kind == "f" else np.full(shape, _pattern(dtype), dtype)
+    return between_guards(full, _fence(dtype))
 
 
 def guards_intact(array):

@@ -6,6 +6,7 @@ from exercise_contract import SourceContract
 from wrong.first_cuda_kernel import RIGHT, WRONG, grid
 
 from exercises.checks import first_cuda_kernel as checks
+from lab.check import unset
 from lab.exercise import Wrong
 
 
@@ -117,6 +118,6 @@ def test_compare_tells_unwritten_from_wrong():
     got[1, 2] = 7
     with pytest.raises(Wrong, match=r"wrong at n = 6: 1 of 6 elements of C differ. C\[1, 2\] is 7, expected 5"):
         checks.compare("C", got, wanted, "n = 6")
-    got[1, 1] = np.nan
-    with pytest.raises(Wrong, match=r"2 of 6 elements of C differ. C\[1, 1\] was never written"):
+    got[1, 1] = unset(1)[0]
+    with pytest.raises(Wrong, match=r"2 of 6 elements of C differ. C\[1, 1\] was never set"):
         checks.compare("C", got, wanted, "n = 6")

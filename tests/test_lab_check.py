@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab import check, compile_c, hostile_shapes
-from lab.check import GUARD, between_guards
+from lab.check import GUARD, between_guards, differs, is_unset, unset
 
 # Each function computes y = W x; all but the first have one defect.
 PLANTED = """
@@ -98,8 +98,8 @@ def test_out_need_not_be_returned():
     ("name", "said"),
     [
         ("dropped_tail", "elements differ"),
-        ("skipped_row", "is nan, expected"),
-        ("skipped_first_row", "[0] is nan, expected"),
+        ("skipped_row", "was never set"),
+        ("skipped_first_row", "[0] was never set, or only added to: it is NaN, as before the call"),
         ("reads_past_the_end", "is nan, expected"),
         ("writes_past_the_end", "elements outside the output were overwritten"),
         ("writes_before_the_start", "elements outside the output were overwritten"),
@@ -125,14 +125,34 @@ def test_a_result_that_is_returned_but_not_written_is_caught():
 
 
 def test_an_output_that_was_not_touched_is_caught():
-    assert "is nan" in str(ask(lambda W, x, out: None))
+    said = str(ask(lambda W, x, out: None))
+    assert said.endswith("First: [0] was never set, or only added to: it is NaN, as before the call")
 
 
 def test_reading_out_before_writing_it_is_caught():
     def gemv(W, x, out):
         out += W @ x
 
-    assert "is nan" in str(ask(gemv))
+    assert "[0] was never set, or only added to" in str(ask(gemv))
+
+
+def test_numbers_that_differ_are_told_apart():
+    assert differs("y[0]", 1.25, 2) == "y[0] is 1.25, expected 2"
+    assert differs("y[0]", np.float32(0.1), 0.1) == ("y[0] is 0.100000001, expected 0.1 (the same, rounded to float32)")
+    assert differs("y[0]", 2.510831, 2.51083109) == (
+        "y[0] is 2.510831, expected 2.5108311 (right to 7 digits: is something rounded on the way?)"
+    )
+    assert differs("y[0]", np.nextafter(3.0, 4), 3.0).startswith("y[0] is 3.0000000000000004, expected 3 (")
+    for one, other in ((np.nan, 1.0), (np.inf, 1.0), (1.0, np.inf), (-np.inf, np.inf), (0.0, 1e-300)):
+        assert differs("y", one, other) == f"y is {one:g}, expected {other:g}"
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_what_was_never_set_is_known_from_what_became_nan(dtype):
+    given = unset(3, dtype)
+    assert given.dtype == dtype and np.isnan(given).all()
+    assert is_unset(given[0]) and is_unset(given[0] + dtype(1))
+    assert not is_unset(dtype(np.nan)) and not is_unset(dtype(np.inf) - dtype(np.inf)) and not is_unset(dtype(0))
 
 
 def test_half_precision_is_caught():

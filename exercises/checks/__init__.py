@@ -71,6 +71,11 @@ def number_from(function, *args, whole=False, **named):
     return int(got) if isinstance(got, numbers.Integral) else float(got)
 
 
+def counted(n, word):
+    """1 -> "1 token", 2 -> "2 tokens"."""
+    return f"{n:,} {word}{'s' * (n != 1)}"
+
+
 def shown(value, most=60):
     """A value for a message, cut short."""
     text = " ".join(repr(value).split())

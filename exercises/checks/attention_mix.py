@@ -8,7 +8,7 @@ import numbers
 
 import numpy as np
 
-from exercises.checks import call_text, shown, time_limit
+from exercises.checks import call_text, counted, shown, time_limit
 from exercises.checks.launches import (
     blocks_for,
     coalesced,
@@ -19,6 +19,7 @@ from exercises.checks.launches import (
     unchanged,
     whole_numbers,
 )
+from lab.check import unset
 from lab.exercise import Exercise, Wrong
 
 BLOCK = 128  # threads of a block where it has one dimension
@@ -46,10 +47,6 @@ def at_most(made, most, what, at, why):
 
 def atomics(report):
     return requests(report, "red") + requests(report, "atom")
-
-
-def counted(n, word):
-    return f"{n} {word}{'s' * (n != 1)}"
 
 
 # Exercise 1: before you run it
@@ -170,7 +167,7 @@ def _bug(kernel, att, v, warps):
     at = bug_text(kv_len, warps, head_dim) + (
         ", with att and v all ones" if (att == 1).all() and (v == 1).all() else ""
     )
-    out, before = np.full((n_heads, head_dim), np.nan, np.float32), {"att": att.copy(), "v": v.copy()}
+    out, before = unset((n_heads, head_dim)), {"att": att.copy(), "v": v.copy()}
     sizes = (np.int32(n_heads), np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
     report = launched(kernel, n_heads, (32, warps), att, v, out, *sizes, at=at, check_races=kv_len < RACES)
     compare("out", out, truth(before["att"], before["v"]), at)
@@ -213,7 +210,7 @@ def _no_atomics(report, at):
 def _partial(kernel, rng, shape, kv_len, splits):
     n_heads, n_kv_heads, head_dim = shape
     at, (att, v) = split_text(shape, kv_len, splits), inputs(rng, n_heads, n_kv_heads, kv_len, head_dim)
-    partials = np.full((splits, n_heads, head_dim), np.nan, np.float32)
+    partials = unset((splits, n_heads, head_dim))
     before = {"att": att.copy(), "v": v.copy()}
     sizes = (np.int32(n_heads), np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
     grid = (blocks_for(n_heads * head_dim, BLOCK), splits)
@@ -221,9 +218,7 @@ def _partial(kernel, rng, shape, kv_len, splits):
     missing = np.argwhere(np.isnan(partials))
     if len(missing):
         place = ", ".join(map(str, missing[0]))
-        raise Wrong(
-            f"wrong at {at}: partials[{place}] was never written, or only added to: it is NaN, as before the launch"
-        )
+        raise Wrong(f"wrong at {at}: partials[{place}] was never set, or only added to: it is NaN, as before the call")
     compare("partials.sum(0)", partials.sum(axis=0, dtype=np.float64), truth(before["att"], before["v"]), at)
     unchanged({"att": att, "v": v}, before, at)
     _no_atomics(report, at)
@@ -234,7 +229,7 @@ def _add(kernel, rng, outputs, splits):
     """Random fractions, so that another order of additions gives other bits. Returns (what it was, report)."""
     at = f"{counted(outputs, 'output')}, {counted(splits, 'split')}"
     partials = rng.standard_normal((splits, outputs), np.float32)
-    out, before = np.full(outputs, np.nan, np.float32), partials.copy()
+    out, before = unset(outputs), partials.copy()
     args = (partials, out, np.int32(outputs), np.int32(splits))
     report = launched(kernel, blocks_for(outputs, BLOCK), BLOCK, *args, at=at, check_races=splits < 10)
     wanted = before[0].copy()
@@ -292,7 +287,7 @@ def group_text(n_kv_heads, kv_len, head_dim):
 def _group(kernel, rng, n_kv_heads, kv_len, head_dim):
     at = group_text(n_kv_heads, kv_len, head_dim)
     att, v = inputs(rng, GROUP * n_kv_heads, n_kv_heads, kv_len, head_dim)
-    out, before = np.full((len(att), head_dim), np.nan, np.float32), {"att": att.copy(), "v": v.copy()}
+    out, before = unset((len(att), head_dim)), {"att": att.copy(), "v": v.copy()}
     args = (att, v, out, np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
     grid = (n_kv_heads, blocks_for(head_dim, 32))
     report = launched(kernel, grid, (32, WARPS), *args, at=at, check_races=kv_len < RACES)

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from exercises.checks import shown, time_limit
+from exercises.checks import counted, shown, time_limit
 from exercises.checks.own_process import OwnProcess
 from lab.cache import Cache, loops, matmul_addresses, matmul_misses
-from lab.check import between_guards, guards_intact, poisoned
+from lab.check import between_guards, differs, guards_intact, poisoned, unset
 from lab.compiler import compile_c
 from lab.exercise import Exercise, Wrong
 from lab.timing import side_by_side
@@ -60,7 +60,7 @@ def _pair(row_range, thread, n_threads, rows):
 
 def _shared_out(exercise, ranges, n_threads, rows):
     """Every row once, in order, sizes that differ by at most one."""
-    given = f"with {rows} row{'s' * (rows != 1)} and {n_threads} thread{'s' * (n_threads > 1)}"
+    given = f"with {counted(rows, 'row')} and {counted(n_threads, 'thread')}"
     row = 0  # the first that no thread has taken
     for thread, (begin, end) in enumerate(ranges):
         took = f"thread {thread} took ({begin}, {end})"
@@ -82,7 +82,7 @@ def _threaded_gemv(exercise, ranges, rows, cols=33):
     """The same ranges in use: one thread for each, all of them writing to one y."""
     gemv_rows, rng = _gemv_rows(), np.random.default_rng()
     W, x = (rng.integers(-4, 5, shape).astype(np.float32) for shape in ((rows, cols), (cols,)))
-    y = np.full(rows, np.nan, np.float32)
+    y = unset(rows)
     with ThreadPoolExecutor(len(ranges)) as pool:
         list(pool.map(lambda r: gemv_rows(W, x, y, cols, *r), ranges))
     exercise.require(np.array_equal(y, W @ x), f"the GEMV with {rows} rows and the ranges {shown(ranges)} is wrong")
@@ -176,7 +176,7 @@ def _what_is_wrong(c, got, wanted, n):
             if times in (0, 2):
                 return f"a[{i}]·b[{i}] is {'counted twice' if times else 'left out'}"
             return f"with b all ones and a zero but for a[{i}] = 1 the result is {times:g}, expected 1"
-    return f"expected {wanted:g}, got {got:g}"
+    return differs("the result", got, wanted)
 
 
 def _longest_chain(c):
@@ -275,9 +275,11 @@ def _matmul_problem(c, A, B):
         return None
     i, j = map(int, bad[0])
     ones = " with A and B all ones" if k and (A == 1).all() and (B == 1).all() else ""
-    text = f"{len(bad)} of {C.size} element{'s' * (C.size > 1)} of C wrong{ones}. "
-    text += f"C[{i}, {j}] is {C[i, j]:g}, expected {wanted[i, j]:g}"
-    if np.isnan(C[i, j]):
+    text = f"{len(bad)} of {counted(C.size, 'element')} of C wrong{ones}. "
+    if not np.isnan(C[i, j]):
+        text += differs(f"C[{i}, {j}]", C[i, j], wanted[i, j])
+    else:
+        text += f"C[{i}, {j}] is nan, expected {wanted[i, j]:g}"
         C[...] = 0
         c.call("matmul", A, B, C, m, n, k, doing=f"m = {m}, n = {n}, k = {k}")
         text += (
@@ -416,7 +418,7 @@ def exercise_5(source):
             raise Wrong(f"`{found[0]}` lets the hardware convert: use shifts and masks instead")
         with OwnProcess(source, {"half_bits_to_float": HALF}, extra=ALL_HALVES, name="half.c") as c:
             bits = np.arange(1 << 16, dtype=np.uint16)
-            got = np.full(bits.size, np.nan, np.float32)
+            got = unset(bits.size)
             c.call("course_all_halves", bits, got, bits.size)
             _every_class(exercise, bits, got)
     return exercise.report("all 65,536 patterns are right, bit for bit")

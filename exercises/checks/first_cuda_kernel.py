@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from exercises.checks import shown, time_limit
+from exercises.checks import counted, shown, time_limit
 from exercises.checks.launches import (
     BLOCK,
     blocks_for,
@@ -21,6 +21,7 @@ from exercises.checks.launches import (
     unchanged,
     whole_numbers,
 )
+from lab.check import unset
 from lab.exercise import Exercise, Wrong
 
 # Exercise 1: rows, columns, blocks
@@ -65,7 +66,7 @@ def _grid(grid_for, rows, cols):
 def _scale_rows(kernel, rng, grid, rows, cols):
     at = f"rows = {rows}, cols = {cols}"
     A, s = whole_numbers(rng, rows, cols), whole_numbers(rng, rows)
-    C, before = np.full((rows, cols), np.nan, np.float32), {"A": A.copy(), "s": s.copy()}
+    C, before = unset((rows, cols)), {"A": A.copy(), "s": s.copy()}
     races = rows * cols < 1000
     try:
         report = launched(kernel, grid, TILE, A, s, C, np.int32(rows), np.int32(cols), at=at, check_races=races)
@@ -90,7 +91,7 @@ def exercise_2(source):
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "axpy"), np.random.default_rng()
         for n, grid, block in cases:
-            at = f"n = {n}, {grid} block{'s' * (grid > 1)} of {block}"
+            at = f"n = {n}, {counted(grid, 'block')} of {block}"
             _axpy(kernel, grid, block, 1, np.ones(n, np.float32), np.zeros(n, np.float32), at)
             _axpy(kernel, grid, block, 3, whole_numbers(rng, n), whole_numbers(rng, n), at)
         n, grid = 8192, 4
@@ -147,7 +148,7 @@ def exercise_3(source):
 
 def _scale4(kernel, rng, n):
     at = f"n = {n}"
-    x, y = whole_numbers(rng, n), np.full(n, np.nan, np.float32)
+    x, y = whole_numbers(rng, n), unset(n)
     before = x.copy()
     grid = blocks_for(n, 4 * BLOCK)
     report = launched(kernel, grid, BLOCK, x, y, np.float32(3), np.int32(n), at=at, check_races=n < 1000)
@@ -187,7 +188,7 @@ def _fetch_rows(kernel, block, table, ids):
     at = f"n = {n}, cols = {cols}, blocks of {block[0]} × {block[1]}"
     if table.nbytes > 2**31:
         at += f", with a table of {table.nbytes / 1e9:.1f} GB"
-    out, before = np.full((n, cols), np.nan, np.float32), ids.copy()
+    out, before = unset((n, cols)), ids.copy()
     grid = (blocks_for(cols, block[0]), blocks_for(n, block[1]))
     args = (table, ids, out, np.int32(n), np.int32(cols), np.float32(0.5))
     launched(kernel, grid, block, *args, at=at, check_races=n * cols < 600)
@@ -206,7 +207,7 @@ def exercise_5(source):
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "gemv_t"), np.random.default_rng()
         for rows, cols, splits in cases:
-            at = f"rows = {rows}, cols = {cols}, {splits} split{'s' * (splits > 1)}"
+            at = f"rows = {rows}, cols = {cols}, {counted(splits, 'split')}"
             ones = np.ones((cols, rows), np.float32), np.ones(cols, np.float32)
             shares = _gemv_t(kernel, *ones, splits, at)[1]  # how many columns each split has taken
             _gemv_t(kernel, whole_numbers(rng, cols, rows), whole_numbers(rng, cols), splits, at)
@@ -237,7 +238,7 @@ def exercise_5(source):
 def _gemv_t(kernel, Wt, x, splits, at):
     """Launch; return the report and the partial sums."""
     cols, rows = Wt.shape
-    partial, before = np.full((splits, rows), np.nan, np.float32), {"Wt": Wt.copy(), "x": x.copy()}
+    partial, before = unset((splits, rows)), {"Wt": Wt.copy(), "x": x.copy()}
     races = Wt.size < 1000
     args = (Wt, x, partial, np.int32(rows), np.int32(cols))
     report = launched(kernel, (blocks_for(rows), splits), BLOCK, *args, at=at, check_races=races)
@@ -245,8 +246,8 @@ def _gemv_t(kernel, Wt, x, splits, at):
     if len(missing):
         s, r = map(int, missing[0])
         raise Wrong(
-            f"wrong at {at}: {len(missing)} of {partial.size} partial sums were never written, or only added to; the "
-            f"first is partial[{s}, {r}]: it is NaN, as before the launch"
+            f"wrong at {at}: {len(missing)} of {counted(partial.size, 'partial sum')} were never set, or only added "
+            f"to; the first is partial[{s}, {r}]: it is NaN, as before the call"
         )
     ones = " with Wt and x all ones" if (Wt == 1).all() and (x == 1).all() else ""
     compare("partial.sum(0)", partial.sum(0), before["x"] @ before["Wt"], at + ones)

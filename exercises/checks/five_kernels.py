@@ -9,8 +9,9 @@ import warnings
 import numpy as np
 import torch
 
-from exercises.checks import call_text, number_from, time_limit
+from exercises.checks import call_text, counted, number_from, time_limit
 from exercises.checks.triton_launch import launched
+from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 from ref import ssd
 
@@ -53,7 +54,7 @@ def _guarded(array, dtype=torch.float32, fence=math.nan):
 
 
 def _output(*shape):
-    return _guarded(np.full(shape, np.nan), fence=1234.0)
+    return _guarded(unset(shape), fence=1234.0)
 
 
 def _near(got, wanted, at, what, tolerance):
@@ -61,12 +62,12 @@ def _near(got, wanted, at, what, tolerance):
     home = torch.empty(0).set_(got.untyped_storage())
     if not ((home[:32] == 1234).all() and (home[-32:] == 1234).all()):
         raise Wrong(f"{at}: something was written beside {what}")
-    got, wanted = got.double().numpy(), np.asarray(wanted)
+    given, got, wanted = got.numpy(), got.double().numpy(), np.asarray(wanted)
     off = ~(np.abs(got - wanted) <= tolerance * max(1e-30, np.abs(wanted).max()))
     if off.any():
         where = tuple(int(i) for i in np.argwhere(off)[0])
         index = ", ".join(map(str, where))
-        raise Wrong(f"{at}: {what}[{index}] is {got[where]:.6g}, expected {wanted[where]:.6g}")
+        raise Wrong(f"{at}: {differs(f'{what}[{index}]', given[where], wanted[where])}")
 
 
 def _layer(rng, L, Q, P, N, rate, chunked=True):
@@ -97,7 +98,7 @@ def _cases(rng):
 
 
 def _at(L, Q, rate):
-    return f"with {L} tokens in chunks of {Q}, A = {-rate:.3g}"
+    return f"with {counted(L, 'token')} in chunks of {Q}, A = {-rate:.3g}"
 
 
 def _seed():
@@ -125,7 +126,7 @@ def exercise_2(kernel):
             tensors = {"dt": _guarded(dt), "A": _guarded(A), "cum": cum}
             counts = launched(kernel, "dt A cum seqlen nheads Q", (chunks, H), tensors, L, H, Q)
             wanted = ssd.chunk_cumsum(dt[None], A, Q)[0][0] * math.log2(math.e)
-            at = f"with {L} tokens, {H} heads, chunks of {Q}"
+            at = f"with {counted(L, 'token')}, {counted(H, 'head')}, chunks of {Q}"
             _near(cum, wanted, at, "cum", 1e-5)
             read = counts.read["dt"]
             exercise.require(read <= L * H, f"{at}: {read} elements of dt were read, expected {L * H}, each once")

@@ -11,9 +11,10 @@ import weakref
 
 import numpy as np
 
-from exercises.checks import call_text, number_from, shown, time_limit
+from exercises.checks import call_text, counted, number_from, shown, time_limit
 from exercises.checks.launches import blocks_for, coalesced, compiled, launched, near, requests, unchanged
 from exercises.checks.warp_gemv import named_lanes, no_shared
+from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
 TOLERANCE = 1e-4  # of a kernel in fp32: scores of a thousand are rounded by 1e-4
@@ -104,7 +105,7 @@ def _vector(got, wanted, at):
     off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
     if off.any():
         i = int(np.flatnonzero(off)[0])
-        raise Wrong(f"{at} element {i} is {array[i]:.6g}, expected {wanted[i]:.6g}")
+        raise Wrong(f"{at} {differs(f'element {i}', array[i], wanted[i])}")
 
 
 # Exercise 2: merge
@@ -137,7 +138,7 @@ def exercise_2(merge):
             if not isinstance(got[1], numbers.Real):
                 raise Wrong(f"{at} the lse is {shown(got[1])}, expected a number")
             close = got[1] == lse if total == 0 else abs(got[1] - lse) <= EXACT * max(1, abs(lse))
-            exercise.require(close, f"{at} the result's lse is {got[1]:.6g}, expected {lse:.6g}")
+            exercise.require(close, f"{at} " + differs("the result's lse", got[1], lse))
     return exercise.report(f"right on {len(pairs)} pairs, empty ones among them")
 
 
@@ -162,7 +163,9 @@ def exercise_3(share):
                     first == at,
                     f"{call} gave ({first}, {last}), which {gap} the token {at}, where the block before it ends",
                 )
-                exercise.require(first <= last <= kv_len, f"{call} gave ({first}, {last}), with {kv_len} tokens")
+                exercise.require(
+                    first <= last <= kv_len, f"{call} gave ({first}, {last}), with {counted(kv_len, 'token')}"
+                )
                 exercise.require(
                     last % 16 == 0 or last == kv_len,
                     f"{call} gave ({first}, {last}): {last} is no multiple of 16 and not the end",
@@ -174,7 +177,8 @@ def exercise_3(share):
             )
             exercise.require(
                 max(tiles) - min(tiles) <= 1,
-                f"kv_len = {kv_len}, splits = {splits}: one block has {min(tiles)} tiles, another {max(tiles)}",
+                f"kv_len = {kv_len}, splits = {splits}: one block has {counted(min(tiles), 'tile')}, "
+                f"another {max(tiles)}",
             )
     return exercise.report(f"right for {len(cases)} caches: no token lost, tiles whole, shares even")
 
@@ -274,7 +278,7 @@ def exercise_5(source):
 
 
 def _stale(kernel, q, k, v, at, tolerance):
-    out, arrays = np.full(64, np.nan, np.float32), {"q": q, "k": k, "v": v}
+    out, arrays = unset(64), {"q": q, "k": k, "v": v}
     before = {name: a.copy() for name, a in arrays.items()}
     flat = (a.reshape(-1) for a in (q, k, v))
     report = launched(kernel, 1, 256, *flat, out, np.int32(len(k)), at=at, check_races=True)
@@ -316,7 +320,7 @@ def exercise_6(source):
 def _online(kernel, rng, heads, kv_len, how):
     at = f"heads = {heads}, kv_len = {kv_len}, scores {how}"
     q, k, v = _inputs(rng, heads, kv_len, how)
-    out, arrays = np.full((heads, 64), np.nan, np.float32), {"q": q, "k": k, "v": v}
+    out, arrays = unset((heads, 64)), {"q": q, "k": k, "v": v}
     before = {name: a.copy() for name, a in arrays.items()}
     flat = (a.reshape(-1) for a in (q, k, v, out))
     report = launched(

@@ -11,6 +11,7 @@ import numpy as np
 
 from exercises.checks import call_text, number_from, shown, time_limit
 from exercises.checks.launches import compiled, launched, near, unchanged
+from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
 EXACT = 1e-9  # of NumPy in float64
@@ -142,7 +143,7 @@ def exercise_3(look_back):
             off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
             if off.any():
                 i, j = (int(n) for n in np.argwhere(off)[0])
-                raise Wrong(f"with {name}: state[{i}, {j}] is {array[i, j]:.6g}, expected {wanted[i, j]:.6g}")
+                raise Wrong(f"with {name}: {differs(f'state[{i}, {j}]', array[i, j], wanted[i, j])}")
             same = all(np.array_equal(a, b, equal_nan=True) for a, (b, _) in zip(before[0], published))
             exercise.require(same and np.array_equal(initial, before[1], equal_nan=True),
                              f"with {name} your function changed what was published, or the initial state")  # fmt: skip
@@ -201,8 +202,8 @@ def exercise_5(source):
             at = f"chunks = {chunks}, {numbers} numbers"
             added = rng.standard_normal((chunks, numbers)).astype(np.float32)
             decay = rng.uniform(0, 1, chunks).astype(np.float32)
-            counters, starts = np.zeros(2, np.uint32), np.full((chunks, numbers), np.nan, np.float32)
-            state = np.full(numbers, np.nan, np.float32)
+            counters, starts = np.zeros(2, np.uint32), unset((chunks, numbers))
+            state = unset(numbers)
             arrays = {"added": added, "decay": decay}
             before = {name: a.copy() for name, a in arrays.items()}
             launched(

@@ -9,7 +9,7 @@ import numbers
 
 import numpy as np
 
-from exercises.checks import call_text, number_from, shown, time_limit
+from exercises.checks import call_text, counted, number_from, shown, time_limit
 from exercises.checks.launches import (
     blocks_for,
     coalesced,
@@ -21,6 +21,7 @@ from exercises.checks.launches import (
     unchanged,
     whole_numbers,
 )
+from lab.check import unset
 from lab.exercise import Exercise, Wrong
 
 WARPS, BLOCK = 8, 256  # warps and threads of a block, where nothing else is said
@@ -67,7 +68,7 @@ def exercise_1(unfused_cost, fused_cost, tokens_for_half):
                 exercise.require(
                     moved == wanted,
                     f"{call} counts {moved:,} bytes, expected {wanted:,}: {weights:,} weights and {vectors:,} "
-                    f"numbers of vectors for each token, {size} byte{'s' * (size > 1)} each",
+                    f"numbers of vectors for each token, {counted(size, 'byte')} each",
                 )
         for hidden, ffn in [(1, 1), (1, 2), (2, 1), *(case[:2] for case in cases)]:
             weights, less = 2 * hidden * ffn + 2 * hidden + ffn, 3 * hidden + 2 * ffn
@@ -194,7 +195,7 @@ def _norm_residual(kernel, rng, n, size):
     at = f"n = {n}" + (f", with numbers around {size:g} in h" if size != 1 else "")
     signs = n > 10  # a few terms may cancel, and nearly nothing would be left to compare
     W, g, h = (away_from_zero(rng, *shape, signs=signs) for shape in ((n, n), (n,), (n,)))
-    h, out, eps = np.float32(size) * h, np.full(n, np.nan, np.float32), 1e-5
+    h, out, eps = np.float32(size) * h, unset(n), 1e-5
     before, exact = {"W": W.copy(), "g": g.copy(), "h": h.copy()}, h.astype(np.float64)
     wanted = exact + W.astype(np.float64) @ (exact / np.sqrt((exact**2).mean() + eps) * g)
     args = (W, g, h, out, np.int32(n), np.float32(eps))
@@ -242,7 +243,7 @@ def _layer_norm_gemv(kernel, rng, rows, cols, *, constant=False, size=1.0):
         x = np.float32(size) * (x + 2)
     if size != 1:
         at += f", with numbers around {size:g} in x"
-    out, eps = np.full(rows, np.nan, np.float32), 1e-5
+    out, eps = unset(rows), 1e-5
     arrays = {"W": W, "x": x, "g": g, "b": b}
     before, exact = {name: a.copy() for name, a in arrays.items()}, x.astype(np.float64)
     normed = (exact - exact.mean()) / np.sqrt(exact.var() + eps) * g + b

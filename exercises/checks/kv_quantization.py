@@ -11,9 +11,10 @@ import warnings
 import numpy as np
 
 import simt
-from exercises.checks import expect_array, shown, time_limit
+from exercises.checks import counted, expect_array, shown, time_limit
 from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
 from lab import cuda
+from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
 # Exercise 1: a row in 8 bits
@@ -68,7 +69,7 @@ def _quantized_rows(exercise, quantize_rows, x, at):
     bad = np.argwhere(np.abs(scale - wanted) > 1e-5 * wanted)
     if len(bad):
         r = int(bad[0, 0])
-        raise Wrong(f"{at}: scale[{r}] is {scale[r]:.6g}, expected {wanted[r]:.6g}, so that the largest code is 127")
+        raise Wrong(f"{at}: {differs(f'scale[{r}]', scale[r], wanted[r])}: the largest code is to be 127")
     exercise.require((codes[scale == 0] == 0).all(), f"{at}: a row of zeros has codes that are not 0")
 
 
@@ -178,12 +179,12 @@ def exercise_3(source):
 def _scores(kernel, rng, kv_len, head_dim, besides=""):
     at = f"kv_len = {kv_len}, head_dim = {head_dim}{besides}"
     q, k = rng.standard_normal(head_dim).astype(np.float32), rng.standard_normal((kv_len, head_dim)).astype(np.float16)
-    out, before = np.full(kv_len, np.nan, np.float32), {"q": q.copy(), "k": k.copy()}
+    out, before = unset(kv_len), {"q": q.copy(), "k": k.copy()}
     args = (q, k, out, np.int32(kv_len), np.int32(head_dim))
     report = launched(kernel, blocks_for(kv_len, 8), BLOCK, *args, at=at)
     wanted = before["k"].astype(np.float64) @ before["q"]
     size = np.linalg.norm(q.astype(np.float64)) * np.linalg.norm(k.astype(np.float64), axis=1).max()
-    near("out", out / size, wanted / size, 1e-5 * max(1, 1 / np.abs(wanted / size).max()), at)
+    near("out", out, wanted, 1e-5, at, size)
     unchanged({"q": q, "k": k}, before, at)
     return report
 
@@ -226,7 +227,7 @@ def _flight(kernel, rng, kv_len, capacity, beyond=np.nan, registers=False):
     at = f"kv_len = {kv_len}, capacity = {capacity}"
     att, v = np.full(capacity, beyond, np.float32), np.full((capacity, 64), beyond, np.float16)
     att[:kv_len], v[:kv_len] = rng.random(kv_len), rng.standard_normal((kv_len, 64))
-    out, before = np.full(64, np.nan, np.float32), {"att": att[:kv_len].copy(), "v": v[:kv_len].copy()}
+    out, before = unset(64), {"att": att[:kv_len].copy(), "v": v[:kv_len].copy()}
     report = launched(kernel, 1, (32, 8), att, v, out, np.int32(kv_len), at=at, check_races=kv_len < 70)
     wanted = before["att"].astype(np.float64) @ before["v"].astype(np.float64)
     if np.isnan(out).any() and registers:
@@ -305,8 +306,8 @@ def _scored(exercise, scores, rng, kv_len, head_dim, group):
     if len(bad):
         t = int(bad[0])
         raise Wrong(
-            f"wrong at {at}: {len(bad)} of {kv_len} scores differ. That of token {t} is {got[t]:.8g}, expected "
-            f"{wanted[t]:.8g}"
+            f"wrong at {at}: {len(bad)} of {counted(kv_len, 'score')} differ. "
+            + differs(f"That of token {t}", got[t], wanted[t])
         )
     unchanged({"q": q, "codes": codes, "scale": scale}, before, at)
     return peak
@@ -383,7 +384,7 @@ def _expected(cache, tokens, group, at):
         bad = np.argwhere(got != right)
         if len(bad):
             index = tuple(map(int, bad[0]))
-            raise Wrong(f'wrong at {at}: cache["{name}"]{list(index)} is {got[index]:g}, expected {right[index]:g}')
+            raise Wrong(f"wrong at {at}: " + differs(f'cache["{name}"]{list(index)}', got[index], right[index]))
     return {name: cache[name] for name in wanted}
 
 

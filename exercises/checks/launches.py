@@ -6,6 +6,8 @@ Every chapter's checks run the learner's CUDA C++ on the SIMT machine: the verdi
 import numpy as np
 
 import simt
+from exercises.checks import counted
+from lab.check import differs
 from lab.exercise import NOT_DONE, Wrong
 
 STEPS = 30_000  # an endless loop is stopped after so many steps of the machine
@@ -55,16 +57,14 @@ def _show_printed(lines, at):
 
 
 def compare(name, got, wanted, at):
-    """Raise Wrong unless both arrays are equal; outputs are full of NaN before a launch."""
+    """Raise Wrong unless both arrays are equal; outputs are `unset` before a launch."""
     bad = np.argwhere(~(got == wanted))
     if not len(bad):
         return
     place = tuple(map(int, bad[0]))
     index = ", ".join(map(str, place))
-    what = f"{name}[{index}] is {got[place]:g}, expected {wanted[place]:g}"
-    if np.isnan(got[place]):  # as before the launch
-        what = f"{name}[{index}] was never written, or only added to: it is NaN, as before the launch"
-    raise Wrong(f"wrong at {at}: {len(bad)} of {got.size} elements of {name} differ. {what}")
+    what = differs(f"{name}[{index}]", got[place], wanted[place])
+    raise Wrong(f"wrong at {at}: {len(bad)} of {counted(got.size, 'element')} of {name} differ. {what}")
 
 
 def unchanged(arrays, before, at):
@@ -98,15 +98,17 @@ def blocks_for(n, block=BLOCK):
     return -(-n // block)
 
 
-def near(name, got, wanted, tolerance, at):
-    """Raise Wrong unless all elements are within a tolerance of the largest. Outputs are NaN before a launch."""
+def near(name, got, wanted, tolerance, at, size=None):
+    """Raise Wrong unless all elements are within a tolerance of `size`: the largest, if nothing else is said.
+
+    Outputs are `unset` before a launch.
+    """
+    size = max(np.abs(wanted).max(), 1e-30) if size is None else size
     with np.errstate(invalid="ignore"):
-        bad = np.argwhere(~(np.abs(got - wanted) <= tolerance * max(np.abs(wanted).max(), 1e-30)))
+        bad = np.argwhere(~(np.abs(got - wanted) <= tolerance * size))
     if not len(bad):
         return
     place = tuple(map(int, bad[0]))
     index = ", ".join(map(str, place))
-    text = f"{name}[{index}] is {got[place]:.6g}, expected {wanted[place]:.6g}"
-    if np.isnan(got[place]):
-        text += "; it is NaN, or was never written"
-    raise Wrong(f"wrong at {at}: {len(bad)} of {got.size} elements of {name} differ. {text}")
+    text = differs(f"{name}[{index}]", got[place], wanted[place])
+    raise Wrong(f"wrong at {at}: {len(bad)} of {counted(got.size, 'element')} of {name} differ. {text}")

@@ -12,6 +12,7 @@ import ref.lowbit
 import simt
 from exercises.checks import expect_array, time_limit
 from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
+from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
@@ -132,14 +133,14 @@ def exercise_3(source):
             # not random where a first message comes from: the notebook's output is compared
             x = rng.integers(1, 9, cols) if "random" in at else 1 + np.arange(cols) % 7
             x = x.astype(np.float32)
-            y, before = np.full(rows, np.nan, np.float32), {"words": words.copy(), "x": x.copy()}
+            y, before = unset(rows), {"words": words.copy(), "x": x.copy()}
             args = (words, x, y, np.int32(rows), np.int32(cols))
             launched(kernel, blocks_for(rows, 8), BLOCK, *args, at=at)
             wanted = weights @ x
             bad = np.flatnonzero(~(y == wanted))
             if len(bad):
                 r = int(bad[0])
-                raise Wrong(f"wrong at {at}: y[{r}] is {y[r]:g}, expected {wanted[r]:g}")
+                raise Wrong(f"wrong at {at}: {differs(f'y[{r}]', y[r], wanted[r])}")
             unchanged({"words": words, "x": x}, before, at)
         report, handed = (_ternary_product(k, rng) for k in (kernel, compiled(HANDED_OVER, "product")))
         loads, allowed = requests(report, "ld"), requests(handed, "ld")
@@ -213,7 +214,7 @@ def _folded(kernel, rng, rows, cols, positive):
     zero = rng.integers(0, 16, (rows, groups)).astype(np.float16)
     zero[:, ::2] = 15
     x = (rng.random(cols) + 0.5 if positive else rng.standard_normal(cols)).astype(np.float32)
-    words, y = ref.lowbit.pack(q, 4), np.full(rows, np.nan, np.float32)
+    words, y = ref.lowbit.pack(q, 4), unset(rows)
     given = {"words": words, "scale": scale, "zero": zero, "x": x}
     before = {name: array.copy() for name, array in given.items()}
     report = launched(
@@ -221,7 +222,7 @@ def _folded(kernel, rng, rows, cols, positive):
     )
     weights = (q - np.repeat(zero, 128, 1)[:, :cols].astype(float)) * np.repeat(scale, 128, 1)[:, :cols].astype(float)
     wanted, size = weights @ x.astype(float), np.abs(weights) @ np.abs(x.astype(float))
-    near("y", y / size, wanted / size, FOLDED / max(np.abs(wanted / size).max(), 1e-30), at)
+    near("y", y, wanted, FOLDED, at, size)
     unchanged(given, before, at)
     return report
 
@@ -281,16 +282,14 @@ def exercise_5(interleave):
             exercise.require(np.array_equal(q, before), f"{at}: interleave changed q, which it should only read")
             expect_array(words, "the result", np.uint32, (rows, steps, 32, 2), at)
             x = rng.integers(1, 1000, cols).astype(np.float16)  # sums are exact, and hardly ever equal
-            y = np.full(rows, np.nan, np.float32)
+            y = unset(rows)
             args = (np.ascontiguousarray(words), x, y, np.int32(rows), np.int32(cols))
             launched(kernel, blocks_for(rows, 8), BLOCK, *args, at=at)
             wanted = (q.astype(int) - 1) @ x.astype(int)
             bad = np.flatnonzero(y != wanted)
             if len(bad):
                 r = int(bad[0])
-                raise Wrong(
-                    f"wrong at {at}: with your words the kernel gives y[{r}] = {y[r]:g}, expected {wanted[r]:g}"
-                )
+                raise Wrong(f"wrong at {at}: with your words the kernel's {differs(f'y[{r}]', y[r], wanted[r])}")
             _equal_words(words, _interleaved(q), at)
     return exercise.report(f"right on {len(shapes)} shapes: each lane finds its 32 codes in 8 bytes")
 

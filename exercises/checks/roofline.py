@@ -9,7 +9,8 @@ from itertools import combinations, product
 
 import numpy as np
 
-from exercises.checks import call_text, close, number_from, time_limit
+from exercises.checks import call_text, close, counted, number_from, time_limit
+from lab.check import apart
 from lab.exercise import Exercise
 from ref.roofline import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, MISTRAL_7B, ModelConfig
 from ref.roofline import bytes_per_token as right_bytes_per_token
@@ -35,9 +36,10 @@ def exercise_1(gemv_intensity):
             parts = rows * cols * weight_bytes, cols * vector_bytes, rows * vector_bytes
             wanted = flops / sum(parts)
             got = number_from(gemv_intensity, *case)
+            mine, right = apart(got, wanted)
             exercise.require(
                 close(got, wanted),
-                f"{call_text(gemv_intensity, *case)} gave {got:.6g}, expected {wanted:.6g}: it does {flops} "
+                f"{call_text(gemv_intensity, *case)} gave {mine}, expected {right}: it does {flops} "
                 "flops; W takes {:g} bytes, x {:g} and y {:g}".format(*parts),
             )
     return exercise.report(f"right for {len(cases)} matrices, from 1 × 1 to long and thin")
@@ -136,7 +138,7 @@ def _against_ridge(batch, weight_bytes, ridge):
     """Is the batch at the ridge or above? And the same in words."""
     intensity = 2 * batch / Fraction(weight_bytes)
     where = "below" if intensity < ridge else "exactly at" if intensity == ridge else "above"
-    tokens = "1 token gives" if batch == 1 else f"{batch} tokens give"
+    tokens = f"{counted(batch, 'token')} {'gives' if batch == 1 else 'give'}"
     says = f"{tokens} {float(intensity):.12g} flops per byte, {where} the ridge of {float(ridge):.12g}"
     return intensity >= ridge, says
 
@@ -217,7 +219,8 @@ def exercise_5(expected_expert_bytes):
 def _expect(exercise, function, case, wanted, why):
     got = number_from(function, *case)
     call = call_text(function, *case)
-    exercise.require(close(got, wanted), f"{call} gave {got:.10g}, expected {float(wanted):.10g}: {why}")
+    mine, right = apart(got, float(wanted), 10)
+    exercise.require(close(got, wanted), f"{call} gave {mine}, expected {right}: {why}")
 
 
 def every_outcome(n_experts, top_k, batch):

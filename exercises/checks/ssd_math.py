@@ -9,7 +9,8 @@ from math import fsum
 
 import numpy as np
 
-from exercises.checks import call_text, close, number_from, shown, time_limit
+from exercises.checks import call_text, close, counted, number_from, shown, time_limit
+from lab.check import apart
 from lab.exercise import Exercise, Wrong
 from ref import ssd
 
@@ -43,17 +44,8 @@ def _array(got, wanted, at, what="the result", relative=EXACT, least=1.0):
     if not right.all():
         first = tuple(int(i) for i in np.argwhere(~right)[0])
         index = ", ".join(map(str, first))
-        has, expected = _apart(array[first], wanted[first])
+        has, expected = apart(array[first], wanted[first])
         raise Wrong(f"{at} {what} has {has} at [{index}], expected {expected}")
-
-
-def _apart(one, other):
-    """Two different numbers, with as many digits as show that they differ."""
-    for digits in (6, 9, 12, 17):
-        texts = f"{one:.{digits}g}", f"{other:.{digits}g}"
-        if texts[0] != texts[1]:
-            break
-    return texts
 
 
 # Exercise 1: segment sums
@@ -172,7 +164,7 @@ def exercise_3(combine, states_before):
                 calls = []
                 at = f"with K = {K}, {what}:"
 
-                def counted(first, second, operation=operation, calls=calls, at=at):
+                def watched(first, second, operation=operation, calls=calls, at=at):
                     calls.append(None)
                     for decay, add in (first, second):
                         found = np.shape(decay), np.shape(add)
@@ -181,12 +173,12 @@ def exercise_3(combine, states_before):
                             raise Wrong(f"{at} `combine` was given decays and adds of shapes {shapes}")
                     return operation(first, second)
 
-                got = states_before(counted, decays.copy(), adds.copy(), initial.copy())
+                got = states_before(watched, decays.copy(), adds.copy(), initial.copy())
                 _array(got, np.array(wanted), at, "the result")
-                chunks = "1 chunk" if K == 1 else f"{K} chunks"
+                made = counted(len(calls), "time")
                 exercise.require(
                     len(calls) <= most,
-                    f"{chunks}: `combine` was called {len(calls)} times; wanted: at most {most}",
+                    f"{counted(K, 'chunk')}: `combine` was called {made}; wanted: at most {most}",
                 )
     return exercise.report("right for 10 rows of chunks; 100 chunks in 7 calls")
 
@@ -282,8 +274,7 @@ def exercise_5(chunked):
                 **dict(dt_bias=np.array([bias]), dt_softplus=True, initial_states=initial[None, None]),
             )
             got = chunked(x.copy(), dt.copy(), A, B.copy(), C.copy(), Q, bias, initial.copy())
-            tokens = "1 token" if L == 1 else f"{L} tokens"
-            at = f"with {tokens} in chunks of {Q}, {'an' if starts else 'no'} initial state:"
+            at = f"with {counted(L, 'token')} in chunks of {Q}, {'an' if starts else 'no'} initial state:"
             if not isinstance(got, (tuple, list)) or len(got) != 2:
                 raise Wrong(f"{at} your function gave {shown(got)}, expected a pair (y, final state)")
             _array(got[0], y[0, :, 0], at, "y")

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from exercises.checks import time_limit
+from exercises.checks import counted, time_limit
 from exercises.checks.launches import (
     blocks_for,
     coalesced,
@@ -20,6 +20,7 @@ from exercises.checks.launches import (
     unchanged,
     whole_numbers,
 )
+from lab.check import unset
 from lab.exercise import Exercise, Wrong
 
 BLOCK, WARPS = 256, 8  # threads and warps of a block
@@ -81,7 +82,7 @@ def exercise_1(source):
             top = x.argmax(axis=1)
             x[np.arange(32), top], x[np.arange(32), np.arange(32)] = x[np.arange(32), np.arange(32)], 32
             x = (x + offset).astype(np.float32)
-            y = np.full((32, 32), np.nan, np.float32)
+            y = unset((32, 32))
             report = launched(kernel, 8, 128, x.reshape(-1), y.reshape(-1), at=name)
             wanted = np.float32(32 + offset)
             bad = np.argwhere(y != wanted)
@@ -91,7 +92,7 @@ def exercise_1(source):
                     f"wrong with {name}: the largest is {wanted:g}, in lane {k}, and lane {lane} got {y[k, lane]:g}"
                 )
         x = np.full((1, 32), -np.inf, np.float32)
-        y = np.full((1, 32), np.nan, np.float32)
+        y = unset((1, 32))
         launched(kernel, 1, 32, x.reshape(-1), y.reshape(-1), at="all values -inf")
         if not np.array_equal(x, y):
             raise Wrong(f"wrong with all values -inf: a lane got {y[y != x][0]:g}, expected -inf")
@@ -141,7 +142,7 @@ def exercise_2(source):
 
 def _softmax(kernel, x, at):
     (rows, cols), before = x.shape, x.copy()
-    y = np.full((rows, cols), np.nan, np.float32)
+    y = unset((rows, cols))
     args = (x, y, np.int32(rows), np.int32(cols))
     report = launched(kernel, blocks_for(rows, WARPS), BLOCK, *args, at=at, check_races=x.size < 2000)
     powers = np.exp(before.astype(np.float64) - before.max(axis=1, keepdims=True))
@@ -164,7 +165,7 @@ def exercise_3(source):
         kernel, rng = compiled(source, "gemv"), np.random.default_rng()
         named_lanes(source)
         for rows, cols, grid in dict.fromkeys(cases):
-            at = f"rows = {rows}, cols = {cols}, {grid} block{'s' * (grid > 1)}"
+            at = f"rows = {rows}, cols = {cols}, {counted(grid, 'block')}"
             _gemv(kernel, np.ones((rows, cols), np.float32), np.ones(cols, np.float32), grid, at)
             _gemv(kernel, whole_numbers(rng, rows, cols), whole_numbers(rng, cols), grid, at)
         rows, cols, grid = 256, 128, 5
@@ -182,7 +183,7 @@ def exercise_3(source):
 
 def _gemv(kernel, W, x, grid, at):
     (rows, cols), before = W.shape, {"W": W.copy(), "x": x.copy()}
-    y = np.full(rows, np.nan, np.float32)
+    y = unset(rows)
     report = launched(kernel, grid, BLOCK, W, x, y, np.int32(rows), np.int32(cols), at=at, check_races=W.size < 10_000)
     ones = " with W and x all ones" if (W == 1).all() and (x == 1).all() else ""
     compare("y", y, before["W"] @ before["x"], at + ones)
@@ -224,7 +225,7 @@ def exercise_4(source):
 
 def _row_squares(kernel, rng, rows, cols):
     at = f"rows = {rows}, cols = {cols}"
-    W, out = whole_numbers(rng, rows, cols), np.full(rows, np.nan, np.float32)
+    W, out = whole_numbers(rng, rows, cols), unset(rows)
     before = W.copy()
     args = (W, out, np.int32(rows), np.int32(cols))
     report = launched(kernel, blocks_for(rows, WARPS), BLOCK, *args, at=at, check_races=W.size < 2000)
@@ -266,7 +267,7 @@ def exercise_5(source):
 
 def _transpose(kernel, rng, rows, cols):
     at = f"rows = {rows}, cols = {cols}"
-    A, B = whole_numbers(rng, rows, cols), np.full((cols, rows), np.nan, np.float32)
+    A, B = whole_numbers(rng, rows, cols), unset((cols, rows))
     A += np.arange(rows * cols, dtype=np.float32).reshape(rows, cols) * 8  # so that no two are equal
     before = A.copy()
     grid = (blocks_for(cols, 32), blocks_for(rows, 32))
@@ -315,7 +316,7 @@ def _rmsnorm(kernel, rng, rows, cols, block):
     at = f"rows = {rows}, cols = {cols}, blocks of {block}"
     x, weight = rng.standard_normal((rows, cols)).astype(np.float32), rng.random(cols, np.float32) + 0.5
     x *= np.float32(10.0) ** rng.integers(-2, 3, (rows, 1)).astype(np.float32)
-    y, before = np.full((rows, cols), np.nan, np.float32), {"x": x.copy(), "weight": weight.copy()}
+    y, before = unset((rows, cols)), {"x": x.copy(), "weight": weight.copy()}
     args = (x, weight, y, np.int32(cols), EPSILON)
     report = launched(kernel, rows, block, *args, at=at, check_races=x.size < 3000)
     wide = before["x"].astype(np.float64)

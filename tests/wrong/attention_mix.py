@@ -259,7 +259,7 @@ WRONG = {
         ),
         "blocks without a token write nothing": (
             changed(ORDERED, ("    float sum = 0;\n", "    if (first == last) return;\n    float sum = 0;\n")),
-            "was never written",
+            "was never set",
         ),
         "adds to what was there": (changed(ORDERED, ("head_dim + i] = sum;", "head_dim + i] += sum;")), "NaN"),
         "atomics on one row of partials": (
@@ -270,7 +270,7 @@ WRONG = {
                     "atomicAdd(&partials[i], sum);",
                 ),
             ),
-            "was never written, or only added to",
+            "was never set, or only added to",
         ),
         "all blocks write to the same row": (
             changed(ORDERED, ("(long long)blockIdx.y * n_heads * head_dim + i", "i")),

@@ -27,7 +27,7 @@ SWAPPED = _scale_rows(c="blockIdx.y * blockDim.y + threadIdx.y", r="blockIdx.x *
 EX1 = {
     "dropped tail: the grid is rounded down": (
         (lambda rows, cols: (max(cols // 32, 1), max(rows // 8, 1)), _scale_rows()),
-        "was never written",
+        "was never set",
     ),
     "the grid is rounded down, so that it is empty": (
         (lambda rows, cols: (cols // 32, rows // 8), _scale_rows()),
@@ -39,7 +39,7 @@ EX1 = {
         (lambda rows, cols: (-(-rows // 32), -(-cols // 8)), SWAPPED),
         "right, but not coalesced: at rows = 61, cols = 96 a load of a warp touches",
     ),
-    "grid and kernel disagree about x and y": ((grid, SWAPPED), "was never written"),
+    "grid and kernel disagree about x and y": ((grid, SWAPPED), "was never set"),
     "no bounds check": ((grid, _scale_rows(inside="true")), "but s has 1 element"),
     "checks the columns only": ((grid, _scale_rows(inside="c < cols")), "but "),
     "checks only that the element lies inside the matrix: a row runs over into the next": (
@@ -57,7 +57,7 @@ EX1 = {
     ),
     "uniform-input luck: takes the factor of the first row of the block": (
         (grid, _scale_rows().replace("s[r]", "s[blockIdx.y * blockDim.y]")),
-        "elements of C differ",
+        "of C differ",
     ),
 }
 
@@ -98,7 +98,7 @@ EX2 = {
     ),
     "forgets what was in y": (
         (_stride().replace("y[i] += a", "y[i] = a"),),
-        "elements of y differ",
+        "of y differ",
     ),
     "an endless loop: the index never moves": (
         (_axpy(f"    for (int i = {FIRST}; i < n;) ((volatile float *)y)[i] = a * x[i];"),),
@@ -124,7 +124,7 @@ def _scale4(body):
 
 
 EX3 = {
-    "dropped tail": ((_scale4(f"    {AT}\n    if (i + 3 < n) {{\n        {WIDE}\n    }}"),), "y[0] was never written"),
+    "dropped tail": ((_scale4(f"    {AT}\n    if (i + 3 < n) {{\n        {WIDE}\n    }}"),), "y[0] was never set"),
     "looks at the first element only: the last float4 hangs over the end": (
         (_scale4(f"    {AT}\n    if (i < n) {{\n        {WIDE}\n    }}"),),
         "but x has 1 element",
@@ -178,7 +178,7 @@ EX3 = {
                 f"    }} else {TAIL}"
             ),
         ),
-        "elements of y differ",
+        "of y differ",
     ),
 }
 
@@ -220,7 +220,7 @@ EX4 = {
         _fetch(("(long long)ids[i] * cols + c", "(unsigned)ids[i] * (unsigned)cols + c")),
         "with a table of 5.1 GB",
     ),
-    "dropped tail: the last row is never fetched": (_fetch(("i >= n", "i >= n - 1")), "was never written"),
+    "dropped tail: the last row is never fetched": (_fetch(("i >= n", "i >= n - 1")), "was never set"),
 }
 
 # Exercise 5: a GEMV with coalesced loads
@@ -239,7 +239,7 @@ EX5 = {
             "int each = cols / gridDim.y, first = blockIdx.y * each;\n"
             f"    for (int c = first; c < first + each; c++) {ADD}"
         ),
-        "elements of partial.sum(0) differ",
+        "of partial.sum(0) differ",
     ),
     "the last split takes all that is left": (
         _gemv_t(
@@ -259,7 +259,7 @@ EX5 = {
     ),
     "splits without columns write nothing": (
         _gemv_t(f"if (blockIdx.y >= cols) return;\n    {LOOP}"),
-        "partial sums were never written",
+        "partial sums were never set",
     ),
     "reads the matrix as if it were stored by rows": (
         _gemv_t(LOOP.replace("(long long)c * rows + r", "(long long)r * cols + c")),

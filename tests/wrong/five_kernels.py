@@ -137,16 +137,16 @@ WRONG = {
         ),
         "what the mask leaves out may be anything": (
             from_source(CUMSUM, (", token < seqlen, other=0)", ", token < seqlen)")),
-            "with 1 tokens, 1 heads, chunks of 16: cum[0, 0, 1] is nan",
+            "with 1 token, 1 head, chunks of 16: cum[0, 0, 1] is nan",
         ),
         "powers of e": (from_source(CUMSUM, (" * LOG2_E", "")), "cum[0, 0, 0] is"),
         "past the end it is 0": (
             from_source(CUMSUM, ("+ q, total)", "+ q, tl.where(token < seqlen, total, 0))")),
-            "with 1 tokens, 1 heads, chunks of 16: cum[0, 0, 1] is 0, expected",
+            "with 1 token, 1 head, chunks of 16: cum[0, 0, 1] is 0, expected",
         ),
         "past the end nothing is written": (
             from_source(CUMSUM, ("+ q, total)", "+ q, total, token < seqlen)")),
-            "cum[0, 0, 1] is nan",
+            "cum[0, 0, 1] was never set",
         ),
         "a sum that forgets A": (from_source(CUMSUM, (" * tl.load(A + h)", "")), "cum[0, 0, 0] is"),
         "dt lies by heads": (
@@ -185,7 +185,7 @@ WRONG = {
         ),
         "what the mask leaves out may be anything": (
             from_source(STATE, ("P + p[None, :], there, other=0)", "P + p[None, :], there)")),
-            "with 1 tokens in chunks of 16, A = -1: states[0, 0, 0] is nan",
+            "with 1 token in chunks of 16, A = -1: states[0, 0, 0] is nan",
         ),
         "the decay as a quotient": (
             from_source(
@@ -230,7 +230,7 @@ WRONG = {
             from_source(SCAN, (SELECT, "    weight = tl.where(q[:, None] >= q[None, :], weight, weight * 0)\n")),
             "y[0, 0] is nan",
         ),
-        "no diagonal": (from_source(SCAN, ("q[:, None] >= q[None, :]", "q[:, None] > q[None, :]")), "with 1 tokens"),
+        "no diagonal": (from_source(SCAN, ("q[:, None] >= q[None, :]", "q[:, None] > q[None, :]")), "with 1 token in"),
         "the decay as a product": (
             from_source(
                 SCAN, ("tl.exp2(sums[:, None] - sums[None, :])", "tl.exp2(sums)[:, None] * tl.exp2(-sums)[None, :]")

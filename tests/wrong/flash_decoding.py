@@ -256,7 +256,7 @@ WRONG = {
         ),
         "rounded up, so that the last are idle": (_rounded_up, "one block has"),
         "cuts within tiles": (_tokens_not_tiles, "is no multiple of 16 and not the end"),
-        "ends behind the last token": (_behind_the_end, "gave (0, 16), with 1 tokens"),
+        "ends behind the last token": (_behind_the_end, "gave (0, 16), with 1 token"),
         "one number": (lambda kv_len, splits, i: 0, "expected a pair of whole numbers"),
     },
     4: {
@@ -270,15 +270,15 @@ WRONG = {
     },
     5: {
         "only the sums are merged right": (changed(STALE, TOTAL), "kv_len = 2, scores 0 and 1"),
-        "half of the channels are not corrected": (changed(STALE, CHANNEL), "elements of out differ"),
+        "half of the channels are not corrected": (changed(STALE, CHANNEL), "of out differ"),
         "as it was": (changed(STALE, CHANNEL, TOTAL), "out[0] is 2.25, expected 3"),
         "the total is not corrected": (
             changed(STALE, ("total *= exp2f(m - s), ", "")),
-            "elements of out differ",
+            "of out differ",
         ),
         "no correction": (
             changed(STALE, (STALE[STALE.index("            total *=") : STALE.index("            m = s;")], "")),
-            "elements of out differ",
+            "of out differ",
         ),
         "no barrier": (changed(STALE, ("    __syncthreads();\n", "")), "race on byte"),
         "the maximum never moves": (changed(STALE, ("            m = s;\n", "")), "out[0] is nan"),

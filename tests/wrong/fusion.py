@@ -122,11 +122,11 @@ EX2 = {
     ),
     "a race: no barrier": (changed(BIAS_RESIDUAL, ("    __syncthreads();\n", "")), "race"),
     "a race: every warp stores all results": (changed(BIAS_RESIDUAL, ("warp == 0 && ", "")), "race on h[0]"),
-    "forgets what was in h": (changed(BIAS_RESIDUAL, ("h[r] +=", "h[r] =")), "elements of h differ"),
-    "forgets the bias": (changed(BIAS_RESIDUAL, ("bias[r] + ", "")), "elements of h differ"),
+    "forgets what was in h": (changed(BIAS_RESIDUAL, ("h[r] +=", "h[r] =")), "of h differ"),
+    "forgets the bias": (changed(BIAS_RESIDUAL, ("bias[r] + ", "")), "of h differ"),
     "uniform-input luck: the bias of the block's first row": (
         changed(BIAS_RESIDUAL, ("bias[r]", "bias[blockIdx.x * 32]")),
-        "elements of h differ",
+        "of h differ",
     ),
     "every lane adds the residual before the sum over the warp": (
         changed(
@@ -134,7 +134,7 @@ EX2 = {
             ("    for (int far", "    if (row < rows) sum += h[row] + bias[row];\n    for (int far"),
             ("h[r] += bias[r] + sums[lane]", "h[r] = sums[lane]"),
         ),
-        "elements of h differ",
+        "of h differ",
     ),
     "dropped tail: whole blocks only": (
         changed(BIAS_RESIDUAL, ("r < rows", "blockIdx.x * 32 + 32 <= rows")),
@@ -197,11 +197,11 @@ EX3 = {
     ),
     "normalises the residual alone": (
         changed(ADD_NORM, ("h[c] = v[k] = h[c] + delta[c];", "{ v[k] = h[c]; h[c] += delta[c]; }")),
-        "elements of delta differ",
+        "of delta differ",
     ),
     "does not keep the sum": (
         changed(ADD_NORM, ("h[c] = v[k] = h[c] + delta[c]", "v[k] = h[c] + delta[c]")),
-        "elements of h differ",
+        "of h differ",
     ),
     "fetches and stores h with an atomic, which is not counted as a load": (
         changed(ADD_NORM, ("h[c] = v[k] = h[c] + delta[c]", "v[k] = delta[c], v[k] += atomicAdd(h + c, v[k])")),
@@ -209,7 +209,7 @@ EX3 = {
     ),
     "the result goes over h": (
         changed(ADD_NORM, ("delta[c] = v[k] * scale", "h[c] = v[k] * scale")),
-        "elements of h differ",
+        "of h differ",
     ),
     "eps outside of the root": (
         changed(ADD_NORM, ("/ cols + eps)", "/ cols) + eps")),
@@ -222,7 +222,7 @@ EX3 = {
     ),
     "every warp on its own: the sum of 32 lanes": (
         changed(ADD_NORM, ("    v = lane < warps ? partial[lane] : 0;\n    for", "    return v;\n    for")),
-        "elements of delta differ",
+        "of delta differ",
     ),
     "dropped tail: whole blocks of 256 columns only": (
         changed(
@@ -242,7 +242,7 @@ EX3 = {
     "a race: no barrier in the block's sum": (changed(ADD_NORM, ("    __syncthreads();\n", "")), "race"),
     "wrong precision: sums rounded to 16 bits": (
         changed("#include <cuda_bf16.h>\n" + ADD_NORM, ("rsqrtf(block", "(float)(__nv_bfloat16)rsqrtf(block")),
-        "elements of delta differ",
+        "of delta differ",
     ),
     "coalescing that is not there: 16 neighbouring columns for each thread": (
         changed(ADD_NORM, ("threadIdx.x + 256 * k", "16 * threadIdx.x + k")),
@@ -322,10 +322,10 @@ EX4 = {
         ),
         "load requests; 1,152 are enough",
     ),
-    "forgets the residual": (changed(NORM_RESIDUAL, ("h[row] + sum", "sum")), "elements of out differ"),
+    "forgets the residual": (changed(NORM_RESIDUAL, ("h[row] + sum", "sum")), "of out differ"),
     "dropped tail: whole blocks of 8 rows": (
         changed(NORM_RESIDUAL, ("row >= n", "blockIdx.x * 8 + 8 > n")),
-        "never written",
+        "never set",
     ),
 }
 
@@ -374,39 +374,39 @@ EX5 = {
     ),
     "RMSNorm: the mean stays": (
         changed(LAYER_NORM, ("- mean * wg", ""), ("- mean * mean", "")),
-        "elements of out differ",
+        "of out differ",
     ),
     "takes the mean away from the sum, not from x": (
         changed(LAYER_NORM, ("mean * wg", "mean")),
-        "elements of out differ",
+        "of out differ",
     ),
     "divides by cols - 1": (
         changed(
             LAYER_NORM,
             ("(squares) / cols - mean * mean", "(squares) / max(cols - 1, 1) - mean * mean * cols / max(cols - 1, 1)"),
         ),
-        "elements of out differ",
+        "of out differ",
     ),
-    "eps outside of the root": (changed(LAYER_NORM, ("variance + eps)", "variance) + eps")), "elements of out differ"),
+    "eps outside of the root": (changed(LAYER_NORM, ("variance + eps)", "variance) + eps")), "of out differ"),
     "the bias is added as if it were one of rows": (
         changed(LAYER_NORM, ("eps) + wb", "eps) + b[row % cols]")),
-        "elements of out differ",
+        "of out differ",
     ),
     "the bias is scaled, too": (
         changed(
             LAYER_NORM,
             ("(wxg - mean * wg) * rsqrtf(variance + eps) + wb", "(wxg - mean * wg + wb) * rsqrtf(variance + eps)"),
         ),
-        "elements of out differ",
+        "of out differ",
     ),
-    "uniform-input luck: g is taken to be 1": (changed(LAYER_NORM, ("w * g[c]", "w")), "elements of out differ"),
+    "uniform-input luck: g is taken to be 1": (changed(LAYER_NORM, ("w * g[c]", "w")), "of out differ"),
     "dropped tail: whole warps of columns": (
         changed(LAYER_NORM, ("c < cols;", "c < cols / 32 * 32;")),
         "wrong at rows = 1, cols = 1",
     ),
     "lane 0 keeps its own part: one sum is not put together": (
         changed(LAYER_NORM, ("    wg = warp_sum(wg);\n", "")),
-        "elements of out differ",
+        "of out differ",
     ),
     "out of bounds: no check of the row": (changed(LAYER_NORM, ("    if (row >= rows) return;\n", "")), "1 element"),
     "one thread for each row": (

@@ -390,19 +390,19 @@ WRONG = {
     5: {
         "as they come: 16 neighbours in a word": (
             _interleave(axes=(0, 1, 3, 2, 4, 5)),
-            "with your words the kernel gives",
+            "with your words the kernel's y[",
         ),
         "pairs eight apart in place of neighbours": (
             _interleave(last=(2, 32, 2, 8), axes=(0, 1, 3, 2, 5, 4)),
-            "with your words the kernel gives",
+            "with your words the kernel's y[",
         ),
         "32 neighbours for a lane": (
             _interleave(last=(32, 2, 8, 2), axes=(0, 1, 2, 3, 5, 4)),
-            "with your words the kernel gives",
+            "with your words the kernel's y[",
         ),
         "words and lanes in the wrong order": (
             _interleave(axes=(0, 1, 2, 3, 5, 4)),
-            "with your words the kernel gives",
+            "with your words the kernel's y[",
         ),
         "right only for a multiple of 1024 columns": (
             _interleave(short=True),

@@ -269,7 +269,7 @@ WRONG = {
         ),
         "only one round: rows beyond the grid's warps are left out": (
             changed(GEMV, ("first += gridDim.x * 8", "first = rows")),
-            "was never written",
+            "was never set",
         ),
     },
     4: {
