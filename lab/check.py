@@ -150,7 +150,7 @@ def _likely(got, wanted):
     if not (np.isfinite(off) and 0 < off <= 1e-6 * abs(wanted)):
         return ""
     with np.errstate(over="ignore"):
-        if got == np.float32(wanted):
+        if got == float(np.float32(wanted)):
             return " (the same, rounded to float32)"
     return f" (right to {int(-np.log10(off / abs(wanted)))} digits: is something rounded on the way?)"
 
@@ -162,7 +162,7 @@ UNSET = {2: 0x7E5A, 4: 0x7FC05A5A, 8: 0x7FF8000000005A5A}
 def unset(shape, dtype=np.float32):
     """An array of floats that nothing was put into yet: see is_unset."""
     dtype = np.dtype(dtype)
-    return np.full(shape, UNSET[dtype.itemsize], f"u{dtype.itemsize}").view(dtype)
+    return np.full(shape, UNSET[dtype.itemsize], f"u{dtype.itemsize}").view(dtype).copy()
 
 
 def is_unset(value):
