@@ -18,6 +18,7 @@ from kernels.fusion.launches import layer_module
 from kernels.gemv import trials as gemv_trials
 from kernels.kv_cache import rungs
 from kernels.kv_cache import trials as kv_trials
+from kernels.lowbit import trials as lowbit_trials
 from kernels.ssd import bench as ssd_bench
 from kernels.ssd import segments
 from kernels.ssd import trials as ssd_trials
@@ -109,6 +110,32 @@ def test_the_variants_of_fusion_differ_as_they_say():
     sizes = (("TILES", 1), ("R", 4), ("TILES_F", 1), ("R_F", 1), ("DEPTH", 1))
     ours, theirs = fusion_trials.unordered(torch.bfloat16, sizes).module, layer_module(torch.bfloat16, sizes)
     assert "atom.add" in theirs.ptx() and "atom.add" not in ours.ptx()
+
+
+def test_the_trials_of_lowbit(card, monkeypatch):
+    monkeypatch.setattr(lowbit_trials.bench, "DEVICE", "cpu")
+    monkeypatch.setattr(lowbit_trials, "SHAPE", (37, 256))
+    monkeypatch.setattr(lowbit_trials, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(lowbit_trials, "STEPS", 2)
+    (ladder,) = lowbit_trials.ladders()
+    *ours, without = ladder.figures
+    shift, magic = (rung.title for rung in lowbit_trials.RUNGS[:2])
+    cached = ", weights in the L2 cache"
+    assert [f.name for f in ours] == [shift, shift + cached, magic, magic + cached]
+    assert all(f.checked == "right on 1 shape" for f in ours) and sources_are_there(ladder)
+    assert (without.name, without.checked) == ("shift without the conversion", "not checked")
+    (table,) = lowbit_trials.tables()
+    assert list(table.rows) == list(lowbit_trials.KINDS) and table.rows["FFMA"] == {"a cycle": 128}
+
+
+def test_the_loops_of_lowbit_are_of_one_instruction():
+    for kind in lowbit_trials.KINDS:
+        code = re.findall(
+            r"^\s*/\*\w+\*/\s+(?:@!?U?P\d+ )?([A-Z]\w*)", lowbit_trials.loop(kind).module.sass("run"), re.M
+        )
+        assert code.count(kind) >= lowbit_trials.OPS and len(code) < 2 * lowbit_trials.OPS, kind
+    without = lowbit_trials.unconverted(torch.float16, torch.float16, 4, 128).module.sass("gemv")
+    assert "I2F" not in without and without.count("FFMA") >= 64
 
 
 def test_the_trials_of_the_mix(card, monkeypatch):
@@ -206,9 +233,10 @@ def test_benches_measure_them_too(monkeypatch):
     from kernels.fusion import bench as fusion_bench
     from kernels.gemv import bench as gemv_bench
     from kernels.kv_cache import bench as kv_bench
+    from kernels.lowbit import bench as lowbit_bench
     from kernels.ssd import profile
 
     monkeypatch.setattr(profile, "store", lambda *about: ["ncu"])
-    benches = gemv_bench, fusion_bench, bench, kv_bench, ssd_bench
+    benches = gemv_bench, fusion_bench, lowbit_bench, bench, kv_bench, ssd_bench
     assert [found for one in benches for found in one.further(ROOF, {})] == [*asked, "ncu"]
     assert asked == trials.TOPICS
