@@ -10,6 +10,7 @@ A bulk copy counts as arrived at once; its bytes appear when somebody has seen t
 
 import numpy as np
 
+from simt.clocks import together
 from simt.errors import AsyncFault
 from simt.integers import pack
 
@@ -27,7 +28,7 @@ class Barrier:
     def __init__(self, blocks):
         for name in FIELDS:
             setattr(self, name, np.zeros(blocks, np.int64))
-        self.clocks = {}  # block -> [Clock of the complete phases, Clock of the current one]: for simt/races.py
+        self.clocks = {}  # block -> [Clock of the complete phases, of the current one], or None: for simt/races.py
 
     def finish(self, blocks):
         """Go on to the next phase where nothing is left; True if any did."""
@@ -37,7 +38,7 @@ class Barrier:
         for block in done.tolist():
             if block in self.clocks:
                 old, new = self.clocks[block]
-                self.clocks[block] = [old.copy().join(new), type(new)()]
+                self.clocks[block] = [together(old, new), None]
         return done.size > 0
 
 
@@ -227,13 +228,16 @@ class Barriers:
     def publish(self, barrier, blocks, lanes):
         races = self.part.launch.races
         if races is not None:
-            for block, lane in zip(blocks.tolist(), lanes.tolist()):
-                held = barrier.clocks.setdefault(block, [races.clock(), races.clock()])
-                held[1].join(races.released(*self.part.who(lane)))
+            for block in np.unique(blocks).tolist():
+                number, threads = self.part.who(lanes[blocks == block])
+                held = barrier.clocks.setdefault(block, [None, None])
+                held[1] = together(held[1], races.released(number[0], threads))
 
     def acquire(self, barrier, blocks, lanes):
         races = self.part.launch.races
         if races is not None:
-            for block, lane in zip(blocks.tolist(), lanes.tolist()):
-                if block in barrier.clocks:
-                    races.acquired_by(*self.part.who(lane), barrier.clocks[block][0])
+            for block in np.unique(blocks).tolist():
+                clock = barrier.clocks.get(block, (None, None))[0]
+                if clock is not None:
+                    number, threads = self.part.who(lanes[blocks == block])
+                    races.acquired_by(number[0], threads, clock)

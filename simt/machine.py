@@ -293,9 +293,9 @@ class Part(Threads, Words):
         everyone = self.whole(self.exist if mask is None else mask)
         numbers = np.broadcast_to(unpack(number, 32), self.shape)
         for n in np.unique(numbers[everyone]).tolist():
-            come = (everyone & (numbers == n)).sum(axis=(1, 2))
-            self.arrivals[n] = self.arrivals.get(n, 0) + come
-        self.block_barrier(mask, line)
+            here = everyone & (numbers == n)
+            self.arrivals[n] = self.arrivals.get(n, 0) + here.sum(axis=(1, 2))
+            self.part_barrier(n, here, np.zeros_like(here))
         self.release("block")
 
     def release(self, kind):
@@ -341,12 +341,15 @@ class Part(Threads, Words):
                 self.arrivals[entries[0][3]] = np.where(done[:, 0, 0], 0, self.arrivals[entries[0][3]])
             if entries[0][4] is None:  # with a count, several places may share a barrier
                 self.check_same_barrier(entries, done)
+            if entries[0][4] is None:
+                self.block_barrier(arrived & done, entries[0][6])
+            else:
+                self.part_barrier(entries[0][3], arrived & done, arrived & done)
             for _, after, mask, number, count, red, line in entries:
                 ready = self.whole(mask) & done
                 if ready.any():
                     if red is not None:
                         self.barrier_vote(entries, red, ready)
-                    self.block_barrier(ready, line)
                     self.go(after, self.narrowed(ready), None)
                 left = self.whole(mask) & ~done
                 if left.any():

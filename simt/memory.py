@@ -11,6 +11,7 @@ that moves through a loop costs one lookup: are its elements evenly spaced, whic
 import numpy as np
 
 from simt import banks, coalesce
+from simt.aside import Aside, one_each
 from simt.errors import MemoryFault
 from simt.integers import Known, unpack
 from simt.rounding import flush
@@ -134,6 +135,7 @@ class Memory:
         self.arriving = {}  # for simt/bulk.py: loads that nobody has seen arrive
         self.copies, self.commits = [], 0  # asynchronous copies under way; how often they were committed
         self.issued, self.promises = 0, []  # how many there were; those that an mbarrier counts, see `promise`
+        self.aside = Aside()  # of shared memory, for simt/races.py
 
     # Finding the place.
 
@@ -243,7 +245,7 @@ class Memory:
         out = [gather(memory, pattern, shift, low, dtype, k * item) for k in range(count)]
         self.count(site, memory, pattern, shift, size, mask)
         if self.races is not None:
-            self.note_race("load", memory, pattern, shift, size, mask, site)
+            self.note_race("load", memory, pattern, shift, size, mask, site, item)
         return out[0] if count == 1 else out
 
     def load_some(self, site, memory, space, pattern, shift, dtype, count, mask):
@@ -261,7 +263,7 @@ class Memory:
                     out[k].reshape(-1)[chosen] = part
             self.count(site, memory or self.buffers[int(flat[0]) >> REGION], pattern, shift, size, mask)
             if self.races is not None:
-                self.note_race("load", memory, pattern, shift, size, mask, site)
+                self.note_race("load", memory, pattern, shift, size, mask, site, dtype.itemsize, whole=False)
         return out[0] if count == 1 else out
 
     def parts(self, memory, lanes, flat):
@@ -337,7 +339,7 @@ class Memory:
                 scatter(memory.written, pattern, shift, low, MARKS[width], k, ONES_ARRAY[width], mask)
         self.count(site, memory, pattern, shift, size, mask)
         if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, site, values)
+            self.note_race("store", memory, pattern, shift, size, mask, site, item, values)
 
     def store_some(self, site, memory, space, pattern, shift, values, dtype, mask):
         """A store by some threads, each looked at by itself."""
@@ -355,7 +357,7 @@ class Memory:
                 buffer.written.bytes[where[:, None] + np.arange(size)] = 1
         self.count(site, buffer, pattern, shift, size, mask)
         if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, site, values)
+            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, whole=False)
 
     def raise_read_only(self, addresses, lanes, size, site):
         raise MemoryFault(
@@ -405,7 +407,7 @@ class Memory:
         if lanes.size:
             self.count(site, buffer, pattern, shift, size, mask)
         if self.races is not None and lanes.size:
-            self.note_race("atomic", memory, pattern, shift, size, mask, site)
+            self.note_race("atomic", memory, pattern, shift, size, mask, site, size, whole=False)
         return out
 
     def atomics(self, site, space, address, offset, dtype, update, values, mask, wanted):
@@ -445,6 +447,8 @@ class Memory:
         for buffer, _, where in self.parts(memory, lanes, flat):
             buffer.written.bytes[where[:, None] + np.arange(size)] = 0
         memory.generation += 1
+        if self.races is not None:
+            self.note_race("store", memory, pattern, shift, size, mask, (site, "issue"), size, whole=False)
         self.issued += 1
         self.copies.append((site, target, target_offset, values, mask, self.commits, self.issued))
 
@@ -560,11 +564,45 @@ class Memory:
         each = np.asarray(each)
         return int(each.sum()) * (self.shape[0] * self.shape[1]) // each.size
 
-    def note_race(self, kind, memory, pattern, shift, size, mask, site, values=None):
-        """Tell the race detector of an access by every lane in `mask`."""
+    def note_race(self, kind, memory, pattern, shift, size, mask, site, item, values=None, whole=True):
+        """Tell the race detector of an access by every lane in `mask`; `item`: the bytes of one element."""
+        if memory is self.local:
+            return
+        aside = None if memory is None else self.aside_of(memory)
+        if aside is None:
+            for one in self.races.aside.values():
+                one.note_all()
+        else:
+            low, high = (n + shift for n in pattern.known.range(True))
+            if whole and self.set_aside(aside, kind, memory, pattern, shift, low, high + size, mask, site, values):
+                return
+            aside.look_at(kind, low, high + size)
+        self.note_now(kind, memory, pattern, shift, size, mask, site, item, values)
+
+    def aside_of(self, memory):
+        return self.aside if memory is self.shared else self.races.aside.setdefault(memory.name, Aside())
+
+    def set_aside(self, aside, kind, memory, pattern, shift, low, high, mask, site, values):
+        """Put an access aside, if that can be done."""
+        line, strong = self.describe.race_facts(site)
+        shared = memory is self.shared
+        size = high - pattern.known.range(True)[1] - shift
+        if strong.scope or (shared and kind == "store" and self.describe.program.asynchronous):
+            return False
+        if kind == "store" and not one_each(pattern, size, self.shape, shared, mask):
+            return False
+        held = pattern.array.nbytes if pattern.array.size > 1024 else 0
+
+        def make():
+            event = self.races.event(kind, line, 0, size)
+            return lambda: self.note_now(kind, memory, pattern, shift, size, mask, site, size, values, event)
+
+        return aside.take(kind, low, high, held, make)
+
+    def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, event=None):
         lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
         flat = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
-        self.describe.race(self, kind, memory, flat, size, lanes, site, values)
+        self.describe.race(self, kind, memory, flat, size, lanes, site, item, values, event)
 
 
 MARKS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}

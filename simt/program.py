@@ -25,6 +25,9 @@ class Program:
         self.place_variables()
         self.translator = translate.Translator(self.flow, self.symbols, joins.joined(self.flow.function))
         self.counters = self.translator.counters
+        code = self.flow.function.instructions
+        self.asynchronous = any(i.parts[0] == "wgmma" or "bulk" in i.parts for i in code)  # may read shared memory
+        self.race_facts = {}  # memory instruction -> (line, how strong), for simt/races.py
         self.environment = generated.environment()
         self.initial_registers = [
             False if kind == "pred" else np.zeros((1, 1, 1), DTYPES[kind]) if kind in ("f32", "f64") else 0

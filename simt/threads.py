@@ -220,18 +220,33 @@ class Threads:
     def block_barrier(self, mask, line):
         if self.launch.races is not None:
             blocks = self.whole(True if mask is None else mask).any(axis=(1, 2))
+            if blocks.all():
+                self.memory.aside.settle()
             self.launch.races.barrier(self.numbers[blocks])
+
+    def part_barrier(self, number, arriving, waiting):
+        """A barrier for a part of the block: who comes, and who of them goes on (masks)."""
+        if self.launch.races is not None:
+            come, go = arriving.any(axis=2), waiting.any(axis=2)
+            alive = self.whole(self.alive)
+            for block in np.flatnonzero(come.any(axis=1)).tolist():
+                warps = [np.flatnonzero(m[block]).tolist() for m in (come, go)]
+                block_number = int(self.numbers[block])
+                if not (alive[block] & ~waiting[block]).any():
+                    self.launch.races.barrier(np.array([block_number]))
+                else:
+                    self.launch.races.part_barrier(block_number, number, *warps)
 
     def warp_barrier(self, members, mask, line):
         if self.launch.races is not None:
-            found = np.argwhere(self.whole(True if mask is None else mask).any(axis=2))
+            found = np.argwhere(self.whole(self.exist if mask is None else mask).any(axis=2))
+            blocks, warps = self.numbers[found[:, 0]], found[:, 1]
             named = np.broadcast_to(unpack(members, 32), self.shape)[..., 0]
-            self.launch.races.warp_barrier(self.numbers[found[:, 0]], found[:, 1], named[found[:, 0], found[:, 1]])
+            self.launch.races.warp_barrier(blocks, warps, named[found[:, 0], found[:, 1]])
 
-    def fence(self, mask):
+    def fence(self, mask, scope):
         if self.launch.races is not None:
-            found = np.argwhere(self.whole(self.exist if mask is None else mask))
-            self.launch.races.fence(self.numbers[found[:, 0]], found[:, 1] * 32 + found[:, 2])
+            self.launch.races.fence(*self.who(self.lanes_of(mask)), scope)
 
     def proxy_fence(self, mask):
         """fence.proxy.async: what these threads have stored, bulk copies and wgmma may read."""
@@ -278,15 +293,16 @@ class Threads:
     def race_at(self, kind, blocks, address, size, lanes, line):
         """An access by these threads to one place in shared memory."""
         if self.launch.races is not None:
-            _, threads = self.who(lanes)
-            numbers = self.numbers[blocks]
+            self.memory.aside.look_at(kind, address, address + size)
+            numbers, threads = self.who(lanes)
             self.tell(lambda races: races.shared(kind, np.full(len(lanes), address), size, numbers, threads, line))
 
     def race_async(self, kind, block, offsets, size, lanes, line):
         """A bulk copy or a wgmma, issued by these threads of a block, reads or writes shared memory."""
         if self.launch.races is not None:
-            _, threads = self.who(np.asarray(lanes))
-            self.tell(lambda races: races.asynchronous(kind, offsets, size, self.numbers[block], threads, line))
+            self.memory.aside.look_at(kind, int(offsets.min()), int(offsets.max()) + size)
+            numbers, threads = self.who(np.asarray(lanes))
+            self.tell(lambda races: races.asynchronous(kind, offsets, size, int(numbers[0]), threads, line))
 
     def block_vote(self, operation, p):
         """__syncthreads_count, _and, _or where all threads are together."""

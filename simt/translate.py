@@ -17,6 +17,7 @@ from simt import arithmetic
 from simt.errors import Unsupported
 from simt.flow import BARRIERS, ENDS, TOGETHER, counted, destinations, member_mask
 from simt.ptx import SIZES, Imm, Not, Pair, Reg, Sym
+from simt.races import scope_of_fence
 from simt.threads import SPECIALS
 from simt.translate_arithmetic import Arithmetic
 from simt.translate_hopper import Hopper, carried_registers
@@ -302,7 +303,10 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
         if op in NOTHING:
             if op in ("membar", "fence"):
                 proxy = "proxy" in i.parts and any(p.startswith("async") for p in i.parts)
-                self.out(f"S.{'proxy_fence' if proxy else 'fence'}({self.mask_text()})")
+                if proxy:
+                    self.out(f"S.proxy_fence({self.mask_text()})")
+                elif not {"mbarrier_init", "proxy"} & set(i.parts):
+                    self.out(f"S.fence({self.mask_text()}, {scope_of_fence(i.parts)})")
         elif method is not None and method(number, i) is not False:
             pass
         else:

@@ -298,7 +298,7 @@ class Warpgroups:
         reads.append((blocks, chosen % groups, (offsets // 16).reshape(chosen.size, -1)))
         if part.launch.races is not None:
             for row, group in enumerate(chosen.tolist()):
-                lanes = group * 128 + np.arange(128)
+                lanes = self.first_lane(group) + np.arange(128)
                 part.race_async("load", int(blocks[row]), np.unique(offsets[row]), 16, lanes, line)
         words = shared.view(PIECE).take(index).view(U32).reshape(*index.shape, 4)
         if along_k:
@@ -309,7 +309,12 @@ class Warpgroups:
         return numbers.swapaxes(-1, -2).reshape(chosen.size, rows, 16)
 
     def fault_at(self, line, group, what, kind=AsyncFault):
-        raise kind(self.part.trap_text(line, int(group) * 128, what))
+        raise kind(self.part.trap_text(line, self.first_lane(int(group)), what))
+
+    def first_lane(self, group):
+        """The number, in this part of the grid, of the first thread of a warpgroup."""
+        block, own = divmod(group, self.groups)
+        return (block * self.part.shape[1] + own * 4) * 32
 
     # Registers.
 

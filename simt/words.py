@@ -6,7 +6,7 @@ from simt.errors import Trap
 from simt.integers import unpack
 from simt.memory import LOCAL_WINDOW, REGION
 from simt.printf import formatted
-from simt.races import RaceError
+from simt.races import RaceError, lacking, strength
 
 
 class Words:
@@ -121,23 +121,28 @@ class Words:
             what = f"{size} bytes from {what} on"
         return what, f"but {buffer.name} has {buffer.size // item} {kind}"
 
-    def race(self, memory, kind, space, flat, size, lanes_flat, site, values):
-        """Hand an access to the race detector."""
+    def race_facts(self, site):
+        """(line, Strong) of a memory instruction."""
         number = site[0] if type(site) is tuple else site
-        counter = self.program.counters[number]
-        per = self.shape[1] * 32
-        blocks, threads = np.divmod(lanes_flat, per)
-        blocks = self.numbers[blocks]
-        instruction = self.program.flow.function.instructions[number]
-        how = set(instruction.parts)
-        strong = "release" if {"release", "acq_rel"} & how else bool({"volatile", "acquire", "relaxed"} & how)
+        found = self.program.race_facts.get(number)
+        if found is None:
+            parts = self.program.flow.function.instructions[number].parts
+            found = self.program.race_facts[number] = self.program.counters[number].line, strength(parts)
+        return found
+
+    def race(self, memory, kind, space, flat, size, lanes, site, item, values, event):
+        """Hand an access to the race detector. item: bytes of one element; event: given if it comes late."""
+        line, strong = self.race_facts(site)
+        blocks, threads = self.who(lanes)
         held = None
         if values is not None and len(values) == 1:
-            held = np.broadcast_to(values[0], self.shape).reshape(-1)[lanes_flat]
+            held = np.broadcast_to(values[0], self.shape).reshape(-1)[lanes]
         if space is self.memory.shared and kind != "load" and (self.bulk.stores or self.warpgroups.flights):
-            self.check_readers(flat, size, lanes_flat // per, threads, counter.line)
-        line = counter.line
-        self.tell(lambda races: self.hand_over(races, kind, space, flat, size, blocks, threads, line, held, strong))
+            self.check_readers(flat, size, lanes // (self.shape[1] * 32), threads, line)
+        more = {"strong": strong, "item": item, "event": event}
+        if type(site) is tuple and site[1] == "issue":
+            more["pending"] = True
+        self.tell(lambda races: self.hand_over(races, kind, space, flat, size, blocks, threads, line, held, more))
 
     def tell(self, access):
         """Make an access known to the race detector; the error it raises gets this part's words."""
@@ -162,11 +167,11 @@ class Words:
                     f"{self.quote(line)}, while {reader} still reads it: nothing has waited for it",
                 )  # fmt: skip
 
-    def hand_over(self, races, kind, space, flat, size, blocks, threads, line, held, strong):
+    def hand_over(self, races, kind, space, flat, size, blocks, threads, line, held, more):
         if space is not None and space is self.memory.shared:
             if kind != "load" and races.read:
                 races.overwritten(flat, size, blocks, threads, line)
-            races.shared(kind, flat, size, blocks, threads, line, held)
+            races.shared(kind, flat, size, blocks, threads, line, held, **more)
         elif space is None or space.steps == (0, 0, 0):
             regions = flat >> REGION
             for region in np.unique(regions):
@@ -174,7 +179,7 @@ class Words:
                 buffer = self.launch.buffers[int(region)]
                 races.global_(
                     kind, buffer.name, flat[here] - buffer.origin, size, blocks[here], threads[here], line,
-                    None if held is None else held[here], strong,
+                    None if held is None else held[here], **more,
                 )  # fmt: skip
 
     def race_text(self, race):
@@ -191,14 +196,7 @@ class Words:
             f"line {line}{self.quote(line)}"
             for kind, line, block, thread in (race.first, race.second)
         ]
-        if race.need:
-            need = race.need
-        elif race.first[2] != race.second[2]:
-            need = "they are in different blocks: only atomics, or a fence and a flag, put them in order"
-        elif race.first[3] // 32 != race.second[3] // 32:
-            need = "there is no __syncthreads() between the two"
-        else:
-            need = "there is no __syncwarp() or __syncthreads() between the two, though both are in one warp"
+        need = race.need or lacking(race.first, race.second)
         return f"kernel {self.program.name}: race on {where}: {who[0]}; {who[1]}; {need}"
 
 

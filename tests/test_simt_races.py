@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from simt.races import RaceError, Races
+from simt.clocks import CTA, GPU
+from simt.races import RELAXED, RaceError, Races, Strong
 
 T = 64  # threads of a block
 ALL = np.arange(T)
@@ -20,10 +21,10 @@ class Machine:
     def shared(self, kind, offsets, threads=ALL, block=0, line=1, size=4, values=None):
         self.races.shared(kind, np.asarray(offsets), size, np.full(len(threads), block), threads, line, values)
 
-    def memory(self, kind, offsets, threads=ALL, block=0, line=1, buffer="x", values=None, strong=False, size=4):
+    def memory(self, kind, offsets, threads=ALL, block=0, line=1, buffer="x", values=None, strong=None, size=4):
         blocks = np.full(len(threads), block)
         offsets = np.broadcast_to(offsets, len(threads))
-        self.races.global_(kind, buffer, offsets, size, blocks, threads, line, values, strong)
+        self.races.global_(kind, buffer, offsets, size, blocks, threads, line, values, strong=strong)
 
     def sync(self, block=0):
         self.races.barrier(np.array([block]))
@@ -31,11 +32,12 @@ class Machine:
     def syncwarp(self, mask=0xFFFFFFFF, warp=0, block=0):
         self.races.warp_barrier(np.array([block]), np.array([warp]), np.array([mask]))
 
-    def fence(self, threads=ALL, block=0):
-        self.races.fence(np.full(len(threads), block), np.asarray(threads))
+    def fence(self, threads=ALL, block=0, scope=GPU):
+        self.races.fence(np.full(len(threads), block), np.asarray(threads), scope)
 
 
 ONE = np.array([0])
+ACQUIRE, RELEASE = Strong(GPU, acquire=True), Strong(GPU, release=True)
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_a_warp_needs_syncwarp(m):
     m.syncwarp(mask=0xFFFF)  # of the lower half only
     half = np.arange(16)
     m.shared("store", half * 4, half)
-    with pytest.raises(RaceError, match="of one warp"):
+    with pytest.raises(RaceError, match="both are in one warp"):
         m.shared("store", (half + 16) * 4, half + 16)
 
 
@@ -197,7 +199,7 @@ def test_a_barrier_does_not_order_blocks(m):
         m.memory("load", ALL * 4, block=1)
 
 
-def last_block_done(fence=True, barrier=True, fence_by=ONE, barrier_after=True, all_fence=False):
+def last_block_done(fence=True, barrier=True, fence_by=ONE, acquire=True, barrier_after=True, all_fence=False):
     """Every block stores T partial sums and takes a ticket; the last one reads them all."""
     m, blocks = Machine(), 5
     for block in range(blocks):
@@ -209,6 +211,8 @@ def last_block_done(fence=True, barrier=True, fence_by=ONE, barrier_after=True, 
         if fence:
             m.fence(fence_by, block)
         m.memory("atomic", 0, ONE, block=block, buffer="tickets")
+    if acquire:
+        m.fence(ONE, blocks - 1)
     if barrier_after:
         m.sync(blocks - 1)
     for i in range(blocks):
@@ -217,12 +221,15 @@ def last_block_done(fence=True, barrier=True, fence_by=ONE, barrier_after=True, 
 
 def test_the_last_block_done():
     last_block_done()
-    last_block_done(fence=False, all_fence=True)  # each thread fences its own stores, then the barrier
 
 
 @pytest.mark.parametrize(
-    "without", [{"fence": False}, {"barrier": False}, {"barrier_after": False}, {"fence_by": np.array([7])}]
-)
+    "without",
+    [
+        {"fence": False}, {"barrier": False}, {"barrier_after": False}, {"fence_by": np.array([7])}, {"acquire": False},
+        {"fence": False, "all_fence": True},  # thread 0's fence came before the barrier: it speaks for itself alone
+    ],
+)  # fmt: skip
 def test_the_last_block_done_without_what_orders_it(without):
     with pytest.raises(RaceError):
         last_block_done(**without)
@@ -234,27 +241,30 @@ def test_a_fence_covers_what_came_before_it(m):
     m.sync()
     m.memory("atomic", 0, ONE, buffer="count")
     m.memory("atomic", 0, ONE, block=1, buffer="count")
+    m.fence(ONE, 1)
     with pytest.raises(RaceError, match="thread 0 of block 0 writes it"):
         m.memory("load", ALL * 4, block=1, threads=ALL)
 
 
-def test_a_fence_covers_the_stores_of_its_own_thread_unless_a_barrier_came_before(m):
+def test_a_fence_before_the_barrier_covers_the_stores_of_its_own_thread(m):
     m.memory("store", ALL * 4)
-    m.fence(ALL[:10])
+    m.fence(ALL)
     m.sync()
-    m.memory("store", 0, ONE + 20, buffer="flag", strong=True)
-    m.memory("load", 0, ONE, block=1, buffer="flag", strong=True)
-    m.memory("load", 5 * 4, ONE, block=1)
-    with pytest.raises(RaceError, match="thread 15 of block 0"):
+    m.memory("store", 0, ONE + 20, buffer="flag", strong=RELAXED)
+    m.memory("load", 0, ONE, block=1, buffer="flag", strong=ACQUIRE)
+    m.memory("load", 20 * 4, ONE, block=1)
+    with pytest.raises(RaceError, match="thread 15 of block 0.*No release covers it"):
         m.memory("load", 15 * 4, ONE, block=1)
 
 
-def chained_scan(fence=True, barrier=True, strong=True, blocks=6, own=False):
+def chained_scan(fence=True, barrier=True, acquire=True, strong=RELAXED, blocks=6, own=False):
     """Block b waits for flag b - 1, reads the carry, and stores its own carry and flag."""
     m = Machine()
     for block in range(blocks):
         if block:
             m.memory("load", block * 4 - 4, ONE, block=block, buffer="flags", strong=strong)
+            if acquire:
+                m.fence(ONE, block)
             m.memory("load", block * 4 - 4, ONE, block=block, buffer="carry")
             m.sync(block)
             m.memory("load", (block * T - T + ALL) * 4, block=block)  # and what the threads of that block wrote
@@ -273,13 +283,13 @@ def test_a_chained_scan():
     chained_scan(own=True)
 
 
-@pytest.mark.parametrize("without", [{"fence": False}, {"barrier": False}, {"strong": False}])
+@pytest.mark.parametrize("without", [{"fence": False}, {"barrier": False}, {"acquire": False}, {"strong": None}])
 def test_a_chained_scan_without_what_orders_it(without):
     with pytest.raises(RaceError):
         chained_scan(**without)
 
 
-def look_back(fence=True, blocks=40):
+def look_back(fence=True, read=ACQUIRE, blocks=40):
     """Decoupled look-back: lanes of a warp poll the states of the blocks before, and read their sums themselves."""
     m = Machine()
     for block in range(blocks):
@@ -289,10 +299,10 @@ def look_back(fence=True, blocks=40):
             m.memory("store", block * 8 + (state - 1) * 4, ONE, block=block, buffer="sums")
             if fence:
                 m.fence(ONE, block)
-            m.memory("store", block * 4, ONE, block=block, buffer="states", strong=True)
+            m.memory("store", block * 4, ONE, block=block, buffer="states", strong=RELAXED)
             if state == 1 and block:
                 lanes = np.arange(min(block, 32))
-                m.memory("load", (block - 1 - lanes) * 4, lanes, block=block, buffer="states", strong=True)
+                m.memory("load", (block - 1 - lanes) * 4, lanes, block=block, buffer="states", strong=read)
                 m.memory("load", (block - 1 - lanes) * 8, lanes, block=block, buffer="sums")
                 m.memory("load", (block - 1 - lanes) * 8 + 4, lanes, block=block, buffer="sums")
 
@@ -301,9 +311,11 @@ def test_decoupled_look_back():
     look_back()
     with pytest.raises(RaceError, match="of sums"):
         look_back(fence=False)
+    with pytest.raises(RaceError, match="It has read the flag in line 1, but there is no acquire"):
+        look_back(read=RELAXED)
 
 
-def grid_barrier(fence=True, barrier=True, wait=True):
+def grid_barrier(fence=True, barrier=True, wait=ACQUIRE):
     m, blocks = Machine(), 4
     for step in range(3):
         for block in range(blocks):
@@ -315,7 +327,7 @@ def grid_barrier(fence=True, barrier=True, wait=True):
             m.memory("atomic", step * 4, ONE, block=block, buffer="count")
         for block in range(blocks):
             if wait:
-                m.memory("load", step * 4, ONE, block=block, buffer="count", strong=True)
+                m.memory("load", step * 4, ONE, block=block, buffer="count", strong=wait)
             m.sync(block)
             m.memory("load", ((block + 1) % blocks * T + ALL) * 4, block=block)
         for block in range(blocks):  # so that nobody stores before all have read
@@ -323,7 +335,7 @@ def grid_barrier(fence=True, barrier=True, wait=True):
             m.fence(ONE, block)
             m.memory("atomic", 100 + step * 4, ONE, block=block, buffer="count")
         for block in range(blocks):
-            m.memory("load", 100 + step * 4, ONE, block=block, buffer="count", strong=True)
+            m.memory("load", 100 + step * 4, ONE, block=block, buffer="count", strong=ACQUIRE)
             m.sync(block)
 
 
@@ -331,7 +343,7 @@ def test_a_grid_barrier():
     grid_barrier()
 
 
-@pytest.mark.parametrize("without", [{"fence": False}, {"barrier": False}, {"wait": False}])
+@pytest.mark.parametrize("without", [{"fence": False}, {"barrier": False}, {"wait": None}, {"wait": RELAXED}])
 def test_a_grid_barrier_without_what_orders_it(without):
     with pytest.raises(RaceError):
         grid_barrier(**without)
@@ -340,8 +352,8 @@ def test_a_grid_barrier_without_what_orders_it(without):
 def test_a_flag_for_each_thread(m):
     m.memory("store", ALL * 4)
     m.fence(ALL)
-    m.memory("store", ALL * 4, buffer="flags", strong=True)
-    m.memory("load", ALL * 4, block=1, buffer="flags", strong=True)
+    m.memory("store", ALL * 4, buffer="flags", strong=RELAXED)
+    m.memory("load", ALL * 4, block=1, buffer="flags", strong=ACQUIRE)
     m.memory("load", ALL * 4, block=1)
     with pytest.raises(RaceError):
         m.memory("load", ALL[::-1] * 4, block=1)  # thread 0 has not looked at the flag of thread 63
@@ -350,8 +362,8 @@ def test_a_flag_for_each_thread(m):
 def test_what_a_lane_acquired_its_warp_knows_after_syncwarp(m):
     m.memory("store", [0], ONE)
     m.fence(ONE)
-    m.memory("store", 0, ONE, buffer="flag", strong=True)
-    m.memory("load", 0, ONE, block=1, buffer="flag", strong=True)
+    m.memory("store", 0, ONE, buffer="flag", strong=RELAXED)
+    m.memory("load", 0, ONE, block=1, buffer="flag", strong=ACQUIRE)
     m.syncwarp(block=1)
     m.memory("load", 0, np.arange(32), block=1)
     with pytest.raises(RaceError):
@@ -364,8 +376,8 @@ def test_a_lane_publishes_what_its_warp_did_before_a_syncwarp(m):
     m.syncwarp()
     m.memory("store", [4096], np.array([7]), line=2)  # after the __syncwarp
     m.fence(ONE)
-    m.memory("store", [2048], ONE, line=3, strong=True)
-    m.memory("load", [2048], reader, line=4, strong=True)
+    m.memory("store", [2048], ONE, line=3, strong=RELAXED)
+    m.memory("load", [2048], reader, line=4, strong=ACQUIRE)
     for lane in (0, 5, 31):
         m.memory("load", [4 * lane], reader, line=5)
     with pytest.raises(RaceError):
@@ -376,8 +388,8 @@ def test_without_the_fence_a_lane_publishes_nothing_of_its_warp(m):
     lanes, reader = np.arange(32), np.array([40])
     m.memory("store", lanes * 4, lanes, line=1)
     m.syncwarp()
-    m.memory("store", [2048], ONE, line=3, strong=True)
-    m.memory("load", [2048], reader, line=4, strong=True)
+    m.memory("store", [2048], ONE, line=3, strong=RELAXED)
+    m.memory("load", [2048], reader, line=4, strong=ACQUIRE)
     with pytest.raises(RaceError):
         m.memory("load", [20], reader, line=5)
 
@@ -385,8 +397,8 @@ def test_without_the_fence_a_lane_publishes_nothing_of_its_warp(m):
 def test_a_release_store_needs_no_fence(m):
     m.memory("store", ALL * 4)
     m.sync()
-    m.memory("store", 0, ONE, buffer="flag", strong="release")
-    m.memory("load", 0, ONE, block=1, buffer="flag", strong=True)
+    m.memory("store", 0, ONE, buffer="flag", strong=RELEASE)
+    m.memory("load", 0, ONE, block=1, buffer="flag", strong=ACQUIRE)
     m.sync(1)
     m.memory("load", ALL * 4, block=1)
 
@@ -394,28 +406,30 @@ def test_a_release_store_needs_no_fence(m):
 def test_a_flag_that_was_overwritten_publishes_no_more(m):
     m.memory("store", [0], ONE)
     m.fence(ONE)
-    m.memory("store", 0, ONE, buffer="flag", strong=True)
-    m.memory("store", 0, ONE, block=2, buffer="flag", strong=True)
-    m.memory("load", 0, ONE, block=1, buffer="flag", strong=True)
+    m.memory("store", 0, ONE, buffer="flag", strong=RELAXED)
+    m.memory("store", 0, ONE, block=2, buffer="flag", strong=RELAXED)
+    m.memory("load", 0, ONE, block=1, buffer="flag", strong=ACQUIRE)
     with pytest.raises(RaceError):
         m.memory("load", 0, ONE, block=1)
 
 
-def test_locks_in_shared_memory_and_their_lack():
-    for fence in True, False:
-        m = Machine()
-        for thread in 0, 33, 5:
-            on = np.array([thread])
-            m.shared("atomic", [0], on)  # atomicCAS
-            if thread == 5 and not fence:
-                with pytest.raises(RaceError):
-                    m.shared("load", [64], on)
-                break
-            m.shared("load", [64], on)
-            m.shared("store", [64], on)
-            if fence or thread == 0:
-                m.fence(on)
-            m.shared("atomic", [0], on)  # atomicExch
+@pytest.mark.parametrize("acquire", [True, False])
+@pytest.mark.parametrize("release", [True, False])
+def test_locks_in_shared_memory_and_their_lack(m, acquire, release):
+    for thread in 0, 33, 5:
+        on = np.array([thread])
+        m.shared("atomic", [0], on)  # atomicCAS
+        if acquire:
+            m.fence(on, scope=CTA)
+        if thread and not (acquire and release):
+            with pytest.raises(RaceError):
+                m.shared("load", [64], on)
+            break
+        m.shared("load", [64], on)
+        m.shared("store", [64], on)
+        if release:
+            m.fence(on, scope=CTA)
+        m.shared("atomic", [0], on)  # atomicExch
 
 
 def test_arguments():
