@@ -90,6 +90,7 @@ class Kernel:
     check_races   report two threads that touch the same memory with no order between them (slower)
     places        how many blocks fit at a time: another starts when one has ended. None: all of them
     order         the order in which blocks start: "forward", "reverse", or a whole number, the seed of a shuffle
+    by_warp       count requests of each block and warp as well: see Report
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
                   40,000 instructions of single threads each
     """
@@ -103,8 +104,9 @@ class Kernel:
         return f"{self.name}({parameters})"
 
     def __call__(
-        self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", step_limit=STEP_LIMIT
-    ):
+        self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", by_warp=False,
+        step_limit=STEP_LIMIT,
+    ):  # fmt: skip
         program = self.program
         grid = dimensions("grid", grid, GRID_LIMITS)
         block = dimensions("block", block, BLOCK_LIMITS)
@@ -125,7 +127,8 @@ class Kernel:
             buffers = program.global_spaces(self.module.kept) | spaces
             parameters = Parameters(program, values)
             launch = Launch(
-                program, grid, block, parameters, buffers, shared, races, step_limit, maps, places, order
+                program, grid, block, parameters, buffers, shared, races, step_limit, maps, places, order,
+                {} if by_warp else None,
             )  # fmt: skip
             try:
                 launch.run()
@@ -137,7 +140,7 @@ class Kernel:
                     error.add_note("printed until then:\n" + "".join(launch.printed))
                 raise error from None
             return Report(
-                self.name, self.module.source, program.counts(), printed="".join(launch.printed), grid=grid, block=block
+                self.name, self.module.source, program.counts(), "".join(launch.printed), grid, block, launch.by_warp
             )
 
     def check_block(self, block):

@@ -36,12 +36,13 @@ class Launch:
 
     def __init__(
         self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None, places=None,
-        order="forward",
+        order="forward", by_warp=None,
     ):  # fmt: skip
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
         self.races, self.step_limit = races, step_limit
         self.maps = maps or {}  # address of a parameter -> TensorMap
+        self.by_warp = by_warp  # {metric: requests (blocks, warps)}, where they are wanted
         self.steps = 0
         self.quiet = False  # no block can start, and nobody has stored anything since all looked last
         self.printed = []

@@ -14,6 +14,7 @@ from simt import banks, coalesce
 from simt.aside import Aside, one_each
 from simt.errors import MemoryFault
 from simt.integers import Known, unpack
+from simt.report import REQUESTS, SHARED
 from simt.rounding import flush
 
 REGION = 36  # each buffer owns 2**36 bytes of addresses
@@ -534,6 +535,17 @@ class Memory:
         counter.requests += found[0]
         counter.sectors += found[1]
         counter.ideal += found[2]
+        if self.describe.launch.by_warp is not None:
+            self.count_by_warp(counter.kind, shared, mask)
+
+    def count_by_warp(self, kind, shared, mask):
+        """Note which warps made this request."""
+        if shared:
+            kind = "atom" if kind == "red" else kind
+        name = (SHARED if shared else REQUESTS).format("ld" if kind == "ldmatrix" else kind)
+        launch = self.describe.launch
+        made = launch.by_warp.setdefault(name, np.zeros((launch.blocks, launch.warps), np.int64))
+        made[self.describe.numbers] += np.broadcast_to(True if mask is None else mask, self.shape).any(axis=2)
 
     def cost(self, counter, pattern, shift, size, mask, shared):
         """(requests, sectors or wavefronts, wavefronts without any conflict)."""

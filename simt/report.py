@@ -40,14 +40,16 @@ class Report:
     counters   {ncu's metric name: number} of the whole launch
     lines      {source line: the same of that line}; line 0 is code that no line is known for
     printed    what the kernel's printf wrote
+    by_warp    {ncu's metric name: requests of each block and warp, an array (blocks, warps)}, if the launch was asked
+               for it: to global memory as in counters; to shared memory, atomics too (..._op_shared_atom.sum)
     grid, block, kernel, source: of the launch
 
     `counts` is {line: {metric: int}}, where "instructions" and "thread_instructions" count what warps and threads
     executed. It prints as a table with a row for every line that ran, and the totals last.
     """
 
-    def __init__(self, kernel, source, counts, printed="", grid=1, block=1):
-        self.kernel, self.source, self.printed = kernel, source, printed
+    def __init__(self, kernel, source, counts, printed="", grid=1, block=1, by_warp=None):
+        self.kernel, self.source, self.printed, self.by_warp = kernel, source, printed, by_warp
         self.grid, self.block = grid, block
         self.lines = {line: whole(counts[line]) for line in sorted(counts) if any(counts[line].values())}
         totals = {}

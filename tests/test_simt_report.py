@@ -2,10 +2,13 @@
 
 import html.parser
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import simt
 from simt.report import CONFLICTS, NOTE, REQUESTS, SECTORS, SHARED, WAVEFRONTS, Report
 
 STORED = json.loads((Path(__file__).parent / "simt_truth" / "h200.json").read_text())["launches"]
@@ -130,3 +133,32 @@ def test_what_was_printed_is_shown():
     report = Report("k", "line", {1: {"instructions": 1}}, printed="<1>\n2\n")
     assert str(report).endswith("printed:\n<1>\n2") and "<pre>&lt;1&gt;\n2\n</pre>" in report._repr_html_()
     assert "printed" not in str(Report("k", "line", {1: {"instructions": 1}}))
+
+
+UNEVEN = r"""
+extern "C" __global__ void uneven(const float *x, float *out) {
+    __shared__ float sum;
+    int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) sum = 0;
+    __syncthreads();
+    float mine = 0;
+    for (int n = 0; n < warp + blockIdx.x; n++) mine += x[32 * n + threadIdx.x % 32];
+    if (warp == 1) atomicAdd(&sum, mine);
+    __syncthreads();
+    if (warp < 2 && threadIdx.x % 32 == 5) out[blockIdx.x] = sum;
+}
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
+@pytest.mark.parametrize("how", [{}, {"order": "reverse"}, {"order": 3, "places": 2}], ids=str)
+def test_requests_are_counted_by_block_and_warp_where_asked_for(how):
+    kernel = simt.compile(UNEVEN)["uneven"]
+    args = np.ones(256, np.float32), np.zeros(5, np.float32)
+    assert kernel(5, 72, *args).by_warp is None
+    report = kernel(5, 72, *args, by_warp=True, **how)  # 72 threads: the last warp has eight
+    loads = report.by_warp[REQUESTS.format("ld")]
+    assert loads.tolist() == [[block + warp for warp in range(3)] for block in range(5)]
+    assert report.by_warp[REQUESTS.format("st")].tolist() == [[1, 1, 0]] * 5
+    assert report.by_warp[SHARED.format("atom")].tolist() == [[0, 1, 0]] * 5
+    assert all(report.counters[name] == made.sum() for name, made in report.by_warp.items() if name in report.counters)
