@@ -14,7 +14,7 @@ def explore(draw, **controls):
     Returns the widget; in a viewer that shows none, look at the still picture beside it.
     """
     import ipywidgets as widgets
-    from IPython.display import display
+    from IPython.core.formatters import format_display_data
 
     defaults = {name: p.default for name, p in inspect.signature(draw).parameters.items()}
     made = {name: _control(widgets, name, spec, defaults.get(name)) for name, spec in controls.items()}
@@ -22,11 +22,11 @@ def explore(draw, **controls):
 
     def redraw(_change=None):
         values = {name: control.value for name, control in made.items()}
-        with picture:
-            # clear only when the next picture is ready, so that the page does not jump
-            picture.clear_output(wait=True)
-            with contextlib.suppress(KeyboardInterrupt):
-                display(draw(**values))
+        with contextlib.suppress(KeyboardInterrupt):
+            data, metadata = format_display_data(draw(**values))
+            # Put there, and not displayed inside `with picture`: what is captured so comes back by way of whoever runs
+            # the notebook, and nbclient then may miss the end of the cell and wait for ever.
+            picture.outputs = ({"output_type": "display_data", "data": data, "metadata": metadata},)
 
     for control in made.values():
         control.observe(redraw, names="value")

@@ -348,7 +348,12 @@ def test_show_does_not_follow_a_link_out_of_the_folder(monkeypatch, tmp_path):
 def drawn(monkeypatch):
     """What explore shows, instead of a page."""
     found = []
-    monkeypatch.setattr("IPython.display.display", found.append)
+
+    def format_display_data(shown):
+        found.append(shown)
+        return {"text/plain": repr(shown)}, {}
+
+    monkeypatch.setattr("IPython.core.formatters.format_display_data", format_display_data)
     return found
 
 
@@ -378,12 +383,14 @@ def test_explore_builds_the_right_controls(drawn):
 
 def test_explore_redraws_when_a_value_changes_and_only_then(drawn):
     box = explore(lambda n, model: (n, model), n=(1, 9, 3), model={"seven": 7, "eight": 8})
-    n, model, _ = box.children
+    n, model, picture = box.children
     n.value = 5
     model.value = 8
     model.value = 8
     n.description = "another"
     assert drawn == [(3, 7), (5, 7), (5, 8)]
+    shown = {"output_type": "display_data", "data": {"text/plain": "(5, 8)"}, "metadata": {}}
+    assert picture.outputs == (shown,) and picture.msg_id == ""  # nothing is captured
 
 
 def test_menus_start_at_the_functions_default(drawn):
