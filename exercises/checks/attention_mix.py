@@ -1,7 +1,8 @@
 """Checks of chapter 07: the attention mix.
 
 The learner's CUDA C++ runs on the SIMT machine, which also looks for races. Inputs are small whole numbers, so sums are
-exact in any order and a lost token always shows. Quality is counted: requests, sectors, atomics, bank conflicts.
+exact in any order and a lost token always shows. Quality is counted: requests, sectors, atomics, bank conflicts, and
+whose they are: work that one block or warp does alone is not shared.
 """
 
 import numbers
@@ -11,11 +12,13 @@ import numpy as np
 from exercises.checks import call_text, counted, shown, time_limit
 from exercises.checks.launches import (
     blocks_for,
+    by_warp,
     coalesced,
     compare,
     compiled,
     launched,
     requests,
+    shared_out,
     unchanged,
     whole_numbers,
 )
@@ -25,6 +28,7 @@ from lab.exercise import Exercise, Wrong
 BLOCK = 128  # threads of a block where it has one dimension
 RACES = 10  # races are looked for with fewer tokens than this: where they are does not depend on their number
 SHARED_LOADS = "smsp__inst_executed_op_shared_ld.sum"
+SHARED_ATOMICS = "smsp__inst_executed_op_shared_atom.sum"
 
 
 def truth(att, v):
@@ -87,11 +91,11 @@ SHAPES = ((1, 1, 1), (4, 2, 33), (6, 2, 64))  # n_heads, n_kv_heads, head_dim
 
 
 def split_cases(rng):
-    """(shape, kv_len, splits): smallest first, then some lengths to 97, each with some number of splits."""
+    """(shape, kv_len, splits): smallest first, then a few lengths to 97, each with some number of splits."""
     for number, kv_len in enumerate(LENGTHS):
         for splits in SPLITS:
             yield SHAPES[(number + splits) % 3], kv_len, splits
-    for kv_len in sorted(rng.choice(97, 30, replace=False) + 1):
+    for kv_len in sorted(rng.choice(97, 8, replace=False) + 1):
         yield SHAPES[1], int(kv_len), int(rng.integers(1, 17))
 
 
@@ -111,21 +115,27 @@ def exercise_2(source):
             _split(kernel, rng, shape, kv_len, splits)
             done += 1
         shape, kv_len, splits = (8, 2, 64), 100, 6
-        at, report = split_text(shape, kv_len, splits), _split(kernel, rng, shape, kv_len, splits)
+        at, report = split_text(shape, kv_len, splits), _split(kernel, rng, shape, kv_len, splits, by_warp=True)
         warps = shape[0] * shape[2] // 32
         coalesced(report, at)
         at_most(requests(report, "ld"), 2 * warps * kv_len, "load requests", at, "for each token one of att, one of v")
         at_most(atomics(report), warps * splits, "atomic requests", at, "one for each warp")
+        shared_out(_by_split(report, splits), "split", at)
     return exercise.report(f"right on {done + 1} cases, coalesced, with one atomic for each result and split")
 
 
-def _split(kernel, rng, shape, kv_len, splits):
+def _by_split(report, splits):
+    """Load requests (warps along x, splits)."""
+    return by_warp(report).reshape(splits, -1).T
+
+
+def _split(kernel, rng, shape, kv_len, splits, **how):
     n_heads, n_kv_heads, head_dim = shape
     at, (att, v) = split_text(shape, kv_len, splits), inputs(rng, n_heads, n_kv_heads, kv_len, head_dim)
     out, before = np.zeros((n_heads, head_dim), np.float32), {"att": att.copy(), "v": v.copy()}
     sizes = (np.int32(n_heads), np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
     grid = (blocks_for(n_heads * head_dim, BLOCK), splits)
-    report = launched(kernel, grid, BLOCK, att, v, out, *sizes, at=at, check_races=kv_len < RACES)
+    report = launched(kernel, grid, BLOCK, att, v, out, *sizes, at=at, check_races=kv_len < RACES, **how)
     compare("out", out, truth(before["att"], before["v"]), at)
     unchanged({"att": att, "v": v}, before, at)
     return report
@@ -139,22 +149,23 @@ def exercise_3(source):
     exercise = Exercise("Exercise 3: find the bug")
     rng = np.random.default_rng()
     cases = [(kv_len, warps, 32) for kv_len, warps in ((64, 1), (64, 2), (128, 4), (128, 8))]  # the author's
-    sizes = [(kv_len, warps) for kv_len in (1, 3, 7, 33) for warps in (1, 2, 3, 8)]
-    cases += [(*size, head_dim) for head_dim in (32, 1, 64, 100) for size in sizes]
+    sizes = [(kv_len, warps) for kv_len in (1, 7, 33) for warps in (1, 2, 3, 8)]
+    cases += [(*size, head_dim) for head_dim in (32, 64, 100) for size in sizes] + [(9, 3, 1)]
     with exercise, time_limit(60):
         kernel = compiled(source, "mix")
         for kv_len, warps, head_dim in cases:
-            if kv_len <= 3:
+            if kv_len == 1:
                 _bug(kernel, np.ones((4, kv_len), np.float32), np.ones((kv_len, 2, head_dim), np.float32), warps)
             _bug(kernel, *inputs(rng, 4, 2, kv_len, head_dim), warps)
         kv_len, warps, head_dim = 100, 4, 64
         at = bug_text(kv_len, warps, head_dim)
-        report = _bug(kernel, *inputs(rng, 4, 2, kv_len, head_dim), warps)
+        report = _bug(kernel, *inputs(rng, 4, 2, kv_len, head_dim), warps, by_warp=True)
         coalesced(report, at)
         tiles = 4 * head_dim // 32  # of 32 channels, for four heads
         at_most(requests(report, "ld"), 2 * tiles * kv_len, "load requests", at, "for each token one of att, one of v")
         made = requests(report, "st") + atomics(report)
         at_most(made, tiles, "requests that write to out", at, "one for every 32 channels")
+        shared_out(by_warp(report), "warp", at)
     return exercise.report(f"right on {len(cases) + 1} cases, without a race")
 
 
@@ -162,14 +173,14 @@ def bug_text(kv_len, warps, head_dim):
     return f"{counted(kv_len, 'token')}, {counted(warps, 'warp')}, head_dim = {head_dim}"
 
 
-def _bug(kernel, att, v, warps):
+def _bug(kernel, att, v, warps, **how):
     n_heads, (kv_len, n_kv_heads, head_dim) = len(att), v.shape
     at = bug_text(kv_len, warps, head_dim) + (
         ", with att and v all ones" if (att == 1).all() and (v == 1).all() else ""
     )
     out, before = unset((n_heads, head_dim)), {"att": att.copy(), "v": v.copy()}
     sizes = (np.int32(n_heads), np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
-    report = launched(kernel, n_heads, (32, warps), att, v, out, *sizes, at=at, check_races=kv_len < RACES)
+    report = launched(kernel, n_heads, (32, warps), att, v, out, *sizes, at=at, check_races=kv_len < RACES, **how)
     compare("out", out, truth(before["att"], before["v"]), at)
     unchanged({"att": att, "v": v}, before, at)
     return report
@@ -187,15 +198,16 @@ def exercise_4(source):
         for shape, kv_len, splits in split_cases(rng):
             _partial(partial, rng, shape, kv_len, splits)
             done += 1
-        for outputs in (1, 31, 33, 127, 129, 256):
-            for splits in (1, 2, 7, 66):
+        for outputs in (1, 33, 129, 256):
+            for splits in (1, 2, 66):
                 _add(add, rng, outputs, splits)
         shape, kv_len, splits = (8, 2, 64), 100, 6
-        at, report = split_text(shape, kv_len, splits), _partial(partial, rng, shape, kv_len, splits)
+        at, report = split_text(shape, kv_len, splits), _partial(partial, rng, shape, kv_len, splits, by_warp=True)
         warps = shape[0] * shape[2] // 32
         at_most(requests(report, "ld"), 2 * warps * kv_len, "load requests", at, "for each token one of att, one of v")
         at_most(requests(report, "st"), warps * splits, "store requests", at, "one for each warp")
         coalesced(report, at)
+        shared_out(_by_split(report, splits), "split", at)
         at, report = _add(add, rng, 512, 16)
         at_most(requests(report, "ld"), 16 * 512 // 32, "load requests", at, "each partial sum once")
         coalesced(report, at)
@@ -207,14 +219,14 @@ def _no_atomics(report, at):
         raise Wrong(f"right, but at {at} the warps make {atomics(report):,} atomic requests; wanted: none")
 
 
-def _partial(kernel, rng, shape, kv_len, splits):
+def _partial(kernel, rng, shape, kv_len, splits, **how):
     n_heads, n_kv_heads, head_dim = shape
     at, (att, v) = split_text(shape, kv_len, splits), inputs(rng, n_heads, n_kv_heads, kv_len, head_dim)
     partials = unset((splits, n_heads, head_dim))
     before = {"att": att.copy(), "v": v.copy()}
     sizes = (np.int32(n_heads), np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
     grid = (blocks_for(n_heads * head_dim, BLOCK), splits)
-    report = launched(kernel, grid, BLOCK, att, v, partials, *sizes, at=at, check_races=kv_len < RACES)
+    report = launched(kernel, grid, BLOCK, att, v, partials, *sizes, at=at, check_races=kv_len < RACES, **how)
     missing = np.argwhere(np.isnan(partials))
     if len(missing):
         place = ", ".join(map(str, missing[0]))
@@ -254,17 +266,22 @@ def exercise_5(source):
     """CUDA source of mix for groups of four heads."""
     exercise = Exercise("Exercise 5: each value once")
     rng = np.random.default_rng()
-    shapes = [(n, d) for d in (1, 31, 32, 33, 64, 100) for n in (1, 3)]
-    cases = [(n, kv_len, d) for kv_len in (1, 7, 8, 9, 33) for n, d in shapes]
+    shapes = [(n, d) for d in (1, 32, 33, 100) for n in (1, 3)]
+    cases = [(n, kv_len, d) for kv_len in (1, 8, 9, 33) for n, d in shapes]
     with exercise, time_limit(60):
         kernel = compiled(source, "mix")
         for case in cases:
             _group(kernel, rng, *case)
         case = n_kv_heads, kv_len, head_dim = 2, 100, 64
-        at, report = group_text(*case), _group(kernel, rng, *case)
+        at, report = group_text(*case), _group(kernel, rng, *case, by_warp=True)
         blocks = n_kv_heads * head_dim // 32
         if atomics(report):
             raise Wrong(f"right, but at {at} the warps make {atomics(report):,} atomic requests; wanted: none")
+        if made := by_warp(report, SHARED_ATOMICS).sum():
+            raise Wrong(
+                f"right, but at {at} the warps make {made:,} atomic requests to shared memory; wanted: none, a place "
+                "of its own for each sum of a warp"
+            )
         most, why = blocks * kv_len * (1 + GROUP), "for each token and 32 channels one of v and four of att"
         at_most(requests(report, "ld"), most, "load requests", at, why)
         at_most(requests(report, "st"), blocks * GROUP, "store requests", at, "one for each head and 32 channels")
@@ -277,6 +294,13 @@ def exercise_5(source):
         )
         made, most = report.counters[SHARED_LOADS], blocks * GROUP * WARPS
         at_most(made, most, "loads from shared memory", at, "each sum of a warp once")
+        shared_out(by_warp(report), "warp", at)
+        busiest = int(by_warp(report, SHARED_LOADS).max())
+        exercise.require(
+            busiest <= WARPS,
+            f"right, but at {at} one warp makes {busiest} loads from shared memory; wanted: at most {WARPS}, with "
+            f"{GROUP} warps that add up one head each",
+        )
     return exercise.report(f"right on {len(cases) + 1} cases: each value once, no atomic, no conflict, no race")
 
 
@@ -284,13 +308,13 @@ def group_text(n_kv_heads, kv_len, head_dim):
     return f"{counted(n_kv_heads, 'KV head')}, {counted(kv_len, 'token')}, head_dim = {head_dim}"
 
 
-def _group(kernel, rng, n_kv_heads, kv_len, head_dim):
+def _group(kernel, rng, n_kv_heads, kv_len, head_dim, **how):
     at = group_text(n_kv_heads, kv_len, head_dim)
     att, v = inputs(rng, GROUP * n_kv_heads, n_kv_heads, kv_len, head_dim)
     out, before = unset((len(att), head_dim)), {"att": att.copy(), "v": v.copy()}
     args = (att, v, out, np.int32(n_kv_heads), np.int32(kv_len), np.int32(head_dim))
     grid = (n_kv_heads, blocks_for(head_dim, 32))
-    report = launched(kernel, grid, (32, WARPS), *args, at=at, check_races=kv_len < RACES)
+    report = launched(kernel, grid, (32, WARPS), *args, at=at, check_races=kv_len < RACES, **how)
     compare("out", out, truth(before["att"], before["v"]), at)
     unchanged({"att": att, "v": v}, before, at)
     return report

@@ -30,10 +30,13 @@ def compiled(source, name):
         raise Wrong(str(error)) from None
 
 
-def launched(kernel, grid, block, *args, at, check_races=False):
-    """Run the kernel on the machine; return its report. `at` says in a message which case this was."""
+def launched(kernel, grid, block, *args, at, **how):
+    """Run the kernel on the machine; return its report. `at` says in a message which case this was.
+
+    how  check_races=True, by_warp=True, places, order: see simt.Kernel
+    """
     try:
-        report = kernel(grid, block, *args, check_races=check_races, step_limit=STEPS)
+        report = kernel(grid, block, *args, step_limit=STEPS, **how)
     except simt.LaunchError as error:
         raise Wrong(f"{error}. Keep the kernel's name and parameters as in the stub") from None
     except simt.StepLimit:
@@ -87,6 +90,22 @@ def coalesced(report, at, most=4):
 
 def requests(report, op):
     return report.counters[f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum"]
+
+
+def by_warp(report, name="l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"):
+    """Requests of each block and warp, (blocks, warps): loads from global memory, if nothing else is said."""
+    return report.by_warp.get(name, np.zeros((1, 1), int))
+
+
+def shared_out(made, who, at, what="load requests"):
+    """Raise Wrong unless those along the last axis share the work: nobody does half as much again as the mean."""
+    made = made.reshape(-1, made.shape[-1])
+    busiest = made[np.argmax(made.max(axis=1) / np.maximum(made.sum(axis=1), 1))]
+    if busiest.max() > 1.5 * busiest.mean():
+        raise Wrong(
+            f"right, but not shared: at {at} {who} {busiest.argmax()} makes {busiest.max():,} of {busiest.sum():,} "
+            f"{what}; {len(busiest)} that share them evenly make {busiest.mean():.3g} each"
+        )
 
 
 def whole_numbers(rng, *shape):

@@ -139,6 +139,20 @@ extern "C" __global__ void mix(const float *att, const float *v, float *out,
 """
 END = GROUPED[GROUPED.index("    if (warp >= GROUP") : GROUPED.index("}\n", -3)]
 
+ONE_WARP = changed(
+    GROUPED,
+    (
+        END,
+        "    if (warp > 0 || d >= head_dim) return;\n"
+        "    for (int j = 0; j < GROUP; j++) {\n"
+        "        float total = 0;\n"
+        "        for (int w = 0; w < WARPS; w++) total += sums[w][j][lane];\n"
+        "        out[((long long)kv_head * GROUP + j) * head_dim + d] = total;\n"
+        "    }\n",
+    ),
+)
+ADDED = "    __syncthreads();\n    for (int j = 0; j < GROUP; j++) atomicAdd(&sums[j][lane], sum[j]);"
+
 RIGHT = {1: loads, 2: SPLIT, 3: BUG, 4: ORDERED, 5: GROUPED}
 
 WRONG = {
@@ -207,6 +221,10 @@ WRONG = {
             changed(SPLIT, ("t * n_kv_heads * head_dim", "t * head_dim")),
             "wrong at ",
         ),
+        "one block takes all the tokens": (
+            changed(SPLIT, (SHARE, "    int first = 0, last = blockIdx.y ? 0 : kv_len;\n")),
+            "right, but not shared: at 100 tokens, 6 splits (8 heads on 2, head_dim = 64) split 0 makes 200 of 200",
+        ),
         "threads without a result": (changed(SPLIT, ("if (i >= n_heads * head_dim) return;", "")), "at 1 token"),
     },
     3: {
@@ -240,6 +258,14 @@ WRONG = {
             changed(BUG, (CARDS, "for (int t = 0; t < kv_len && d < head_dim; t++)")),
             "wrong at 64 tokens, 2 warps",
         ),
+        "one warp takes all the tokens": (
+            changed(BUG, (CARDS, "for (int t = 0; warp == 0 && t < kv_len && d < head_dim; t++)")),
+            "right, but not shared: at 100 tokens, 4 warps, head_dim = 64 warp 0 makes 400 of 400 load requests",
+        ),
+        "a warp of its own for each block takes all the tokens": (
+            changed(BUG, (CARDS, "for (int t = 0; warp == h % blockDim.y && t < kv_len && d < head_dim; t++)")),
+            "right, but not shared",
+        ),
         "every warp loads all tokens and keeps its own: right, but read again and again": (
             changed(
                 BUG,
@@ -260,6 +286,10 @@ WRONG = {
         "blocks without a token write nothing": (
             changed(ORDERED, ("    float sum = 0;\n", "    if (first == last) return;\n    float sum = 0;\n")),
             "was never set",
+        ),
+        "one block takes all the tokens": (
+            changed(ORDERED, (SHARE, "    int first = 0, last = blockIdx.y == gridDim.y - 1 ? kv_len : 0;\n")),
+            "right, but not shared: at 100 tokens, 6 splits (8 heads on 2, head_dim = 64) split 5 makes 200 of 200",
         ),
         "adds to what was there": (changed(ORDERED, ("head_dim + i] = sum;", "head_dim + i] += sum;")), "NaN"),
         "atomics on one row of partials": (
@@ -356,6 +386,20 @@ WRONG = {
                 ("for (int w = 0; w < WARPS; w++) total += sums[w][warp][lane]", "total = sums[warp][lane]"),
             ),
             "race on",
+        ),
+        "one warp takes all the tokens": (
+            changed(GROUPED, ("int t = warp; t", "int t = 0; warp == 0 && t"), ("t += WARPS", "t++")),
+            "right, but not shared: at 2 KV heads, 100 tokens, head_dim = 64 warp 0 makes 500 of 500 load requests",
+        ),
+        "one warp adds up all four heads": (ONE_WARP, "one warp makes 32 loads from shared memory; wanted: at most 8"),
+        "the warps add to the same sums by atomics in shared memory": (
+            changed(
+                GROUPED,
+                ("sums[WARPS][GROUP][32];", "sums[GROUP][32];\n    if (warp < GROUP) sums[warp][lane] = 0;"),
+                ("#pragma unroll\n    for (int j = 0; j < GROUP; j++) sums[warp][j][lane] = sum[j];", ADDED),
+                ("for (int w = 0; w < WARPS; w++) total += sums[w][warp][lane]", "total = sums[warp][lane]"),
+            ),
+            "atomic requests to shared memory; wanted: none, a place of its own for each sum of a warp",
         ),
         "each warp adds its sums to out with atomics": (
             changed(
