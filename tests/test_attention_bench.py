@@ -188,6 +188,30 @@ def test_of_a_peer_the_fastest_mode_counts(monkeypatch, capsys):
     assert capsys.readouterr().out == "A: none is left out: no such card\nB: x is left out: no such card\n"
 
 
+def test_a_peer_that_is_wrong_is_left_out_with_a_sentence(card, monkeypatch, capsys):
+    wanted = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    facts = {"wanted": wanted, "bytes": 8, "flops": 8}
+    modes = {"wrong": lambda: [lambda: wanted + 1], "right": lambda: [lambda: wanted]}
+    (found,) = bench.peer_rows([("A", modes)], 1e-3, **facts)
+    assert found.title == "A: right"
+    said = capsys.readouterr().out
+    assert "A: wrong is left out: A: A: wrong is not right" in said
+    calls = []
+
+    def tires():  # right before, wrong after it was timed
+        calls.append(1)
+        return wanted * (1 if len(calls) <= 2 else 2)
+
+    rows = [bench.Row("ours", [lambda: wanted], sources=("lab/check.py",), tolerance=1e-3, **facts)]
+    rows += [bench.Row("at once", [lambda: -wanted], tolerance=1e-3, **facts), found]
+    rows += [bench.Row("later", [tires], tolerance=1e-3, **facts)]
+    ladder = bench.ladder_of("title", rows, 0.1, sustain=("ours",))
+    assert [f.name for f in ladder.figures] == ["ours", "A: right"] and card.timed == ["ours", "A: right", "later"]
+    said = capsys.readouterr().out
+    assert all(f"title: {name} is not right" in said for name in ("at once", "later")) and "it is left out" in said
+    assert ladder["ours"].sustained.median == ladder["A: right"].sustained.median == 1.1e-5
+
+
 def test_a_peer_that_is_not_installed_is_named_once(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     peers._flashinfer.cache_clear()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -617,3 +618,36 @@ def test_that_test_can_fail(course):
     del record["sources"]["kernels/toy/fast.c"]
     path.write_text(json.dumps(record))
     assert any("kernels/toy/fast.c has no hash" in problem for problem in out_of_date(path))
+
+
+# Parts
+
+
+def test_what_is_not_measured_again_stays_with_its_date(course, capsys):
+    path = save(course)
+    record = json.loads(path.read_text()) | {"date": "2020-01-02"}
+    record["tables"] = [{"title": "t", "rows": {"a": {"b": 1}}, "sources": ["kernels/toy/py.py"]}]
+    path.write_text(json.dumps(record))
+    new = [Ladder("GEMV 3 × 4", "read", ladders()[0].figures[:1])]
+    results.save(course / "kernels" / "toy", new, ROOF, VERSIONS, keep=True)
+    item = Stored(path)
+    assert [(len(x.figures), "2020-01-02" in x.source) for x in item.ladders] == [(1, False), (1, True)]
+    assert "2020-01-02" in item.table("t").source and "2020-01-02" not in item.date and not item.changed()
+    assert (
+        set(item.sources) >= {"kernels/toy/naive.c", "kernels/toy/py.py"} and "kernels/toy/fast.c" not in item.sources
+    )
+    results.save(course / "kernels" / "toy", new, ROOF, VERSIONS, keep=True)  # and once more: the date is still its own
+    assert "2020-01-02" in Stored(path).table("t").source
+    (course / "kernels" / "toy" / "py.py").write_text("x = 2\n")
+    results.save(course / "kernels" / "toy", new, ROOF, VERSIONS, keep=True)
+    assert [x.title for x in Stored(path).ladders] == ["GEMV 3 × 4"] and not Stored(path).tables
+    assert "GEMV 5 × 6 is not kept: kernels/toy/py.py changed" in capsys.readouterr().out
+
+
+def test_sustained_times_are_stored(course):
+    first, *rest = ladders()[0].figures
+    sustained = replace(first, sustained=Timing(0.5, 0.4, 0.6, 3), called=Timing(0.2, 0.1, 0.3, 3))
+    path = results.save(course / "kernels" / "toy", [Ladder("L", "read", [sustained, *rest])], ROOF, VERSIONS)
+    figures = Stored(path).ladder("L").figures
+    assert figures[0] == sustained and figures[0].fastest.median == 0.2 and figures[1].fastest.median == 0.25
+    assert Stored(path).ladder("L").best_peer().name == "NumPy"

@@ -82,6 +82,33 @@ def test_the_readme_is_drawn_in_one_command(course):
     assert (course / "README.md").read_text() == text
 
 
+def row_of(*figures):
+    return headline._row(headline.Case("13", "ssd", "title", "a"), Ladder("title", "read", list(figures)))
+
+
+def timed(name, graph, called=None, sustained=None, *, ours=False):
+    graph, called, sustained = (x and Timing(x, x, x, 9) for x in (graph, called, sustained))
+    sources = ("a.cu",) if ours else ()
+    return Figure(name, 1, 1, graph, 0.5, "read", sources=sources, called=called, sustained=sustained)
+
+
+def test_a_peer_counts_as_it_is_faster_and_a_lost_row_says_so():
+    ours, peer = timed("a", 100e-6, 110e-6, ours=True), timed("peer", 120e-6, 90e-6)
+    row = row_of(ours, timed("other", 95e-6, 200e-6), peer)
+    assert row[4:9] == ("90 µs, peer (as called: faster)", "0.90×", "110 µs", "90 µs, peer", "0.82×")
+    row = row_of(ours, timed("other", 80e-6, 200e-6), peer)  # another peer is the best one in a graph
+    assert row[4:9] == ("80 µs, other", "0.80×", "110 µs", "90 µs, peer", "0.82×")
+    assert row_of(ours)[4:6] == ("none was measured", "") and row_of(ours)[7:9] == ("", "")
+    assert row_of(timed("a", 1e-4, ours=True), peer)[6:9] == ("–",) * 3  # stored without it
+
+
+def test_sustained_times_stand_where_they_differ():
+    ours, peer = timed("a", 100e-6, 1e-4, 120e-6, ours=True), timed("peer", 200e-6, 2e-4, 204e-6)
+    assert row_of(ours, peer)[-1] == "120 µs; 204 µs: 1.70×" and row_of(ours)[-1] == "120 µs"
+    assert row_of(timed("a", 1e-4, 1e-4, 1.02e-4, ours=True), peer)[-1] == "the same"
+    assert row_of(ours, timed("peer", 2e-4, 2e-4))[-1] == "–"  # the peer's is not known
+
+
 def test_a_readme_without_a_picture_is_refused():
     with pytest.raises(ValueError, match="must show a ladder.png once.*found 0"):
         bench.replace_picture("text\n", "![a](b/ladder.png)")
@@ -111,6 +138,32 @@ def test_a_gpus_topics_are_stored_under_the_gpus_name(course, monkeypatch):
     monkeypatch.setattr(bench, "versions", dict)
     steps[0].figures.append(Figure("a", 1, 1, Timing(1, 1, 1, 1), 0.5, "read"))
     assert bench.measure("gemv") == [course / "kernels/gemv/measured/nvidia_h200.json"]
+
+
+def test_a_topic_can_be_measured_in_parts(course, monkeypatch, capsys):
+    from kernels.ssd import bench as ssd
+
+    assert bench.PARTS["ssd"] == ssd.PARTS
+    assert bench.main(["ssd:nothing"]) == 2 and "ssd:lengths" in capsys.readouterr().out
+    asked, figure = [], Figure("a", 1, 1, Timing(1, 1, 1, 1), 0.5, "read")
+
+    def ladders(parts=ssd.PARTS):
+        asked.append(parts)
+        return [Ladder(part, "read", [figure], device="cuda") for part in parts]
+
+    module = SimpleNamespace(ladders=ladders, tables=lambda: asked.append("tables") or [])
+    module.further = lambda *about: asked.append("further") or []
+    monkeypatch.setattr(bench.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(bench, "HERE", course / "kernels")
+    monkeypatch.setattr(bench, "gpu_roof", lambda: Roof("NVIDIA H200", 4e12, 4e12, 7e14))
+    monkeypatch.setattr(bench, "versions", dict)
+    assert bench.main(["ssd:lengths", "ssd:studies"]) == 0
+    assert asked == [("lengths",), ("studies",), "tables", "further"]
+    (stored,) = results.stored("ssd")
+    assert {ladder.title for ladder in stored.ladders} == {"lengths", "studies"}
+    asked.clear()
+    bench.measure("ssd")
+    assert asked == [ssd.PARTS, "tables", "further"]
 
 
 def test_a_block_is_replaced_and_nothing_else():

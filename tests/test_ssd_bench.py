@@ -196,12 +196,88 @@ def test_mamba_ssm_is_imported_without_its_extension(monkeypatch, tmp_path):
         peers._module.cache_clear()
 
 
+def test_the_published_kernel_is_called_as_its_fork_does(monkeypatch):
+    seen = []
+    monkeypatch.setattr(peers, "published", lambda: lambda **call: seen.append(call) or ("y", "states"))
+    (call,) = peers.published_calls([{"x": 1, "dt_softplus": True}], "medium", 256)
+    wide = {name: False for name in peers.WIDE} | {"cb_comp_fp32": True}
+    assert call() == "y" and seen == [{"x": 1, "dt_softplus": True, "chunk_size": 256} | wide]
+    peers.published_calls([{}], "high", 128)[0]()
+    assert seen[1] == {"chunk_size": 128} | dict.fromkeys(peers.WIDE, True)
+
+
+def test_where_the_published_kernel_is_to_be_had_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(peers, "_module", lambda: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_fused5", None)
+    peers.published.cache_clear()
+    assert peers.published() is None and peers.published() is None
+    said = capsys.readouterr().out
+    assert said.count("the published fused kernel cannot be imported") == 1 and "github.com/RishiAstra/mamba" in said
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_fused5", SimpleNamespace(_fused5_ssd=7))
+    peers.published.cache_clear()
+    assert peers.published() == 7
+    peers.published.cache_clear()
+
+
+def test_the_peers_stand_in_the_ladder(small, monkeypatch, capsys):
+    """Tuned anew, at their best chunk; what failed in a process of its own is not called here."""
+    tuned = []
+
+    def right(chunk_size=16, out=None, **call):
+        y = bench.truth(call, chunk_size).to(call["x"].dtype)
+        return y if out is None else out.copy_(y)
+
+    def published(inputs, precision, chunk_size):
+        assert chunk_size == 128, "it was refused"
+        return [functools.partial(lambda each: right(**each) * 1.01, each) for each in inputs]
+
+    monkeypatch.setattr(bench, "RUNGS", [Entry("five", right, SOURCES)])
+    monkeypatch.setattr(peers, "mamba", lambda: right)
+    monkeypatch.setattr(peers, "published", lambda: right)
+    monkeypatch.setattr(peers, "published_calls", published)
+    monkeypatch.setattr(peers, "tune_anew", lambda: tuned.append(1))
+    monkeypatch.setattr(bench, "_refused", set())
+    monkeypatch.setattr(bench, "CASES", [TINY])
+    monkeypatch.setattr(bench, "_apart", lambda *job, seconds: "no card is left" if job[2] else None)
+    for number in (0, 1):
+        bench._try(TINY, number)
+    assert "medium, chunk 256 is left out: no card is left" in capsys.readouterr().out
+    ladder = bench.prefill(TINY, 0.1)
+    assert [f.name for f in ladder.figures] == [
+        "five",
+        "mamba_ssm: chunk 64",
+        "published fused kernel: medium, chunk 128",
+    ]
+    assert [f.checked for f in ladder.figures[1:]] == ["right on 1 shape", "off by 1.0e-02"] and tuned == [1]
+
+
+def test_what_fails_in_a_process_of_its_own_says_why(monkeypatch):
+    def run(command, **how):
+        if command[-1] == "slow":
+            raise bench.subprocess.TimeoutExpired(command, how["timeout"])
+        return SimpleNamespace(returncode=int(command[-1] != "good"), stderr="a\nError: b\n" * (command[-1] == "bad"))
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    assert bench._apart("good") is None and bench._apart("bad") == "Error: b"
+    assert bench._apart("mute") == "exit status 1" and bench._apart("slow", seconds=7) == "no result within 7 seconds"
+
+
+def test_bf16_gets_the_precision_that_takes_it():
+    found = {case.dtype: {precision for precision, _ in bench._ways(case)} for case in bench.CASES}
+    assert found == {torch.float16: {"medium"}, torch.bfloat16: {"high"}}
+    assert all(len(bench._ways(case)) == 2 for case in bench.CASES)
+
+
 def test_all_is_compiled_ahead(card, monkeypatch):
     asked, here = [], []
     monkeypatch.setattr(bench, "_apart", lambda *job: asked.append(job))
     monkeypatch.setattr(bench, "_compile_rung", lambda *job: here.append(job))
     monkeypatch.setattr(peers, "_module", lambda: SimpleNamespace(mamba_chunk_scan_combined=print))
+    monkeypatch.setattr(peers, "published", lambda: print)
+    tried = []
+    monkeypatch.setattr(bench, "_try", lambda *job: tried.append(job))
     bench.compile_ahead()
+    assert sorted(tried, key=str) == sorted([(case, n) for case in bench.CASES for n in (0, 1)], key=str)
     assert len(asked) == len(set(asked)) and here == [(len(bench.RUNGS) - 1, bench.CASES)]
     assert {job[1] for job in asked if job[0] == "rung"} == set(range(len(bench.RUNGS) - 1))
     cases = [bench.CASES[n] for kind, n, *_ in asked if kind == "peer"]
