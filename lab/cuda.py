@@ -6,6 +6,8 @@
 CUDA tensors: NVRTC compiles for their card, and the launch goes on PyTorch's current stream; it returns None.
 CPU tensors: the same source runs on the SIMT machine, which returns its report of counters.
 Nothing compiles before it is needed, and nothing compiles twice.
+
+With pdl=True on the CPU, lab/stream.py knows what the launch ahead may still be at.
 """
 
 import math
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 from lab import cuda_driver, cuda_signature, disassembly
+from lab.stream import STREAM
 from lab.tensor_map import BITS, TensorMap
 
 DEFAULT_ARCH = "sm_90"  # what the SIMT machine and the disassembly take where nobody says otherwise
@@ -186,8 +189,9 @@ class Kernel:
         shared       bytes of dynamic shared memory
         stream       a torch.cuda.Stream; None: the current one. As ever with side streams, keep the tensors alive.
         pdl          True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch);
-                     griddepcontrol.wait in the kernel waits for that. Of no effect on the SIMT machine, which runs one
-                     launch after another, and on cards before compute capability 9.0
+                     griddepcontrol.wait in the kernel waits for that. The SIMT machine runs one launch after another;
+                     there, touching what the launch ahead wrote, or writing what it was given, before the wait is an
+                     error (see lab/stream.py). Of no effect on cards before compute capability 9.0
         cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later
         check_races  on the CPU: also look for races
         places       on the CPU: how many blocks fit at a time; None: all of them
@@ -217,10 +221,17 @@ class Kernel:
         if function is None:
             for index, convert in integers:
                 values[index] = convert(values[index])
-            options = {"check_races": check_races, "places": places, "order": order}
+            options = {"check_races": check_races, "places": places, "order": order, "ahead": STREAM.ahead(pdl)}
             if step_limit is not None:
                 options["step_limit"] = step_limit
-            return self._simulate(grid, block, values, tensors, shared, cluster, options)
+            try:
+                report = self._simulate(grid, block, values, tensors, shared, cluster, options)
+            except Exception:
+                STREAM.clear()  # nothing is known of what it has done
+                raise
+            mapped = [arg.tensor for arg in args if isinstance(arg, TensorMap)]
+            STREAM.launched([args[index] for index in tensors] + mapped, pdl, report)
+            return report
 
         if check_races:
             raise ValueError(f"{self.name}: check_races looks on the SIMT machine: pass CPU tensors, got CUDA tensors")

@@ -9,10 +9,12 @@ what the L1 cache is asked for, not what memory delivers.
 
 Read it in this order: ptx.py (the text), flow.py (blocks), integers.py and memory.py (what registers and addresses
 are), translate.py (a block as a Python function), machine.py (who runs next). Hopper's asynchronous instructions have
-barriers.py, bulk.py with tensor_map.py, and warpgroup.py. This room imports NumPy and the NVRTC binding; it knows
+barriers.py, bulk.py with tensor_map.py, and warpgroup.py. ahead.py knows of launches that overlap, waiting.py says who
+waits for whom. This room imports NumPy and the NVRTC binding; it knows
 nothing of the course.
 """
 
+from simt.ahead import Ahead
 from simt.errors import (
     AsyncFault,
     BarrierFault,
@@ -32,6 +34,7 @@ from simt.races import RaceError
 from simt.tensor_map import TensorMap
 
 __all__ = [
+    "Ahead",
     "AsyncFault",
     "BarrierFault",
     "Buffer",

@@ -87,6 +87,8 @@ class Barriers:
                 self.announce(barrier, address, blocks, lanes, self.pick(expected, lanes), line)
             self.part.race_at("atomic", blocks, address, 8, lanes, line)
             self.publish(barrier, blocks, lanes)
+            if self.part.guard is not None:
+                self.part.guard.arrive(mask)
             come = np.bincount(blocks, self.pick(count, lanes), self.part.shape[0]).astype(np.int64)
             if drop:
                 barrier.count -= come
@@ -142,6 +144,8 @@ class Barriers:
                 part.bulk.land(address, seen, barrier.phase)
                 self.memory.land(address, seen, barrier.phase)
                 self.acquire(barrier, blocks[done], lanes[done])
+                if part.guard is not None:
+                    part.guard.hear(lanes[done], blocks[done])
         return bool(out.flat[0]) if mask is None and (out == out.flat[0]).all() else out
 
     def come(self, block, address, size, lane, line):

@@ -51,7 +51,7 @@ class Bulk:
                 source, at, _ = self.global_place(other, lane, count, line, "reads")
                 data = source.bytes[at : at + count].copy()
             else:
-                map, at = self.map(other, coordinates, lane, line)
+                map, at = self.map(other, coordinates, lane, line, "reads")
                 data = map.read(at)
                 self.check_align(start, map.align, map, lane, line)
             self.place(block, start, data.size, lane, line)
@@ -74,7 +74,7 @@ class Bulk:
                     self.fault(line, lane, f"a bulk copy writes {target.name}, which is read-only", MemoryFault)
                 finish = into(target.bytes[at : at + count])
             else:
-                map, at = self.map(other, coordinates, lane, line)
+                map, at = self.map(other, coordinates, lane, line, "writes")
                 if min(at) < 0:
                     self.fault(line, lane, f"a bulk store to coordinates {shown(at)}: a store's may not be negative")
                 count = map.size
@@ -228,7 +228,7 @@ class Bulk:
             self.fault(line, lane, f"a bulk copy {verb} {what}, {owner}", MemoryFault)
         return buffer, address - buffer.origin, address
 
-    def map(self, other, coordinates, lane, line):
+    def map(self, other, coordinates, lane, line, verb):
         """(TensorMap, coordinates as ints) of one thread."""
         address = self.part.lane_value(other[0], 64, lane) + other[1]
         map = self.part.launch.maps.get(address)

@@ -8,6 +8,7 @@ import threading
 import numpy as np
 
 from simt import nvrtc, ptx
+from simt.ahead import Ahead, after
 from simt.errors import LaunchError, SimtError, Unsupported
 from simt.machine import Launch
 from simt.memory import REGION, Space
@@ -91,6 +92,8 @@ class Kernel:
     places        how many blocks fit at a time: another starts when one has ended. None: all of them
     order         the order in which blocks start: "forward", "reverse", or a whole number, the seed of a shuffle
     by_warp       count requests of each block and warp as well: see Report
+    ahead         an Ahead (simt/ahead.py): what the launch ahead may still be at, where this one is a programmatic
+                  dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
                   40,000 instructions of single threads each
     """
@@ -105,7 +108,7 @@ class Kernel:
 
     def __call__(
         self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", by_warp=False,
-        step_limit=STEP_LIMIT,
+        ahead=None, step_limit=STEP_LIMIT,
     ):  # fmt: skip
         program = self.program
         grid = dimensions("grid", grid, GRID_LIMITS)
@@ -113,6 +116,8 @@ class Kernel:
         self.check_block(block)
         shared = whole("shared", shared)
         places, order = room(places), sequence(order)
+        if not isinstance(ahead, (Ahead, type(None))):
+            raise LaunchError(f"ahead: expected a simt.Ahead, or None; got {type(ahead).__name__} {short(ahead)}")
         if program.shared_size + shared > SHARED_LIMIT:
             raise LaunchError(
                 f"shared: expected at most {SHARED_LIMIT - program.shared_size} bytes ({SHARED_LIMIT} less the "
@@ -126,9 +131,11 @@ class Kernel:
             program.start()
             buffers = program.global_spaces(self.module.kept) | spaces
             parameters = Parameters(program, values)
+            mapped = [m.array for m in maps.values()]
+            near = ahead and ahead.touches([b.bytes for b in buffers.values()] + mapped)
             launch = Launch(
                 program, grid, block, parameters, buffers, shared, races, step_limit, maps, places, order,
-                {} if by_warp else None,
+                {} if by_warp else None, near,
             )  # fmt: skip
             try:
                 launch.run()
@@ -139,9 +146,14 @@ class Kernel:
                 if launch.printed:
                     error.add_note("printed until then:\n" + "".join(launch.printed))
                 raise error from None
-            return Report(
+            report = Report(
                 self.name, self.module.source, program.counts(), "".join(launch.printed), grid, block, launch.by_warp
             )
+            report.waited = launch.waited
+            report.ahead = (
+                None if launch.written is None else after(launch.written, [s.bytes for s in spaces.values()] + mapped)
+            )
+            return report
 
     def check_block(self, block):
         threads = block[0] * block[1] * block[2]

@@ -16,6 +16,7 @@ its place, so one that waits for a block that has not begun may wait for ever, a
 
 import numpy as np
 
+from simt.ahead import Guard, Notes
 from simt.barriers import Barriers
 from simt.bulk import Bulk
 from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupported
@@ -36,7 +37,7 @@ class Launch:
 
     def __init__(
         self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None, places=None,
-        order="forward", by_warp=None,
+        order="forward", by_warp=None, ahead=None,
     ):  # fmt: skip
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
@@ -50,6 +51,9 @@ class Launch:
         self.warps = -(-self.threads // 32)
         self.blocks = grid[0] * grid[1] * grid[2]
         self.places, self.order, self.started = places, order, 0
+        self.ahead = ahead  # what the launch ahead may still be at (simt/ahead.py)
+        self.waited = False  # has a thread waited for it?
+        self.written = {} if program.lets_next_start else None  # see Notes
         self.sequence = None  # block numbers in the order in which they start, where that is shuffled
         if type(order) is int:
             self.sequence = np.random.default_rng(order).permutation(self.blocks)
@@ -140,6 +144,9 @@ class Part(Threads, Words):
         self.seen_version, self.seen_state = -1, None
         self.stuck = self.clocked = False
         self.here = 0
+        if launch.written is not None:
+            Notes(self, launch.written)
+        self.guard = None if launch.ahead is None else Guard(self, launch.ahead)
 
     # The scheduler.
 
@@ -268,6 +275,10 @@ class Part(Threads, Words):
     def whole(self, mask):
         return np.broadcast_to(True if mask is None else mask, self.shape)
 
+    def those(self, mask):
+        """The threads of a mask, spelled out; None: all there are."""
+        return self.whole(self.exist if mask is None else mask)
+
     def count(self, mask):
         return int(np.count_nonzero(mask)) * (self.shape[0] * self.shape[1] * 32 // mask.size)
 
@@ -297,6 +308,8 @@ class Part(Threads, Words):
             here = everyone & (numbers == n)
             self.arrivals[n] = self.arrivals.get(n, 0) + here.sum(axis=(1, 2))
             self.part_barrier(n, here, np.zeros_like(here))
+        if self.guard is not None:
+            self.guard.arrive(mask)
         self.release("block")
 
     def release(self, kind):

@@ -28,6 +28,7 @@ class Program:
         code = self.flow.function.instructions
         self.asynchronous = any(i.parts[0] == "wgmma" or "bulk" in i.parts for i in code)  # may read shared memory
         self.race_facts = {}  # memory instruction -> (line, how strong), for simt/races.py
+        self.lets_next_start = any(i.parts[:2] == ("griddepcontrol", "launch_dependents") for i in code)
         self.environment = generated.environment()
         self.initial_registers = [
             False if kind == "pred" else np.zeros((1, 1, 1), DTYPES[kind]) if kind in ("f32", "f64") else 0

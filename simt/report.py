@@ -42,6 +42,8 @@ class Report:
     printed    what the kernel's printf wrote
     by_warp    {ncu's metric name: requests of each block and warp, an array (blocks, warps)}, if the launch was asked
                for it: to global memory as in counters; to shared memory, atomics too (..._op_shared_atom.sum)
+    waited     has a thread passed griddepcontrol.wait?
+    ahead      what the launch may still be at when the next one starts (simt/ahead.py); None: that starts at its end
     grid, block, kernel, source: of the launch
 
     `counts` is {line: {metric: int}}, where "instructions" and "thread_instructions" count what warps and threads
@@ -51,6 +53,7 @@ class Report:
     def __init__(self, kernel, source, counts, printed="", grid=1, block=1, by_warp=None):
         self.kernel, self.source, self.printed, self.by_warp = kernel, source, printed, by_warp
         self.grid, self.block = grid, block
+        self.waited, self.ahead = False, None
         self.lines = {line: whole(counts[line]) for line in sorted(counts) if any(counts[line].values())}
         totals = {}
         for here in counts.values():

@@ -218,6 +218,8 @@ class Threads:
     # Barriers that all threads reach together.
 
     def block_barrier(self, mask, line):
+        if self.guard is not None:
+            self.guard.meet(mask)
         if self.launch.races is not None:
             blocks = self.whole(True if mask is None else mask).any(axis=(1, 2))
             if blocks.all():
@@ -226,6 +228,8 @@ class Threads:
 
     def part_barrier(self, number, arriving, waiting):
         """A barrier for a part of the block: who comes, and who of them goes on (masks)."""
+        if self.guard is not None:
+            self.guard.meet(waiting)
         if self.launch.races is not None:
             come, go = arriving.any(axis=2), waiting.any(axis=2)
             alive = self.whole(self.alive)
@@ -238,11 +242,19 @@ class Threads:
                     self.launch.races.part_barrier(block_number, number, *warps)
 
     def warp_barrier(self, members, mask, line):
+        if self.guard is not None:
+            self.guard.meet(mask, axes=2)
         if self.launch.races is not None:
             found = np.argwhere(self.whole(self.exist if mask is None else mask).any(axis=2))
             blocks, warps = self.numbers[found[:, 0]], found[:, 1]
             named = np.broadcast_to(unpack(members, 32), self.shape)[..., 0]
             self.launch.races.warp_barrier(blocks, warps, named[found[:, 0], found[:, 1]])
+
+    def grid_wait(self, mask):
+        """griddepcontrol.wait: these threads have waited for the launch ahead."""
+        self.launch.waited = True
+        if self.guard is not None:
+            self.guard.wait(mask)
 
     def fence(self, mask, scope):
         if self.launch.races is not None:

@@ -25,7 +25,7 @@ from simt.translate_lanes import Lanes
 from simt.translate_memory import MemoryAccess, passed_registers, uniform_registers
 from simt.types import DTYPES
 
-NOTHING = {"membar", "fence", "nanosleep", "griddepcontrol", "prefetch", "prefetchu", "pragma", "discard",
+NOTHING = {"membar", "fence", "nanosleep", "prefetch", "prefetchu", "pragma", "discard",
            "applypriority", "pmevent", "setmaxnreg"}  # fmt: skip
 
 
@@ -280,7 +280,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
         guard = None
         if i.guard is not None:
             p, wanted = self.local(i.guard[0]), i.guard[1]
-            if op in ("ld", "st", "atom", "red", "cp", "call", "mbarrier"):
+            if op in ("ld", "st", "atom", "red", "cp", "call", "mbarrier", "griddepcontrol"):
                 self.guard = None
                 self.out(f"G = S.within({p}, {wanted}, {'M' if self.masked_form else 'None'})")
                 self.out("if G is not False:")

@@ -161,6 +161,12 @@ class Lanes:
                 self.set(d, f"pack({text})")
         self.out(f"S.block_barrier(None, {i.line})")
 
+    def do_griddepcontrol(self, number, i):
+        if "wait" in i.parts:
+            self.out(f"S.grid_wait({self.mask_text()})")
+        else:
+            self.out("pass")
+
     def do_barrier(self, number, i):
         if "cluster" in i.parts:
             raise Unsupported(str(i), "clusters of blocks", i.line)

@@ -51,20 +51,20 @@ class Looks:
 
     def found(self):
         memory = self.part.memory
-        memory.load, memory.atomic = self.noting(memory.load), self.noting(memory.atomic)
+        load, atomic = memory.load, memory.atomic
+        memory.load, memory.atomic = self.noting(load, -1), self.noting(atomic, 2)
         try:
             self.part.run()
         except SimtError:  # a limit of steps: what has been seen is enough
             pass
         finally:
-            del memory.load, memory.atomic
+            memory.load, memory.atomic = load, atomic
         return [text for _, text in sorted(self.seen.items())]
 
-    def noting(self, access):
+    def noting(self, access, mask_at):
         def noted(site, space, address, offset, dtype, *rest):
-            if space in ("global", "generic") and type(site) is int:
-                mask = rest[-1] if access.__name__ == "load" else rest[2]
-                self.note(site, address, offset, dtype.itemsize, mask)
+            if space in ("global", "generic"):
+                self.note(site, address, offset, dtype.itemsize, rest[mask_at])
             return access(site, space, address, offset, dtype, *rest)
 
         return noted
@@ -72,6 +72,7 @@ class Looks:
     def note(self, site, address, offset, size, mask):
         """The first place that each block looks at."""
         part = self.part
+        site = site[0] if type(site) is tuple else site
         instruction = part.program.flow.function.instructions[site]
         if instruction.parts[0] != "atom" and not STRONG & set(instruction.parts):
             return

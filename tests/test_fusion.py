@@ -7,6 +7,7 @@ import torch
 import ref.fusion as ref
 from kernels import fusion
 from kernels.fusion import launches
+from lab.stream import still_running
 
 pytest.importorskip("simt")
 
@@ -34,12 +35,16 @@ def poisoned(count, dtype):
     return home, home[32 : 32 + count]
 
 
-def check(function, reference, args, count, **options):
-    """Run on poisoned output, hold against the reference, and see that nothing else was touched."""
+def check(function, reference, args, count, late=(0,)):
+    """Run on poisoned output, hold against the reference, and see that nothing else was touched.
+
+    late: which of the arguments a kernel ahead may still write when this one starts.
+    """
     dtype = args[0].dtype
     home, out = poisoned(count, dtype)
     before = [a.clone() for a in args]
-    assert function(*args, out=out, **options) is out
+    still_running(writes=[args[i] for i in late] + [out])
+    assert function(*args, out=out, pdl=True) is out
     close(out, reference(*(a.double().numpy() for a in args)), dtype)
     assert (home[:32] == 1234).all() and (home[-32:] == 1234).all()
     assert all(torch.equal(a, b) for a, b in zip(args, before))
@@ -54,8 +59,8 @@ def close(out, wanted, dtype, times=1):
 @pytest.mark.parametrize("rows, cols", SHAPES)
 def test_gemv_residual(rows, cols, dtype):
     args = matrix(rows, cols, dtype), numbers(cols, dtype=dtype), numbers(rows, dtype=dtype)
-    check(fusion.gemv_residual, ref.gemv_residual, args, rows)
-    check(fusion.down_residual, ref.down_residual, args, rows, pdl=True)
+    check(fusion.gemv_residual, ref.gemv_residual, args, rows, late=(1, 2))
+    check(fusion.down_residual, ref.down_residual, args, rows, late=(1, 2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,15 +83,15 @@ def test_norm_glu(rows, cols, dtype):
 def test_the_pieces(count, dtype):
     a, b = numbers(count, dtype=dtype), numbers(count, dtype=dtype)
     check(fusion.rmsnorm, ref.rmsnorm, (a, b), count)
-    check(fusion.add, np.add, (a, b), count)
-    check(fusion.silu_mul, lambda gate, up: ref.silu(gate) * up, (a, b), count)
+    check(fusion.add, np.add, (a, b), count, late=(0, 1))
+    check(fusion.silu_mul, lambda gate, up: ref.silu(gate) * up, (a, b), count, late=(0, 1))
 
 
 @pytest.mark.parametrize("cols", [4104, 16392, 32776])
 def test_columns_that_need_several_words_a_thread(cols):
     """Past 512 · 8 columns: two words a thread, then five, partly idle; then nine, which are too many."""
     W, x, norm = matrix(2, cols, torch.float16), numbers(cols), numbers(cols)
-    check(fusion.gemv_residual, ref.gemv_residual, (W, x, numbers(2)), 2)
+    check(fusion.gemv_residual, ref.gemv_residual, (W, x, numbers(2)), 2, late=(1, 2))
     check(fusion.norm_qkv, ref.norm_qkv, (x, norm, W[:1], W[1:], W[:1]), 3)
     check(fusion.norm_glu, ref.norm_glu, (x, norm, W[:1], W[1:]), 1)
 
@@ -106,7 +111,7 @@ def test_more_rows_than_one_round_of_blocks(small_card, rows, cols):
     W, x, norm = matrix(rows, cols, torch.float16), numbers(cols), numbers(cols)
     grid, *_, rows_in_group, depth = launches.plan(x.device, rows, cols, 1)
     assert rows > grid * rows_in_group * depth
-    check(fusion.gemv_residual, ref.gemv_residual, (W, x, numbers(rows)), rows)
+    check(fusion.gemv_residual, ref.gemv_residual, (W, x, numbers(rows)), rows, late=(1, 2))
     check(fusion.norm_qkv, ref.norm_qkv, (x, norm, W[: rows // 2], W[rows // 2 :], W[:1]), rows + 1)
     check(fusion.norm_glu, ref.norm_glu, (x, norm, W, W.flip(0)), rows)
 
@@ -162,6 +167,7 @@ def test_the_layer_in_all_its_steps(hidden, kv_rows, ffn, dtype):
             x = numbers(hidden, dtype=dtype)
             y, qkv = ref.decoder_layer(*(t.double().numpy() for t in (x, *weights)))
             it.y.fill_(torch.nan), it.qkv.fill_(torch.nan)
+            still_running(writes=(x,))
             assert step(x, pdl=pdl) is it.y
             close(it.y, y, dtype, times=3)
             close(it.qkv, qkv, dtype)

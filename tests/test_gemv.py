@@ -16,6 +16,7 @@ import simt
 from kernels import gemv
 from kernels.gemv.ring_plan import ring_plan
 from lab import cuda, disassembly
+from lab.stream import still_running
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
@@ -100,6 +101,7 @@ def test_memory_that_numpy_laid_out(name):
 def test_pdl_gives_the_same(dtype):
     for rows, cols in ((7, 97), (9, 516), (3, 4104)):
         W, x, out = problem(rows, cols, dtype)
+        still_running(writes=(x, out))
         gemv.gemv(W, x, out=out, pdl=True)
         close(out, W, x)
         assert fences_stand(out)
@@ -114,6 +116,7 @@ def test_the_ring_is_right(rows, cols, dtype):
     assert ring_plan(rows, cols, 2, 16, 132, ROOM)
     W, x, out = problem(rows, cols, dtype)
     W[3, -1], W[rows - 1, 0] = torch.inf, torch.nan
+    still_running(writes=(x, out))
     gemv.gemv(W, x, out=out, pdl=True)
     assert out[3].isinf() and out[-1].isnan() and fences_stand(out)
     rest = torch.tensor([row for row in range(rows - 1) if row != 3])

@@ -19,6 +19,7 @@ from kernels.kv_cache import QuantizedKV, counters, decode, quantize
 from kernels.kv_cache.plan import TILE, plan
 from kernels.kv_cache.quantization import default_group
 from lab import cuda
+from lab.stream import still_running
 
 on_machine = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 BITS = [8, 4, "fp8"]
@@ -228,6 +229,14 @@ def attention(q, k, v, scale=None, kv_lens=None):
     return ref.attention.decode_attention(q.double().numpy(), k, v, scale, kv_lens=lens)
 
 
+def newest(cache, lens):
+    """What an append to the newest group of tokens of each sequence changes."""
+    for b, n in enumerate(int(n) - 1 for n in lens):
+        group = cache.group if cache.axis == "channel" else 16
+        yield cache.packed[b, :, n // group * group // 16 :]
+        yield cache.scale[b, :, n // group :]
+
+
 SHAPES = [  # batch, n_heads, n_kv_heads, kv_len, head_dim
     (1, 4, 1, 1, 128),
     (2, 8, 2, 33, 64),
@@ -248,6 +257,7 @@ def test_right_on_hostile_shapes(bits, axis, group, dtype):
         assert decode(q, k, v, out=out) is out
         assert relative(out, attention(q, k, v)) <= 2e-3
         assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
+        still_running(writes=[q, out, *newest(k, [kv_len] * batch), *newest(v, [kv_len] * batch)])
         assert torch.equal(decode(q, k, v, pdl=True), out)
 
 
@@ -269,7 +279,10 @@ def test_lengths_of_their_own(bits, axis):
     for b, n in enumerate(lens):  # what lies behind must not count
         k[b, n:], v[b, n:] = 30, 60000
     k, v = quantize(k, bits, axis=axis, group=32), quantize(v, bits)
-    assert relative(decode(q, k, v, 0.3, kv_lens=lens), attention(q, k, v, 0.3, lens)) <= 2e-3
+    out = decode(q, k, v, 0.3, kv_lens=lens)
+    assert relative(out, attention(q, k, v, 0.3, lens)) <= 2e-3
+    still_running(writes=[q, *newest(k, lens), *newest(v, lens)])
+    assert torch.equal(decode(q, k, v, 0.3, kv_lens=lens, pdl=True), out)
 
 
 @on_machine

@@ -48,7 +48,7 @@ def machine(monkeypatch):
     """A SIMT machine that only writes down how it was called: machine.calls, machine.modules."""
     import simt
 
-    fake = types.SimpleNamespace(calls=[], modules=[])
+    fake = types.SimpleNamespace(calls=[], modules=[], report=simt.report.Report("fake", "", {}))
 
     class Buffer:
         def __init__(self, array, misalignment=0):
@@ -59,9 +59,9 @@ def machine(monkeypatch):
 
         class Kernels(dict):
             def __missing__(self, name):
-                def kernel(grid, block, *args, shared=0, check_races=False, places=None, order="forward"):
+                def kernel(grid, block, *args, shared, check_races, places, order, ahead):
                     fake.calls.append((name, grid, block, args, shared, check_races))
-                    return "report"
+                    return fake.report
 
                 return kernel
 
@@ -86,7 +86,7 @@ def test_nothing_compiles_before_it_is_needed(monkeypatch):
 
 def test_arguments_of_the_machine(module, machine):
     x, y = torch.randn(7), torch.randn(7)
-    assert module.axpy(3, (4, 2), x, y, 7, 0.5, shared=16, check_races=True) == "report"
+    assert module.axpy(3, (4, 2), x, y, 7, 0.5, shared=16, check_races=True) is machine.report
     ((name, grid, block, args, shared, races),) = machine.calls
     assert (name, grid, block, shared, races) == ("axpy", (3, 1, 1), (4, 2, 1), 16, True)
     assert args[0].dtype == np.float32 and args[0].shape == (7,)
@@ -132,7 +132,7 @@ def test_scalars_get_the_type_of_their_parameter(module, machine):
 
 def test_unchecked_is_the_checked_launch_on_the_machine(module, machine):
     for _ in range(2):
-        assert module.axpy.unchecked(3, 32, X, Y, 8, 0.5, shared=16, check_races=True) == "report"
+        assert module.axpy.unchecked(3, 32, X, Y, 8, 0.5, shared=16, check_races=True) is machine.report
         with pytest.raises(TypeError, match="y must be a tensor .*, got int 3"):
             module.axpy.unchecked(3, 32, X, 3, 8, 0.5)
     name, grid, block, args, shared, races = machine.calls[1]
@@ -314,7 +314,7 @@ def test_compile_errors_bear_the_files_name(tmp_path):
 def test_a_file_includes_what_lies_beside_it(tmp_path, machine):
     (tmp_path / "shared.cuh").write_text("__device__ float two() { return 2; }\n")
     (tmp_path / "k.cu").write_text('#include "shared.cuh"\nextern "C" __global__ void k(float* x) { x[0] = two(); }\n')
-    assert cuda.load(str(tmp_path / "k.cu")).k(1, 1, X) == "report"
+    assert cuda.load(str(tmp_path / "k.cu")).k(1, 1, X) is machine.report
 
 
 # Signatures
