@@ -68,6 +68,12 @@ def headline(card):
     return f"{table}\n\n*stored runs: {card}, {' and '.join(dates[:1] + dates[1:][-1:])}*"
 
 
+def ladders(chapter, card="NVIDIA H200"):
+    """The stored ladders, whole, from which a chapter's rows of the headline are."""
+    cases = [case for case in CASES if case.chapter == chapter]
+    return [stored.ladder(case.ladder) for case in cases if (stored := _of(card, case.topic))]
+
+
 def _of(card, topic):
     return next((item for item in results.stored(topic) if item.card == card), None)
 
