@@ -238,12 +238,15 @@ def waits(body):
 # Calls.
 
 
+DEEPEST = 16  # calls within calls; more are taken for recursion
+
+
 def inline_calls(function, module, depth=0):
     """The function with the bodies of the device functions it calls put in their place (vprintf stays a call)."""
     if not any(i.parts[0] == "call" and callee(i, module) for i in function.instructions):
         return function
-    if depth > 16:
-        raise Unsupported("call", "a recursive device function", function.line)
+    if depth > DEEPEST:
+        raise Unsupported(f"a call of {function.name}", "it is recursive: write it as a loop", function.line)
     out = replace(
         function,
         registers=dict(function.registers),

@@ -21,7 +21,6 @@ GRID_LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
 THREADS_LIMIT = 1024
 SHARED_LIMIT = 227 * 1024  # bytes a block of an sm_90 card may have
-STEP_LIMIT = 100_000  # an endless loop ends after a quarter of a minute or so; the course's kernels take 10,000
 
 
 class Buffer:
@@ -95,7 +94,8 @@ class Kernel:
     ahead         an Ahead (simt/ahead.py): what the launch ahead may still be at, where this one is a programmatic
                   dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
-                  40,000 instructions of single threads each
+                  40,000 instructions of single threads each. None: 100,000, and on until a part has taken 10 seconds
+                  of processor time, so that a long loop is not taken for an endless one
     """
 
     def __init__(self, module, program):
@@ -108,13 +108,15 @@ class Kernel:
 
     def __call__(
         self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", by_warp=False,
-        ahead=None, step_limit=STEP_LIMIT,
+        ahead=None, step_limit=None,
     ):  # fmt: skip
         program = self.program
         grid = dimensions("grid", grid, GRID_LIMITS)
         block = dimensions("block", block, BLOCK_LIMITS)
         self.check_block(block)
         shared = whole("shared", shared)
+        if step_limit is not None:
+            step_limit = whole("step_limit", step_limit)
         places, order = room(places), sequence(order)
         if not isinstance(ahead, (Ahead, type(None))):
             raise LaunchError(f"ahead: expected a simt.Ahead, or None; got {type(ahead).__name__} {short(ahead)}")
@@ -139,6 +141,9 @@ class Kernel:
             )  # fmt: skip
             try:
                 launch.run()
+            except MemoryError as error:
+                local = f" ({program.local_size:,} bytes of local memory a thread)" if program.local_size else ""
+                raise LaunchError(f"{self.name}: this launch needs more memory than there is{local}") from error
             except SimtError as error:
                 if isinstance(error, Unsupported) and error.line and not error.where:
                     where = f"kernel {self.name}, line {error.line}{program.quote(error.line)}"

@@ -14,12 +14,14 @@ Blocks start in the order that the launch asks for, and only so many that `place
 its place, so one that waits for a block that has not begun may wait for ever, as on a card that has no room.
 """
 
+import time
+
 import numpy as np
 
 from simt.ahead import Guard, Notes
 from simt.barriers import Barriers
 from simt.bulk import Bulk
-from simt.errors import BarrierFault, Deadlock, LaneFault, StepLimit, Unsupported
+from simt.errors import BarrierFault, Deadlock, LaneFault, SimtError, StepLimit, Unsupported
 from simt.integers import Lazy, unpack
 from simt.memory import Memory
 from simt.threads import Threads
@@ -29,7 +31,9 @@ from simt.words import Words, spans
 
 PART = 32768  # threads that run together
 EXIT = -1
+STEP_LIMIT, PATIENCE = 100_000, 10  # steps of a part, and seconds of processor time: beyond both a loop is endless
 WORK_PER_STEP = 40_000  # instructions of single threads that an average step may have, for the limit of steps
+ROOM = 1 << 28  # bytes of shared and local memory that a part may have, if it is more than one block
 
 
 class Launch:
@@ -41,7 +45,8 @@ class Launch:
     ):  # fmt: skip
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
-        self.races, self.step_limit = races, step_limit
+        self.races = races
+        self.step_limit, self.patience = (STEP_LIMIT, PATIENCE) if step_limit is None else (step_limit, 0)
         self.maps = maps or {}  # address of a parameter -> TensorMap
         self.by_warp = by_warp  # {metric: requests (blocks, warps)}, where they are wanted
         self.steps = 0
@@ -60,7 +65,8 @@ class Launch:
 
     def run(self):
         blocks = self.blocks
-        together = max(1, PART // (self.warps * 32))
+        memory = self.program.shared_size + self.shared_size + self.program.local_size * self.warps * 32
+        together = max(1, min(PART // (self.warps * 32), ROOM // max(memory, 1)))
         waiting = []
         with np.errstate(all="ignore"):
             while self.started < blocks or waiting:
@@ -70,12 +76,30 @@ class Launch:
                 if room:
                     waiting.append(Part(self, self.next_blocks(min(together, room))))
                 before = {p: p.memory.version for p in waiting}
-                waiting = [p for p in waiting if not p.run()]
+                waiting = [p for p in waiting if not self.go_on(p)]
                 unchanged = all(p.memory.version == version for p, version in before.items())
                 quiet = unchanged and not self.has_room(waiting)
                 if waiting and quiet and all(p.stuck for p in waiting):
                     self.report_deadlock(waiting)
                 self.quiet = quiet
+
+    def go_on(self, part):
+        """Let a part run; whatever goes wrong is an error with its line."""
+        part.began = time.thread_time() - part.seconds
+        try:
+            done = part.run()
+            if done:
+                part.memory.free()
+            return done
+        except (SimtError, MemoryError):
+            raise
+        except Exception as e:
+            raise Unsupported(
+                "what is done here", f"not understood ({type(e).__name__}: {e})", 0,
+                f"kernel {self.program.name}, line {part.line_now()}",
+            ) from e  # fmt: skip
+        finally:
+            part.seconds = time.thread_time() - part.began
 
     def next_blocks(self, count):
         """The numbers of the `count` blocks that start next."""
@@ -111,11 +135,12 @@ class Launch:
         self.steps += 1
         part.steps += 1
         part.work += lanes_count * length
-        if part.steps > self.step_limit or part.work > self.step_limit * WORK_PER_STEP:
+        beyond = part.steps > self.step_limit or part.work > self.step_limit * WORK_PER_STEP
+        if beyond and time.thread_time() - part.began >= self.patience:
             raise StepLimit(
                 f"kernel {self.program.name}: stopped after {part.steps} steps without an end, at line "
-                f"{part.line_now()}; {part.first_text(mask)}; an endless loop? A longer run needs step_limit=..., "
-                f"now {self.step_limit}"
+                f"{part.line_now()}; {part.first_text(mask)}; an endless loop? If not, a longer run needs a larger "
+                f"step_limit=... at the launch, now {self.step_limit}"
             )
 
 
@@ -124,7 +149,7 @@ class Part(Threads, Words):
 
     def __init__(self, launch, numbers):
         self.launch, self.program, self.numbers = launch, launch.program, numbers
-        self.steps = self.work = 0
+        self.steps = self.work = self.seconds = self.began = 0  # began, seconds: processor time
         self.shape = (len(numbers), launch.warps, 32)
         self.parameters = launch.parameters
         program = self.program

@@ -138,6 +138,10 @@ class Memory:
         self.issued, self.promises = 0, []  # how many there were; those that an mbarrier counts, see `promise`
         self.aside = Aside()  # of shared memory, for simt/races.py
 
+    def free(self):
+        """The threads have left: give up what was theirs alone, which may be large."""
+        self.shared = self.local = None
+
     # Finding the place.
 
     def place(self, space, address, offset, size, mask, site):

@@ -19,7 +19,12 @@ class Program:
 
     def __init__(self, function, module, source=""):
         self.name, self.parameters, self.source = function.name, function.parameters, source.splitlines()
-        self.flow = flow.analyse(function, module)
+        try:
+            self.flow = flow.analyse(function, module)
+        except Unsupported as e:
+            raise self.placed(e) from None
+        except Exception as e:
+            raise ValueError(f"text: expected complete PTX; kernel {self.name} is {not_understood(e)}") from e
         self.blocks = self.flow.blocks
         self.module = module
         self.place_variables()
@@ -105,7 +110,9 @@ class Program:
                 data = np.zeros(max(v.size, 1), np.uint8)
                 data[: len(v.data)] = np.frombuffer(v.data, np.uint8)
                 for at, name, offset in v.pointers:
-                    data[at : at + 8] = np.frombuffer((self.address_of(name) + offset).to_bytes(8, "little"), np.uint8)
+                    if name not in self.module.functions:  # else a table of functions; calls through it are refused
+                        address = self.address_of(name) + offset
+                        data[at : at + 8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
                 kept[v.name] = data
             spaces[region] = Space(v.name, kept[v.name], region << REGION, v.size, writable=v.space == "global")
         return spaces
@@ -133,9 +140,16 @@ class Program:
         try:
             return form(number)
         except Unsupported as e:
-            line = e.line or self.translator.line
-            where = f"kernel {self.name}" + (f", line {line}{self.quote(line)}" if line else "")
-            raise Unsupported(e.instruction, e.why, line, where) from None
+            raise self.placed(e, self.translator.line) from None
+        except Exception as e:  # an instruction of a form that nobody has thought of, or a damaged one
+            line, instruction = self.translator.line, str(self.translator.current)
+            raise self.placed(Unsupported(instruction, not_understood(e)), line) from e
+
+    def placed(self, error, line=0):
+        """The same Unsupported with kernel and line."""
+        line = error.line or line
+        where = f"kernel {self.name}" + (f", line {line}{self.quote(line)}" if line else "")
+        return Unsupported(error.instruction, error.why, line, where)
 
     def build(self, translated, last, full, number):
         name, text, histogram = translated
@@ -195,6 +209,10 @@ class Program:
                 add(c.line, f"l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum", c.sectors)
                 add(c.line, f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum", c.sectors - c.ideal)
         return lines
+
+
+def not_understood(error):
+    return f"not understood ({type(error).__name__}: {error})"
 
 
 def symbols_in(operands):

@@ -41,7 +41,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
         self.flow, self.symbols, self.joins = flow, symbols, joins
         self.kinds = flow.kinds
         self.slots = {name: n for n, name in enumerate(self.kinds)}
-        self.line = 0  # of the instruction being translated
+        self.line, self.current = 0, None  # the instruction being translated
         self.constants = {}  # objects that the generated code names
         self.parameters = {}  # (parameter, byte, type) -> position in S.parameters
         self.parameter_reads = []  # ... and back
@@ -273,7 +273,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
 
     def instruction(self, number, i):
         op = i.parts[0]
-        self.line = i.line
+        self.line, self.current = i.line, i
         self.out(f"# {i.line}: {i}")
         if self.carried:
             self.check_landed(i)
@@ -317,7 +317,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
 
     def general(self, i):
         """Whatever arithmetic.py knows."""
-        pair = isinstance(i.operands[0], Pair)
+        pair = bool(i.operands) and isinstance(i.operands[0], Pair)
         found = arithmetic.find(i.opcode, destinations=2 if pair else 1)
         if found is None:
             raise Unsupported(str(i), "", i.line)

@@ -173,6 +173,10 @@ class Lanes:
         self.do_bar(number, i)
 
     def do_call(self, number, i):
+        if any(isinstance(o, Reg) for o in i.operands):
+            raise Unsupported(
+                str(i), "a call through a pointer, as virtual functions and tables of functions make", i.line
+            )
         name = next((o.name for o in i.operands if isinstance(o, Sym)), "?")
         given = [o for o in i.operands if isinstance(o, tuple)][-1]
         if name == "vprintf":
@@ -185,7 +189,8 @@ class Lanes:
             given = [f"r{self.slots[s.name + '+0']}" for s in given]
             self.out(f"S.assert_failed({given[0]}, {self.mask_text()}, {i.line})")
         else:
-            raise Unsupported(str(i), f"a call of {name}", i.line)
+            hint = "; there is no heap: pass an array to the kernel" if name in ("malloc", "free") else ""
+            raise Unsupported(str(i), f"a call of {name}{hint}", i.line)
 
 
 def parts_of(o):

@@ -1,6 +1,7 @@
 """The scheduler: which threads run next, who waits for whom, when it gives up. Truth is Python, thread by thread."""
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -523,6 +524,33 @@ def test_a_program_longer_than_the_limit_may_have_a_higher_one():
     with pytest.raises(simt.StepLimit):
         run(body, 1, 32, ints(64), I32(900), step_limit=100)
     run(body, 1, 32, ints(64), I32(900), step_limit=1000)
+
+
+def test_a_long_loop_is_not_taken_for_an_endless_one(monkeypatch):
+    """Beyond the limit of steps a launch goes on, until it has taken the time that nobody waits for an endless one."""
+    body = "(int* y, long long v) { int n = 0; for (; n < y[1]; n++) v = v & 1 ? 3 * v + 1 : v / 2; y[0] = n; }"
+    y = I32([0, 150_000])
+    run(body, 1, 1, y, np.int64(27))
+    assert y[0] == 150_000
+    monkeypatch.setattr("simt.machine.PATIENCE", 0.2)
+    with pytest.raises(simt.StepLimit, match="now 100000"):
+        run("(int* y) { while (true); }", 1, 32, ints(1))
+    with pytest.raises(simt.LaunchError, match="step_limit: expected a whole number; got str 'long'"):
+        run("(int* y) {}", 1, 32, ints(1), step_limit="long")
+
+
+def test_large_local_arrays_take_turns(monkeypatch):
+    monkeypatch.setattr("simt.machine.ROOM", 1 << 22)
+    body = """(float* y) { float a[1000];
+      for (int i = threadIdx.x; i < 40; i++) a[i * 79 % 1000] = i;
+      y[blockIdx.x * 32 + threadIdx.x] = a[39 * 79 % 1000]; }"""
+    y = np.zeros((200, 32), F32)
+    run(body, 1, 32, y)  # compiled
+    tracemalloc.start()
+    run(body, 200, 32, y)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (y == 39).all() and most < 3 << 22  # all at once they have 25 MB, and as much again of marks
 
 
 # What a kernel can say, and how it can stop.
