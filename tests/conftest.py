@@ -5,6 +5,7 @@ exercise_tools is imported where it is used: it needs nbformat, and the GPU test
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,10 @@ def pytest_configure(config):
         _before.update({name: os.environ.get(name) for name in THREADS})
         os.environ.update(dict.fromkeys(THREADS, "1"))
         gc.set_threshold(50_000, 20, 20)  # most of what is imported and compiled stays: seldom walk through it
+        if config.pluginmanager.has_plugin("nbval") and hasattr(os, "fork") and sys.platform != "darwin":
+            from forked_kernels import Forks
+
+            config.pluginmanager.register(Forks())
 
 
 def pytest_collection_modifyitems(items):
