@@ -123,6 +123,7 @@ class Knowledge:
         self.fences = {CTA: Fences(), GPU: Fences()}
         self.pending = {}  # thread -> Pending
         self.held = {}  # buffer -> {place: Held}
+        self.told = False  # has any block stored what another may look at, a flag?
 
     # Barriers.
 
@@ -289,6 +290,7 @@ class Knowledge:
     def strong(self, buffer, kind, places, threads, how, line, now):
         """A strong access to these places, one each. how: Strong."""
         held = self.held.get(buffer)
+        self.told = self.told or (kind != "load" and how.scope >= GPU)
         if held is None:
             if kind == "load":
                 return
@@ -379,21 +381,27 @@ class Knowledge:
 
     def missing(self, before, time, now):
         """Why is it not known? In words; "" if nothing is known of it."""
-        if before // WIDTH == now // WIDTH:
-            return ""
         block = now // WIDTH
 
         def covers(clock):
             return clock is not None and clock.covers(before, time)
 
-        near = sorted((t for t in self.pending if t // WIDTH == block), key=lambda t: t != now)
-        for thread in near:
+        for thread in sorted((t for t in self.pending if t // WIDTH == block), key=lambda t: t != now):
             seen = self.pending[thread]
-            if covers(seen.wide):
+            if covers(seen.wide) or covers(seen.own):
                 who = "it" if thread == now else f"thread {thread % WIDTH} of its block"
                 return (
                     f"{who} has read the flag in line {seen.line}, but there is no acquire: behind that read it takes "
-                    "a fence of the same thread whose scope is the whole GPU (__threadfence()), or a load with .acquire"
+                    "a fence of the same thread with a wide enough scope (__threadfence() between blocks), or a load "
+                    "with .acquire"
+                )
+        if before // WIDTH == block:
+            return ""
+        for thread, clock in self.of_thread.get(block, {}).items():
+            if covers(clock):
+                return (
+                    f"thread {thread % WIDTH} of its block has acquired it, but there is no barrier between that and "
+                    "this access"
                 )
         everything = [there for held in self.held.values() for there in held.values()]
         if any(covers(there.wide) for there in everything):
@@ -403,7 +411,7 @@ class Knowledge:
                 "it was released for its own block only: between blocks it takes __threadfence(), or a release of "
                 "scope gpu"
             )
-        if everything or self.fences[CTA].used:
+        if self.told:
             return (
                 "no release covers it: between it and the flag it takes a barrier of its block, then a fence "
                 "(__threadfence()) by the thread that sets the flag, or the fence of its own thread"

@@ -29,6 +29,7 @@ from simt.shadow import NOBODY, Shadow
 
 REMEMBERED = 1 << 22  # places in the blocks' shared memory, together
 NEVER = 1 << 62  # when an asynchronous copy is done that nobody has waited for
+TOO_NARROW = "one of the two has the scope of a block (.cta) only, and they are in different blocks"
 KINDS = [None, "load", "store", "atomic"]
 
 
@@ -303,8 +304,8 @@ class Races:
         values = None if access.values is None else bits_of(access.values)[lane]
         threads = numbers if len(at) == len(numbers) else numbers[lane]
         if not late:
-            if kind == "store":
-                self.check_one_store(buffer, at, lane, offsets, threads, values, access.line)
+            if kind != "load":
+                self.check_together(access, buffer, at, lane, offsets, threads, values)
             self.check(access, buffer, shadow, at, lane, threads, values, offsets)
         if kind == "load":
             shadow.note_readers(at, threads, event, self.stale if buffer is None else nothing_stale)
@@ -348,18 +349,24 @@ class Races:
 
     # Checks.
 
-    def check_one_store(self, buffer, at, lane, offsets, threads, values, line):
-        """Two lanes of one store at one place: a race, unless they write the same."""
+    def check_together(self, access, buffer, at, lane, offsets, threads, values):
+        """Two lanes of one store or atomic at one place: a race, unless they write the same, or both are strong."""
+        if access.strong.scope >= GPU:
+            return
         order = np.argsort(at, kind="stable")
         meet = at[order][1:] == at[order][:-1]
         if meet.any():
             left, right = order[:-1][meet], order[1:][meet]
-            differ = threads[left] != threads[right]
-            if values is not None:
+            if access.strong.scope:
+                differ = threads[left] // WIDTH != threads[right] // WIDTH
+            else:
+                differ = threads[left] != threads[right]
+            if access.kind == "store" and values is not None:
                 differ &= values[left] != values[right]
             if differ.any():
                 i, j = left[differ][0], right[differ][0]
-                self.report(buffer, offsets[lane[j]], ("store", line, threads[i]), ("store", line, threads[j]))
+                first, second = ((access.kind, access.line, threads[n]) for n in (i, j))
+                self.report(buffer, offsets[lane[j]], first, second, TOO_NARROW if access.strong.scope else "")
 
     def check(self, access, buffer, shadow, at, lane, threads, values, offsets):
         """The access against what was there before."""
@@ -404,7 +411,7 @@ class Races:
         if time == NEVER:
             need = "the first is an asynchronous copy that nothing has waited for: it writes until cp.async.wait_group"
         elif narrow[n]:
-            need = "one of the two has the scope of a block (.cta) only, and they are in different blocks"
+            need = TOO_NARROW
         else:
             need = self.knowledge.missing(int(before[n]), time, int(now[n]))
         return n, need

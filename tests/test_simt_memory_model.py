@@ -1,0 +1,427 @@
+"""The memory model between blocks: the classic litmus shapes, as CUDA C++, right and each with one thing missing.
+
+Right ones end without a word; of the others each must be found, in whatever order the blocks start.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+import simt
+
+PRELUDE = r"""
+__device__ unsigned acquire(const unsigned *p) {
+  unsigned v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;
+}
+__device__ unsigned relaxed(const unsigned *p) {
+  unsigned v; asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v;
+}
+__device__ void release(unsigned *p, unsigned v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory");
+}
+__device__ void store(unsigned *p, unsigned v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory");
+}
+"""
+# Message passing: block 0 writes x and sets a flag, block 1 sees the flag and reads x.
+FENCES = (
+    PRELUDE
+    + r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  if (blockIdx.x == 0) {
+    x[threadIdx.x] = 7 + threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();  // release
+      store(flag, 1);
+    }
+  } else {
+    if (threadIdx.x == 0) {
+      while (relaxed(flag) != 1);
+      __threadfence();  // acquire
+    }
+    __syncthreads();
+    y[threadIdx.x] = x[threadIdx.x ^ 32];
+  }
+}"""
+)
+RELEASES = (
+    FENCES.replace("__threadfence();  // release\n      store(", "release(")
+    .replace("relaxed(flag)", "acquire(flag)")
+    .replace("      __threadfence();  // acquire\n", "")
+)
+VOLATILE = FENCES.replace("store(flag, 1)", "*(volatile unsigned *)flag = 1").replace(
+    "relaxed(flag)", "*(volatile unsigned *)flag"
+)
+# Three blocks: 0 tells 1, 1 tells 2, and 2 reads what 0 wrote.
+CHAIN = (
+    PRELUDE
+    + r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  if (blockIdx.x == 0) {
+    x[threadIdx.x] = 7 + threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x == 0) release(flag, 1);
+  } else if (blockIdx.x == 1) {
+    if (threadIdx.x == 0) while (acquire(flag) != 1);
+    __syncthreads();
+    if (threadIdx.x == 40) release(flag + 1, 1);
+  } else {
+    if (threadIdx.x == 0) while (acquire(flag + 1) != 1);
+    __syncthreads();
+    y[threadIdx.x] = x[threadIdx.x ^ 32];
+  }
+}"""
+)
+# Store buffering. The machine cannot show that both may read 0; it can say that plain accesses race.
+BUFFERING = (
+    PRELUDE
+    + r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  if (threadIdx.x) return;
+  store(flag + blockIdx.x, 1);
+  __threadfence();
+  y[blockIdx.x] = relaxed(flag + (blockIdx.x ^ 1));
+}"""
+)
+LOCK = r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  if (threadIdx.x % 32) return;
+  while (atomicCAS(flag, 0u, 1u) != 0);
+  __threadfence();  // acquire
+  x[0] += 1;
+  __threadfence();  // release
+  atomicExch(flag, 0u);
+}"""
+# Tickets from a counter; who has number n waits for n - 1. `y` is one running sum, handed on.
+QUEUE = (
+    PRELUDE
+    + r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  __shared__ unsigned ticket;
+  if (threadIdx.x == 0) ticket = atomicAdd(flag, 1);
+  __syncthreads();
+  unsigned mine = ticket;
+  if (threadIdx.x == 0) while (acquire(flag + 1) != mine);
+  __syncthreads();
+  x[threadIdx.x] += mine;
+  __syncthreads();  // all have added
+  if (threadIdx.x == 0) release(flag + 1, mine + 1);
+}"""
+)
+# Decoupled look-back: a block publishes its own sum, then adds up those of the blocks before it.
+LOOK_BACK = (
+    PRELUDE
+    + r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  __shared__ unsigned ticket;
+  if (threadIdx.x == 0) ticket = atomicAdd(flag, 1);
+  __syncthreads();
+  unsigned mine = ticket;
+  if (threadIdx.x == 0) {
+    x[2 * mine] = mine + 1;
+    release(flag + 1 + mine, 1);
+    unsigned before = 0;
+    for (int n = mine - 1; n >= 0; n--) {
+      unsigned state;
+      do state = acquire(flag + 1 + n); while (state == 0);
+      if (state == 2) { before += x[2 * n + 1]; break; }
+      before += x[2 * n];
+    }
+    x[2 * mine + 1] = before + mine + 1;
+    release(flag + 1 + mine, 2);
+    y[mine] = before;
+  }
+}"""
+)
+# The last block to come adds up what all have left.
+LAST = r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  __shared__ bool last;
+  x[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();  // release
+    last = atomicAdd(flag, 1) == gridDim.x - 1;
+    __threadfence();  // acquire
+  }
+  __syncthreads();
+  if (last) {
+    unsigned sum = 0;
+    for (int n = 0; n < gridDim.x; n++) sum += x[n * blockDim.x + threadIdx.x];
+    y[threadIdx.x] = sum;
+  }
+}"""
+# A barrier of the grid, twice, around what blocks tell each other.
+GRID = (
+    PRELUDE
+    + r"""
+__device__ void meet(unsigned *count, unsigned goal) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();  // release
+    atomicAdd(count, 1);
+    while (relaxed(count) < goal);
+    __threadfence();  // acquire
+  }
+  __syncthreads();
+}
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  unsigned n = blockIdx.x * blockDim.x + threadIdx.x, total = gridDim.x * blockDim.x;
+  for (unsigned step = 1; step <= 2; step++) {
+    x[n] = n * step;
+    meet(flag, (2 * step - 1) * gridDim.x);
+    y[n] = x[total - 1 - n];
+    meet(flag, 2 * step * gridDim.x);
+  }
+}"""
+)
+# Flags in shared memory, between the warps of one block.
+WARPS = r"""
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  __shared__ unsigned data[32];
+  __shared__ volatile unsigned ready;
+  if (threadIdx.x == 0) ready = 0;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    data[threadIdx.x] = threadIdx.x;
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      __threadfence_block();  // release
+      ready = 1;
+    }
+  } else {
+    if (threadIdx.x == 32) {
+      while (ready == 0);
+      __threadfence_block();  // acquire
+    }
+    __syncwarp();
+    y[threadIdx.x] = data[threadIdx.x ^ 33];
+  }
+}"""
+SHAPES = {
+    "message passing, fences": (FENCES, 2), "message passing, release and acquire": (RELEASES, 2),
+    "message passing, volatile": (VOLATILE, 2), "cumulativity": (CHAIN, 3), "store buffering": (BUFFERING, 2),
+    "lock": (LOCK, 4), "queue": (QUEUE, 4), "look-back": (LOOK_BACK, 6), "last block": (LAST, 4), "grid": (GRID, 3),
+    "flags of warps": (WARPS, 2),
+}  # fmt: skip
+FENCE, BACK = "__threadfence();  // release", "__threadfence();  // acquire"
+# shape, what is put in the place of what, and a part of the message
+SPOILT = [
+    ("message passing, fences", FENCE, "", "no release covers it"),
+    ("message passing, fences", BACK, "", "there is no acquire"),
+    ("message passing, fences", FENCE, "__threadfence_block();", "it was released for its own block only"),
+    ("message passing, fences", BACK, "__threadfence_block();", "there is no acquire"),
+    ("message passing, fences", f"__syncthreads();\n    if (threadIdx.x == 0) {{\n      {FENCE}",
+     "__threadfence(); __syncthreads();\n    if (threadIdx.x == 0) {", "no release covers it"),
+    ("message passing, fences", "__syncthreads();\n    if (threadIdx.x == 0) {\n      __t", "if (!threadIdx.x) { __t",
+     "no release covers it"),
+    ("message passing, fences", f"{FENCE}\n      store(flag, 1);", "store(flag, 1); __threadfence();",
+     "no release covers it"),
+    ("message passing, fences", "while (relaxed(flag) != 1);\n      __threadfence();",
+     "__threadfence(); while (relaxed(flag) != 1);", "there is no acquire"),
+    ("message passing, fences", f"{BACK}\n    }}\n    __syncthreads();", "}\n    __syncthreads(); __threadfence();",
+     "thread 0 of its block has acquired it, but there is no barrier"),
+    ("message passing, fences", "store(flag, 1)", "*flag = 1", "race on flag"),
+    ("message passing, fences", "__threadfence();  // acquire\n    }\n    __syncthreads();", "__threadfence(); }",
+     "race on x"),
+    ("message passing, release and acquire", "release(flag", "store(flag", "no release covers it"),
+    ("message passing, release and acquire", "acquire(flag)", "relaxed(flag)", "there is no acquire"),
+    ("message passing, release and acquire", "release.gpu", "release.cta", r"race on flag.*scope of a block \(.cta\)"),
+    ("message passing, release and acquire", "acquire.gpu", "acquire.cta", r"race on flag.*scope of a block \(.cta\)"),
+    ("message passing, volatile", FENCE, "", "no release covers it"),
+    ("message passing, volatile", BACK, "", "there is no acquire"),
+    ("cumulativity", "release(flag, 1)", "store(flag, 1)", "no release covers it"),
+    ("cumulativity", "while (acquire(flag) != 1)", "while (relaxed(flag) != 1)", "race on x"),
+    ("cumulativity", "while (acquire(flag) != 1);\n    __syncthreads();", "while (acquire(flag) != 1);", "race on x"),
+    ("cumulativity", "release(flag + 1, 1)", "store(flag + 1, 1)", "race on x"),
+    ("cumulativity", "acquire(flag + 1)", "relaxed(flag + 1)", "there is no acquire"),
+    ("store buffering", "store(flag + blockIdx.x, 1)", "flag[blockIdx.x] = 1", "race on flag"),
+    ("lock", FENCE, "", "race on x"),
+    ("lock", BACK, "", "there is no acquire"),
+    ("lock", "atomicCAS(", "atomicCAS_block(", "race on flag"),
+    ("lock", "atomicExch(flag, 0u)", "*flag = 0", "race on flag"),
+    ("queue", "acquire(flag + 1)", "relaxed(flag + 1)", "there is no acquire"),
+    ("queue", "release(flag + 1,", "store(flag + 1,", "no release covers it"),
+    ("queue", "  __syncthreads();  // all have added\n", "", "no release covers it"),
+    ("queue", "atomicAdd(flag, 1)", "atomicAdd_block(flag, 1)", "race on flag"),
+    ("look-back", "release(flag + 1 + mine, 1)", "store(flag + 1 + mine, 1)", "race on x"),
+    ("look-back", "release(flag + 1 + mine, 2)", "store(flag + 1 + mine, 2)", "race on x"),
+    ("look-back", "acquire(flag", "relaxed(flag", "there is no acquire"),
+    ("last block", FENCE, "", "race on x"),
+    ("last block", BACK, "", "there is no acquire"),
+    ("last block", "__syncthreads();\n  if (threadIdx.x == 0) {", "if (threadIdx.x == 0) {", "race on x"),
+    ("last block", FENCE, "__threadfence_block();", "released for its own block only"),
+    ("grid", FENCE, "", "race on"),
+    ("grid", BACK, "", "race on"),
+    ("grid", "    meet(flag, 2 * step * gridDim.x);\n", "", "race on x"),
+    ("grid", "while (relaxed(count) < goal);", "", "race on"),
+    ("flags of warps", "__threadfence_block();  // release", "", "race on"),
+    ("flags of warps", "__threadfence_block();  // acquire", "", "race on"),
+    ("flags of warps", "__syncwarp();\n    if (threadIdx.x == 0) {", "if (threadIdx.x == 0) {", "race on"),
+    ("flags of warps", "    __syncwarp();\n    y[", "    y[", "race on"),
+]  # fmt: skip
+
+
+def run(source, blocks, order="forward"):
+    x, flag, y = (np.zeros(512, np.uint32) for _ in range(3))
+    simt.compile(source)["k"](blocks, 64, x, flag, y, check_races=True, order=order)
+    return x, flag, y
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", 5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_right(shape, order):
+    x, flag, y = run(*SHAPES[shape], order)
+    right = {
+        "lock": lambda: x[0] == 8,
+        "queue": lambda: (x[:64] == 6).all(),
+        "look-back": lambda: (y[:6] == np.cumsum(range(6))).all(),
+        "last block": lambda: (y[:64] == 4).all(),
+        "grid": lambda: (y[:192] == 2 * np.arange(192)[::-1]).all(),
+        "flags of warps": lambda: (y[32:64] == np.arange(32, 64) ^ 33).all(),
+        "store buffering": lambda: y[0] | y[1],
+    }
+    assert right.get(shape, lambda: (y[:64] == 7 + (np.arange(64) ^ 32)).all())()
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize(("shape", "old", "new", "says"), SPOILT)
+def test_spoilt(shape, old, new, says, order):
+    source, blocks = SHAPES[shape]
+    assert old in source
+    with pytest.raises(simt.RaceError, match=says if order == "forward" else "race on"):
+        run(source.replace(old, new), blocks, order)
+
+
+# A ring of asynchronous copies: all warps read each tile that the whole block has brought.
+RING = r"""
+#include <cuda_pipeline.h>
+extern "C" __global__ void k(const float *x, float *y, int tiles) {
+  __shared__ float ring[DEPTH][64];
+  for (int t = 0; t < DEPTH - 1; t++) {
+    if (t < tiles) __pipeline_memcpy_async(&ring[t][threadIdx.x], x + t * 64 + threadIdx.x, 4);
+    __pipeline_commit();
+  }
+  float sum = 0;
+  for (int t = 0; t < tiles; t++) {
+    int next = t + DEPTH - 1;
+    if (DEPTH == 1) __syncthreads();  // before the only place is filled again
+    if (next < tiles) __pipeline_memcpy_async(&ring[next % DEPTH][threadIdx.x], x + next * 64 + threadIdx.x, 4);
+    __pipeline_commit();
+    __pipeline_wait_prior(DEPTH - 1);
+    __syncthreads();  // the tile of all
+    sum += ring[t % DEPTH][threadIdx.x ^ 32];
+    if (DEPTH > 1) __syncthreads();  // before the place is filled again
+  }
+  y[threadIdx.x] = sum;
+}"""
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_a_ring_filled_again_too_early_is_found_at_any_depth(depth):
+    def run(source):
+        x, y = np.random.default_rng(depth).random((9, 64), np.float32), np.zeros(64, np.float32)
+        simt.compile(source, (f"-DDEPTH={depth}",))["k"](1, 64, x, y, np.int32(9), check_races=True)
+        return np.abs(y - x.sum(0)[np.arange(64) ^ 32]).max()
+
+    assert run(RING) < 1e-5
+    for line in (
+        line for line in RING.splitlines() if "filled again" in line and f"DEPTH {'=' if depth == 1 else '>'}" in line
+    ):
+        with pytest.raises(simt.RaceError, match="memcpy_async"):
+            run(RING.replace(line, ""))
+    with pytest.raises(simt.SimtError, match="race|asynchronous copy may not have arrived"):
+        run(RING.replace("__syncthreads();  // the tile of all", ""))
+
+
+# A barrier for a part of the block orders that part, and what it has been told.
+PARTS = r"""
+__device__ void meet(int n) { asm volatile("bar.sync %0, 64;" :: "r"(n) : "memory"); }
+__device__ void come(int n) { asm volatile("bar.arrive %0, 64;" :: "r"(n) : "memory"); }
+extern "C" __global__ void k(float *y) {
+  __shared__ float s[96];
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp == 0) {
+    s[lane] = lane;
+    come(1);
+  } else if (warp == 1) {
+    meet(1);
+    s[32 + lane] = s[lane ^ 1];
+    meet(2);
+  } else {
+    meet(2);
+    y[lane] = s[32 + (lane ^ 3)] + s[lane];  // of warp 1, and of warp 0, which warp 1 has met
+  }
+}"""
+
+
+def test_barriers_for_a_part_of_the_block():
+    def run(*change):
+        y = np.zeros(32, np.float32)
+        simt.compile(PARTS.replace(*change))["k"](1, 96, y, check_races=True)
+        return y
+
+    lane = np.arange(32)
+    assert (run("", "") == (lane ^ 2) + lane).all()
+    for change in (("    come(1);\n", ""), ("    meet(1);\n", "")):
+        with pytest.raises(simt.SimtError, match="race on byte|waits at a barrier|nothing has been written"):
+            run(*change)
+    with pytest.raises(
+        simt.RaceError, match=r"race on byte \d+ of shared memory \(s\)"
+    ):  # 2 comes too early to tell of 0
+        run(
+            "    meet(1);\n    s[32 + lane] = s[lane ^ 1];\n    meet(2);",
+            "    s[32 + lane] = 1;\n    meet(2);\n    meet(1);",
+        )
+
+
+def test_no_reader_is_forgotten():
+    """Three warps read a place, and the fourth writes it when it has met two of them."""
+    source = r"""
+    extern "C" __global__ void k(float *y) {
+      __shared__ float s;
+      if (threadIdx.x == 0) s = 1;
+      __syncthreads();
+      int warp = threadIdx.x / 32;
+      if (warp < 3) y[threadIdx.x] = s;
+      if (warp > 0) asm volatile("bar.sync 1, 96;" ::: "memory");
+      if (threadIdx.x == 96) s = 2;
+    }"""
+    with pytest.raises(simt.RaceError, match=r"thread \(\d+, 0, 0\) of block .* reads it"):
+        simt.compile(source)["k"](1, 128, np.zeros(96, np.float32), check_races=True)
+    everyone = source.replace("warp > 0", "true").replace("1, 96", "1, 128")
+    simt.compile(everyone)["k"](1, 128, np.zeros(96, np.float32), check_races=True)
+
+
+def test_check_races_costs_little():
+    """A tiled matmul, by processor time: it took 22 times as long once."""
+    source = r"""
+    extern "C" __global__ void k(const float *a, const float *b, float *c, int n) {
+      __shared__ float s[16][16], t[16][16];
+      int row = blockIdx.y * 16 + threadIdx.y, column = blockIdx.x * 16 + threadIdx.x;
+      float sum = 0;
+      for (int i = 0; i < n; i += 16) {
+        s[threadIdx.y][threadIdx.x] = row < n && i + threadIdx.x < n ? a[row * n + i + threadIdx.x] : 0;
+        t[threadIdx.y][threadIdx.x] = column < n && i + threadIdx.y < n ? b[(i + threadIdx.y) * n + column] : 0;
+        __syncthreads();
+        for (int j = 0; j < 16; j++) sum += s[threadIdx.y][j] * t[j][threadIdx.x];
+        __syncthreads();
+      }
+      if (row < n && column < n) c[row * n + column] = sum;
+    }"""
+    n = 100
+    a, b = np.random.default_rng(1).random((2, n, n), np.float32)
+    c = np.zeros((n, n), np.float32)
+    kernel, times = simt.compile(source)["k"], {}
+    for check_races in (False, True, False, True):
+        start = time.process_time()
+        kernel((7, 7), (16, 16), a, b, c, np.int32(n), check_races=check_races)
+        times[check_races] = time.process_time() - start
+    assert np.abs(c - a @ b).max() < 1e-4
+    assert times[True] < 5 * times[False]
+    with pytest.raises(simt.RaceError, match=r"of shared memory \(s\)"):
+        simt.compile(source.replace("        __syncthreads();\n      }", "      }"))["k"](
+            (7, 7), (16, 16), a, b, c, np.int32(n), check_races=True
+        )
