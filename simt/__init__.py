@@ -27,6 +27,7 @@ from simt.errors import (
     SimtError,
     StepLimit,
     Trap,
+    UnsetRegister,
     Unsupported,
 )
 from simt.kernel import Buffer, Kernel, Module, compile, load
@@ -51,6 +52,7 @@ __all__ = [
     "StepLimit",
     "TensorMap",
     "Trap",
+    "UnsetRegister",
     "Unsupported",
     "compile",
     "load",

@@ -33,6 +33,10 @@ class MemoryFault(SimtError):
     """An access out of bounds, misaligned, to a read-only array, or to what nothing has been written to."""
 
 
+class UnsetRegister(SimtError):
+    """A value that nothing has set is stored, branched on, used as an address, or given to other lanes."""
+
+
 class BarrierFault(SimtError):
     """Threads of a block wait at different barriers, or for threads that never come."""
 

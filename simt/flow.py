@@ -6,7 +6,7 @@ threads may have to wait for each other: after a barrier, and before an instruct
 
 from dataclasses import dataclass, field, replace
 
-from simt import ptx
+from simt import ptx, unset
 from simt.contract import contract
 from simt.errors import Unsupported
 from simt.ptx import SIZES, Imm, Mem, Not, Pair, Reg, Sym, Vec
@@ -46,10 +46,11 @@ class Flow:
     blocks: list
     kinds: dict  # register -> "pred", "b16", "b32", "b64", "f32", "f64"
     used: set  # registers that are read somewhere
+    unset: unset.Unset | None  # registers that may be read though nothing has set them
 
 
-def analyse(function, module):
-    """ptx.Function -> Flow."""
+def analyse(function, module, source=""):
+    """ptx.Function -> Flow. `source` is the CUDA C++ that it was made of, where it is known."""
     function = inline_calls(function, module)
     function = contract(function, sources, destinations, ENDS | BARRIERS)
     code = function.instructions
@@ -67,6 +68,23 @@ def analyse(function, module):
             if i.guard is not None:  # may leave the old value in place
                 b.reads |= destinations(i) - b.writes
             b.writes |= destinations(i)
+    entry = live_ranges(blocks)
+    if entry:  # the kernel's own parameters are set from the start
+        given = {name for i in code if i.parts[:2] == ("ld", "param") for name in sources(i)}
+        entry -= given - set().union(*map(destinations, code))
+    found = unset.analyse(function, blocks, entry & kinds.keys(), sources, destinations, source)
+    if found is not None:
+        kinds |= {unset.mark_of(name): unset.MARK for name in sorted(found.marked)}
+        for b in blocks:
+            add_marks(b, found)
+        live_ranges(blocks)
+    for b in blocks:
+        b.spins = any(n <= b.number and waits(code[blocks[n].start : b.end]) for n in b.targets)
+    return Flow(function, blocks, kinds, used, found)
+
+
+def live_ranges(blocks):
+    """Find each block's live_out; return the registers that are live at the kernel's beginning."""
     live = {b.number: set(b.reads) for b in blocks}
     changed = True
     while changed:
@@ -77,9 +95,18 @@ def analyse(function, module):
             into = b.reads | (out - b.writes)
             if out != b.live_out or into != live[b.number]:
                 b.live_out, live[b.number], changed = out, into, True
-    for b in blocks:
-        b.spins = any(n <= b.number and waits(code[blocks[n].start : b.end]) for n in b.targets)
-    return Flow(function, blocks, kinds, used)
+    return set(live[0]) if blocks else set()
+
+
+def add_marks(block, found):
+    """Let the marks of registers that may be unset (simt/unset.py) live from block to block as registers do."""
+    written = set()
+    for n, i in enumerate(block.instructions, block.start):
+        results = {unset.mark_of(name) for name in destinations(i) & found.marked}
+        reads = {unset.mark_of(name) for name in found.before.get(n, ())}
+        block.reads |= (reads | (results if i.guard is not None else set())) - written
+        written |= results
+    block.writes |= written
 
 
 def split_blocks(function):

@@ -4,12 +4,13 @@ import re
 
 import numpy as np
 
-from simt import flow, generated, joins, translate
+from simt import flow, generated, joins, translate, unset
 from simt.errors import Unsupported
 from simt.memory import REGION, Space
 from simt.ptx import Mem, Reg, Sym, Variable, Vec
 from simt.types import DTYPES
 
+FIRST = {"pred": False, unset.MARK: unset.COPIED}  # what registers hold before anything has set them, where it is not 0
 GRID_BARRIER = "grid_barrier"  # what the blocks of a launch wait at in grid.sync() of cooperative groups
 QUOTED = 120  # characters of a source line in a message
 
@@ -20,7 +21,7 @@ class Program:
     def __init__(self, function, module, source=""):
         self.name, self.parameters, self.source = function.name, function.parameters, source.splitlines()
         try:
-            self.flow = flow.analyse(function, module)
+            self.flow = flow.analyse(function, module, source)
         except Unsupported as e:
             raise self.placed(e) from None
         except Exception as e:
@@ -35,8 +36,10 @@ class Program:
         self.race_facts = {}  # memory instruction -> (line, how strong), for simt/races.py
         self.lets_next_start = any(i.parts[:2] == ("griddepcontrol", "launch_dependents") for i in code)
         self.environment = generated.environment()
+        if self.flow.unset is not None:
+            self.environment |= unset.environment()
         self.initial_registers = [
-            False if kind == "pred" else np.zeros((1, 1, 1), DTYPES[kind]) if kind in ("f32", "f64") else 0
+            FIRST[kind] if kind in FIRST else np.zeros((1, 1, 1), DTYPES[kind]) if kind in ("f32", "f64") else 0
             for kind in self.flow.kinds.values()
         ]
         count = len(self.blocks)

@@ -23,7 +23,9 @@ from simt.translate_arithmetic import Arithmetic
 from simt.translate_hopper import Hopper, carried_registers
 from simt.translate_lanes import Lanes
 from simt.translate_memory import MemoryAccess, passed_registers, uniform_registers
+from simt.translate_unset import Unset
 from simt.types import DTYPES
+from simt.unset import MARK
 
 NOTHING = {"membar", "fence", "nanosleep", "prefetch", "prefetchu", "pragma", "discard",
            "applypriority", "pmevent", "setmaxnreg"}  # fmt: skip
@@ -34,7 +36,7 @@ def stops(i):
     return i.parts[0] in BARRIERS and "arrive" not in i.parts
 
 
-class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
+class Translator(Arithmetic, MemoryAccess, Lanes, Hopper, Unset):
     """Translates the blocks of one kernel. `symbols` gives the address of each variable."""
 
     def __init__(self, flow, symbols, joins):
@@ -68,12 +70,15 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
         first = blocks[0]
         if masked:
             self.check_members(first)
+        watched = self.flow.unset is not None
         for block in blocks:
             read |= block.reads - written
             written |= block.writes
             for n, i in enumerate(block.instructions, block.start):
                 histogram[i.line] = histogram.get(i.line, 0) + 1
                 last = block is blocks[-1] and i is block.instructions[-1]
+                if watched:
+                    self.watch(n, i)
                 if last and (i.parts[0] in ENDS or (masked and stops(i)) or counted(i)):
                     written -= destinations(i)  # __syncthreads_count: set when all have come
                     break
@@ -174,6 +179,8 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper):
 
     def family(self, name):
         kind = self.kinds[name]
+        if kind == MARK:
+            return kind
         return "pred" if kind == "pred" else "float" if kind in ("f32", "f64") else f"b{8 * SIZES[kind]}"
 
     def constant(self, key, value):

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from simt.errors import Trap
+from simt.errors import Trap, UnsetRegister
 from simt.integers import unpack
 from simt.memory import LOCAL_WINDOW, REGION
 from simt.printf import formatted
 from simt.races import RaceError, lacking, strength
+from simt.unset import names_nan, variables
 
 
 class Words:
@@ -51,6 +52,34 @@ class Words:
             f"kernel {self.program.name}, line {line}{self.quote(line)}: {what}; block "
             f"{self.block_text(lane // per)}, thread {self.thread_text(lane % per)}"
         )
+
+    # Registers that nothing has set.
+
+    def check_set(self, number, mask, guard, *marks):
+        """Instruction `number` needs values that are set, in the lanes of `mask` and `guard`."""
+        for mark in marks:
+            if type(mark) is int and not mark:
+                continue
+            unset = self.whole(self.exist if mask is None else mask) & (mark != 0)
+            unset = unset if guard is None else unset & guard
+            if unset.any():
+                lane = int(np.flatnonzero(unset)[0])
+                raise UnsetRegister(self.unset_text(number, int(self.whole(mark).reshape(-1)[lane]), lane))
+
+    def unset_text(self, number, mark, lane):
+        """The sentence of an UnsetRegister: where the value was read first, and what it matters for."""
+        code = self.program.flow.function.instructions
+        first, last = code[mark - 1] if mark > 0 else code[number], code[number]
+        first = first if first.line else last  # code of a header that the compiler has moved
+        names = variables("\n".join(self.program.source), first.line)
+        what = f"{' or '.join(f'`{n}`' for n in names) or 'a variable'} is read before it is set"
+        if names_nan(first):
+            what += " (the compiler has put a NaN in its place)"
+        if last.line != first.line:
+            does = {"st": "goes into the store", "bra": "decides the branch", "ld": "is the address"}
+            does = does.get(last.parts[0], "is needed")
+            what += f"; what was computed with it {does} at line {last.line}{self.quote(last.line)}"
+        return self.trap_text(first.line, lane, what)
 
     # Words for errors.
 

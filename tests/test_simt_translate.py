@@ -308,7 +308,7 @@ def analysed(body, head=".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .r
 
 def test_blocks_of_a_loop_and_what_lives_on():
     f = analysed("""
-      mov.u32 %r1, 0; mov.u32 %r2, %tid.x; mov.u32 %r3, 7;
+      mov.u32 %r1, 0; mov.u32 %r2, %tid.x; mov.u32 %r3, 7; mov.u64 %rd1, 0;
     LOOP:
       add.s32 %r1, %r1, 1;
       setp.lt.s32 %p1, %r1, %r2;
@@ -318,7 +318,7 @@ def test_blocks_of_a_loop_and_what_lives_on():
     DONE:
       st.global.u32 [%rd1], %r1;
       ret;""")
-    assert [(b.start, b.end) for b in f.blocks] == [(0, 3), (3, 6), (6, 7), (7, 8), (8, 10)]
+    assert [(b.start, b.end) for b in f.blocks] == [(0, 4), (4, 7), (7, 8), (8, 9), (9, 11)]
     assert [b.targets for b in f.blocks] == [[], [1], [4], [], []]
     assert [b.falls for b in f.blocks] == [True, True, False, True, False]
     assert f.blocks[0].live_out == {"%r1", "%r2", "%rd1"} | ({"%r3"} & f.blocks[0].live_out)
@@ -329,11 +329,24 @@ def test_blocks_of_a_loop_and_what_lives_on():
 
 def test_a_guarded_result_keeps_the_old_value_alive():
     f = analysed(
-        "mov.u32 %r1, 1; setp.eq.u32 %p1, %r2, 0; bra.uni NEXT; "
+        "mov.u32 %r1, 1; mov.u64 %rd1, 0; setp.eq.u32 %p1, %r1, 0; bra.uni NEXT; "
         "NEXT: @%p1 mov.u32 %r1, 2; st.global.u32 [%rd1], %r1; ret;"
     )
     assert f.blocks[1].reads == {"%p1", "%r1", "%rd1"}
-    assert "%r1" in f.blocks[0].live_out
+    assert "%r1" in f.blocks[0].live_out and f.unset is None
+
+
+def test_what_may_be_unset_lives_on_with_its_mark():
+    f = analysed("""
+      mov.u32 %r1, %tid.x; mov.u64 %rd1, 0; setp.lt.u32 %p1, %r1, 7;
+      @%p1 bra NEXT;
+      mov.u32 %r2, 1;
+    NEXT:
+      add.s32 %r3, %r2, %r1; mov.u32 %r4, %r1;
+      st.global.u32 [%rd1], %r3;
+      ret;""")
+    assert f.unset.marked == {"%r2", "%r3"} and f.unset.before == {5: {"%r2"}, 7: {"%r3"}}
+    assert f.blocks[0].live_out == {"%r1", "%r2", "%rd1", "%r2 mark"} and f.blocks[1].writes == {"%r2", "%r2 mark"}
 
 
 def test_blocks_end_where_threads_meet():
