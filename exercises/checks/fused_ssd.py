@@ -1,22 +1,20 @@
-"""The checks of chapter 13: shares of a line, who waits forever, a look-back, what counts, and a chain with a race.
+"""The checks of chapter 13: shares of a line, how many places, a look-back, what counts, and a protocol between blocks.
 
-The learner's CUDA C++ runs on the SIMT machine, which also looks for races.
+The learner's CUDA C++ runs on the SIMT machine, which also looks for races, and starts blocks in any order.
 """
 
 import math
-import re
 import warnings
+from numbers import Integral
 
 import numpy as np
 
-from exercises.checks import call_text, number_from, shown, time_limit
-from exercises.checks.launches import compiled, launched, near, unchanged
+from exercises.checks import call_text, counted, number_from, shown, time_limit
+from exercises.checks.launches import by_warp, compiled, launched, near, unchanged
 from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
 EXACT = 1e-9  # of NumPy in float64
-# What puts memory in order, in PTX. The SIMT machine finds no fault without a fence behind the wait; a card may.
-ORDERING = re.compile(r"^\s*(?:@\S+\s+)?(?:membar|fence|\w+(?:\.\w+)*\.(?:acquire|release|acq_rel))\b", re.M)
 
 
 # Exercise 1: shares of a line
@@ -58,95 +56,110 @@ def exercise_1(cut_line):
     return exercise.report(f"right in {len(cases)} cases")
 
 
-# Exercise 2: who waits forever
+# Exercise 2: how many places
 
 
-def _stuck(order, waits, room):
+def _all_end(order, waits, places):
     left, running, ended = list(order), [], set()
     while True:
-        while left and len(running) < room:
+        while left and len(running) < places:
             running.append(left.pop(0))
         done = {p for p in running if set(waits[p]) <= ended}
         if not done:
-            return sorted(running + left)
+            return not running
         running, ended = [p for p in running if p not in done], ended | done
 
 
-def exercise_2(never_end):
-    """never_end(order, waits, room) -> list of programs"""
-    exercise = Exercise("Exercise 2: who waits forever")
+def exercise_2(places_needed):
+    """places_needed(order, waits) -> the smallest number of places, or None"""
+    exercise = Exercise("Exercise 2: how many places")
     rng = np.random.default_rng()
-    back = {s: list(range(s)) for s in range(4)}  # a look-back over all segments
-    cases = [([0], {0: []}, 1), ([0, 1, 2], {0: [], 1: [0], 2: [1]}, 1), ([2, 1, 0], {0: [], 1: [0], 2: [1]}, 2)]
-    cases += [([2, 1, 0], {0: [], 1: [0], 2: [1]}, 3), ([3, 0, 1, 2], back, 1), ([3, 0, 1, 2], back, 2)]
-    cases += [([0, 1, 2, 3], {0: [], 1: [2], 2: [1], 3: []}, 4), ([0, 3, 1, 2], {0: [], 1: [0], 2: [], 3: [1, 2]}, 2)]
-    for _ in range(60):
-        n = int(rng.integers(1, 9))
+    chain, back = {0: [], 1: [0], 2: [1]}, {s: list(range(s)) for s in range(4)}  # back: a look-back over all segments
+    cases = [([0], {0: []}), ([0, 1, 2], chain), ([2, 1, 0], chain), ([1, 0, 2], chain), ([3, 0, 1, 2], back)]
+    cases += [([0, 1], {0: [0], 1: []}), ([0, 1, 2, 3], {0: [], 1: [2], 2: [1], 3: []})]
+    cases += [([0, 3, 1, 2], {0: [], 1: [0], 2: [], 3: [1, 2]}), ([4, 3, 0, 1, 2], {**back, 4: []})]
+    for n in rng.integers(1, 9, 60).tolist():
         waits = {
             p: sorted(rng.choice(p, int(rng.integers(0, min(p, 3) + 1)), replace=False).tolist()) for p in range(n)
         }
-        cases.append((rng.permutation(n).tolist(), waits, int(rng.integers(1, n + 1))))
+        cases.append((rng.permutation(n).tolist(), waits))
     with exercise, time_limit():
-        for order, waits, room in cases:
-            wanted = _stuck(order, waits, room)
-            call = call_text(never_end, order, waits, room)
-            got = never_end(list(order), {p: list(w) for p, w in waits.items()}, room)
-            if got is None:
-                raise Wrong(f"{call} gave None. Does the function return its result?")
-            if not isinstance(got, (list, tuple, set)):
-                raise Wrong(f"{call} gave {shown(got)}, expected a list")
-            try:
-                same = sorted(got) == wanted
-            except TypeError:
-                same = False
-            exercise.require(same, f"{call} gave {shown(got)}, expected {wanted}")
+        for order, waits in cases:
+            wanted = next((places for places in range(1, len(order) + 1) if _all_end(order, waits, places)), None)
+            call = call_text(places_needed, order, waits)
+            got = places_needed(list(order), {p: list(w) for p, w in waits.items()})
+            if got is not None and (isinstance(got, bool) or not isinstance(got, Integral)):
+                raise Wrong(f"{call} gave {shown(got)}, expected a whole number or None")
+            exercise.require(got == wanted, f"{call} gave {got}, expected {wanted}")
     return exercise.report(f"right in {len(cases)} cases")
 
 
 # Exercise 3: look back
 
 
+def _look_back_over(rng, segments, heads, cuts):
+    """published, initial, wanted: `cuts` are (segment, head). What nobody may look at is NaN."""
+    cut = np.zeros((segments, heads), bool)
+    for place in cuts:
+        cut[place] = True
+    decays = np.where(cut, np.nan, rng.uniform(0, 1, (segments, heads)))
+    states, initial = rng.standard_normal((segments, heads, 3)), rng.standard_normal((heads, 3))
+    wanted = initial.copy()
+    for state, decay, ends in zip(states, decays, cut):
+        wanted = np.where(ends[:, None], state, decay[:, None] * wanted + state)
+    for head in range(heads):
+        if cut[:, head].any():
+            last = np.flatnonzero(cut[:, head])[-1]
+            states[:last, head], decays[:last, head], initial[head] = np.nan, np.nan, np.nan
+    return list(zip(states, decays, cut)), initial, wanted
+
+
 def exercise_3(look_back):
-    """look_back(published, initial) -> state"""
+    """look_back(published, initial) -> states"""
     exercise = Exercise("Exercise 3: look back")
-    rng, nan = np.random.default_rng(), math.nan
-    named = {
-        "no segment before": ([], False),
-        "one segment before": ([0.5], False),
-        "three segments before": ([0.5, 0.25, 2.0], False),
-        "a cut in the segment before": ([0.5, None], True),
-        "a cut two segments before": ([0.5, None, 0.125], True),
-        "two cuts": ([None, 0.5, None, 0.75], True),
-        "a decay of 0": ([0.5, 0.0], False),
+    rng = np.random.default_rng()
+    named = {  # segments, heads, cuts
+        "no segment before": (0, 1, []),
+        "one segment before": (1, 1, []),
+        "three segments before": (3, 1, []),
+        "a cut in the segment before": (2, 1, [(1, 0)]),
+        "a cut two segments before": (3, 1, [(1, 0)]),
+        "two cuts": (4, 1, [(0, 0), (2, 0)]),
+        "two heads": (3, 2, []),
+        "two heads, of which one is cut": (3, 2, [(1, 0)]),
+        "two heads, cut in different segments": (4, 2, [(0, 1), (2, 0)]),
+        "heads that are all cut": (3, 3, [(1, 0), (1, 1), (1, 2)]),
     }
+    for segments, heads in rng.integers(1, 7, (6, 2)).tolist():
+        cuts = [(s, h) for s in range(segments) for h in range(heads) if rng.random() < 0.2]
+        named[f"{counted(segments, 'segment')}, {counted(heads, 'head')}, {counted(len(cuts), 'cut')}"] = (
+            segments, heads, cuts,
+        )  # fmt: skip
     with exercise, time_limit(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, (decays, hidden) in named.items():
-            published = [(rng.standard_normal((2, 3)), decay) for decay in decays]
-            initial = rng.standard_normal((2, 3))
-            if hidden:  # nothing in front of the last cut may be looked at
-                cut = max(n for n, decay in enumerate(decays) if decay is None)
-                published[:cut] = [(np.full((2, 3), nan), decay) for _, decay in published[:cut]]
-                initial = np.full((2, 3), nan)
-            before = [state.copy() for state, _ in published], initial.copy()
-            got = look_back(published, initial)
-            wanted = before[1] if not hidden else np.zeros((2, 3))
-            for state, decay in zip(before[0], decays):
-                wanted = state if decay is None else decay * wanted + state
+        for name, case in named.items():
+            published, initial, wanted = _look_back_over(rng, *case)
+            given = [tuple(a.copy() for a in segment) for segment in published], initial.copy()
+            got = look_back(*given)
             if got is None:
                 raise Wrong(f"with {name} your function gave None. Does it return its result?")
             try:
                 array = np.asarray(got, float)
             except (TypeError, ValueError):
                 raise Wrong(f"with {name} your function gave {shown(got)}, expected an array") from None
-            exercise.require(array.shape == (2, 3), f"with {name} the result has shape {array.shape}, expected (2, 3)")
+            shape = wanted.shape
+            exercise.require(array.shape == shape, f"with {name} the result has shape {array.shape}, expected {shape}")
             off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
             if off.any():
                 i, j = (int(n) for n in np.argwhere(off)[0])
-                raise Wrong(f"with {name}: {differs(f'state[{i}, {j}]', array[i, j], wanted[i, j])}")
-            same = all(np.array_equal(a, b, equal_nan=True) for a, (b, _) in zip(before[0], published))
-            exercise.require(same and np.array_equal(initial, before[1], equal_nan=True),
-                             f"with {name} your function changed what was published, or the initial state")  # fmt: skip
+                why = " (NaN is what nobody may look at)" if np.isnan(array[i, j]) else ""
+                raise Wrong(f"with {name}: {differs(f'states[{i}, {j}]', array[i, j], wanted[i, j])}{why}")
+            same = all(
+                np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+                for old, new in zip([*published, (initial,)], [*given[0], (given[1],)])
+                for a, b in zip(old, new)
+            )
+            exercise.require(same, f"with {name} your function changed what was published, or the initial states")
     return exercise.report(f"right in {len(named)} cases, and nothing in front of a cut was looked at")
 
 
@@ -175,9 +188,10 @@ def exercise_4(chunks_that_count):
     cases += [([0.01] * 9 + [math.nan] + [0.01] * 6, -1.0, 4, 64)]
     cases += [([9.0] * 8 + [0.01, math.nan] + [0.01] * 6, -8.0, 4, 64)]
     cases += [([5.0] * 6 + [math.nan] + [5.0] * 9, -8.0, 4, 64), ([1.0] * 64, -0.25 * ln2, 8, 7)]
+    cases += [([1.0] * 4 + [0.0] * 4, -1.0, 2, 0)]  # a decay of 1 is not below 2^0
     for _ in range(30):
         Q, n = int(rng.integers(1, 9)), int(rng.integers(1, 20))
-        cases.append((rng.uniform(0, 1, n * Q).tolist(), -float(rng.uniform(0.1, 20)), Q, int(rng.integers(1, 100))))
+        cases.append((rng.uniform(0, 1, n * Q).tolist(), -float(rng.uniform(0.1, 20)), Q, int(rng.integers(0, 100))))
     with exercise, time_limit(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for dt, A, Q, bits in cases:
@@ -191,32 +205,51 @@ def exercise_4(chunks_that_count):
 
 # Exercise 5: find the bugs
 
+TOKENS = 4  # of a chunk
+# chunks, numbers, how blocks start: one place is enough, if blocks draw tickets
+CHAINS = [
+    (1, 32, {}),
+    (2, 32, {}),
+    (3, 64, {"order": "reverse"}),
+    (2, 32, {"places": 1}),
+    (3, 64, {"order": "reverse", "places": 1}),
+    (5, 128, {"order": "reverse", "places": 3}),
+    (9, 96, {"order": 13, "places": 2}),
+]
+
 
 def exercise_5(source):
-    """CUDA source of hand_on."""
+    """CUDA source of look_back."""
     exercise = Exercise("Exercise 5: find the bugs")
-    sizes = [(1, 32), (2, 32), (3, 64), (5, 128), (8, 64)]
     with exercise, time_limit(60):
-        kernel, rng = compiled(source, "hand_on"), np.random.default_rng()
-        for chunks, numbers in sizes:
-            at = f"chunks = {chunks}, {numbers} numbers"
-            added = rng.standard_normal((chunks, numbers)).astype(np.float32)
-            decay = rng.uniform(0, 1, chunks).astype(np.float32)
-            counters, starts = np.zeros(2, np.uint32), unset((chunks, numbers))
-            state = unset(numbers)
-            arrays = {"added": added, "decay": decay}
-            before = {name: a.copy() for name, a in arrays.items()}
-            launched(
-                kernel, chunks, numbers, added.reshape(-1), decay, starts.reshape(-1), state, counters,
-                at=at, check_races=True,
-            )  # fmt: skip
-            wanted, now = np.zeros((chunks, numbers)), np.zeros(numbers)
-            for chunk in range(chunks):
-                wanted[chunk], now = now, decay[chunk] * now + added[chunk]
-            near("starts", starts, wanted, 1e-5, at)
-            near("state", state, now, 1e-5, at)
-            unchanged(arrays, before, at)
-        ordering = len(ORDERING.findall(kernel.module.ptx))
-        missing = "the numbers are right, but there must be a fence behind the wait and one before the release, or"
-        exercise.require(ordering >= 2, f"{missing} an acquire and a release: found {ordering}")
-    return exercise.report(f"right for {len(sizes)} chains, no race")
+        kernel, rng = compiled(source, "look_back"), np.random.default_rng()
+        for chunks, numbers, how in CHAINS:
+            at = f"{counted(chunks, 'chunk')} of {numbers} numbers"
+            if "order" in how:
+                at += ", blocks in reverse order" if how["order"] == "reverse" else ", blocks in another order"
+            if "places" in how:
+                at += f", {counted(how['places'], 'place')}"
+            _look_back(kernel, rng, chunks, numbers, at, how)
+    return exercise.report(f"right for {len(CHAINS)} chains, whatever the order of the blocks; no race")
+
+
+def _look_back(kernel, rng, chunks, numbers, at, how):
+    x = rng.standard_normal((chunks, TOKENS, numbers)).astype(np.float32)
+    decay = rng.uniform(0, 1, chunks).astype(np.float32)
+    starts, published = unset((chunks, numbers)), unset((chunks, numbers))
+    flags, tickets = np.zeros(chunks, np.uint32), np.zeros(1, np.uint32)
+    before = {"x": x.copy(), "decay": decay.copy()}
+    args = (x, decay, starts, published, flags, tickets)
+    report = launched(kernel, chunks, numbers, *args, at=at, check_races=True, by_warp=True, **how)
+    wanted, now = np.zeros((chunks, numbers)), np.zeros(numbers)
+    for chunk in range(chunks):
+        wanted[chunk], now = now, decay[chunk] * now + x[chunk].sum(axis=0, dtype=np.float64)
+    near("starts", starts, wanted, 1e-5, at)
+    unchanged({"x": x, "decay": decay}, before, at)
+    made = by_warp(report)[:, 1:].sum()  # the first warp may also load flags, again and again
+    most = (numbers // 32 - 1) * chunks * (TOKENS + chunks - 1)
+    if made > most:
+        raise Wrong(
+            f"right, but at {at} the warps behind the first make {made:,} load requests; {most:,} are enough: each "
+            "number of x once, and for each chunk before its own a decay and what that one has published"
+        )
