@@ -147,21 +147,11 @@ def _kept_up(calls):
     """One row: a graph of these calls, replayed for SECONDS."""
     graph = cuda_timing.Graph(calls)
     torch.cuda.synchronize()
-    time.sleep(REST)
     with subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True) as watch:
-        marks = [torch.cuda.Event(enable_timing=True)]
-        marks[0].record()
-        stop = time.perf_counter() + SECONDS
-        while time.perf_counter() < stop:
-            graph._replay()
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
-            if len(marks) > 4:  # a few replays ahead of the card
-                marks[-4].synchronize()
+        time.sleep(REST)
+        ends = np.cumsum([0, *graph.replays(math.ceil(SECONDS / graph.seconds))])
         watch.terminate()
         lines = watch.stdout.read().splitlines()
-    marks[-1].synchronize()
-    ends = np.array([1e-3 * marks[0].elapsed_time(mark) for mark in marks])
     seen = [[float(word) for word in line.split(",")] for line in lines if line.count(",") == 1]
     return summary(ends, graph.calls, seen)
 
