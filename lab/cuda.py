@@ -112,6 +112,25 @@ class Module:
         """{kernel: its parameters and limits}, as the compiler sees them."""
         return cuda_signature.entries(self.ptx(arch), self.source)
 
+    def set(self, name, tensor):
+        """Fill a __constant__ or __device__ variable with a tensor's bytes, which must be as many.
+
+        On a CUDA tensor's card, on the current stream; of a CPU tensor for later launches on the SIMT machine.
+        """
+        where = f"{self.name}: set: {name}"
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{where} takes a tensor, got {type(tensor).__name__}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{where} takes a contiguous tensor, got strides {tensor.stride()} for {_shown(tensor)}")
+        if tensor.device.type != "cuda":
+            self._on_machine().set(name, tensor.detach().view(BITS.get(tensor.dtype, tensor.dtype)).numpy())
+            return
+        device = tensor.device.index
+        address, size = cuda_driver.variable(self._on_card(device), device, name, self.name)
+        if tensor.nbytes != size:
+            raise ValueError(f"{where} has {size} bytes, got {tensor.nbytes}, a tensor of {_shown(tensor)}")
+        cuda_driver.copy(address, tensor.data_ptr(), size, device, where)
+
     def _unknown(self, name):
         entries = self.entries()
         if any(entry.startswith(f"_Z{len(name)}{name}") for entry in entries):
@@ -433,6 +452,10 @@ def _array(tensor):
 
         return simt.Buffer(array, misalignment=start % 256)
     return array
+
+
+def _shown(tensor):
+    return f"{tensor.dtype} and shape {tuple(tensor.shape)}"
 
 
 def _options(options):

@@ -12,7 +12,7 @@ import threading
 
 import torch
 
-SUCCESS, INVALID_CONTEXT = 0, 201
+SUCCESS, INVALID_CONTEXT, NOT_FOUND = 0, 201, 500
 # Numbers of the driver's interface (cuda.h).
 MAX_SHARED_OPTIN, MAJOR, MINOR = 97, 75, 76  # device attributes
 MAX_THREADS, STATIC_SHARED, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 8, 14  # function attributes
@@ -81,6 +81,27 @@ def load(image, device, name):
         finally:
             cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     return module
+
+
+def variable(module, device, name, source):
+    """(address, bytes) of a variable of a loaded module; ValueError if it has none of this name."""
+    address, size = ctypes.c_uint64(), ctypes.c_size_t()
+    with torch.cuda.device(device):
+        bind(device)
+        status = driver().cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), module, name.encode())
+    if status == NOT_FOUND:
+        raise ValueError(f"{source} has no variable {name!r} outside of all functions and namespaces")
+    check(status, f"{source}: {name}")
+    return address.value, size.value
+
+
+def copy(target, source, size, device, doing):
+    """Copy bytes on a card, on the stream that is current there."""
+    stream = ctypes.c_void_p(current_stream(device))
+    with torch.cuda.device(device):
+        bind(device)
+        args = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size), stream
+        check(driver().cuMemcpyDtoDAsync_v2(*args), doing)
 
 
 def tensor_map(device, pointer, type_, shape, strides, box, swizzle, promotion):

@@ -12,7 +12,7 @@ from simt.ahead import Ahead, after
 from simt.errors import LaunchError, SimtError, Unsupported
 from simt.machine import Launch
 from simt.memory import REGION, Space
-from simt.program import Program
+from simt.program import Program, not_understood
 from simt.races import Races
 from simt.report import Report
 from simt.tensor_map import BYTES, TensorMap
@@ -48,7 +48,10 @@ def load(text, source=""):
 
 
 class Module:
-    """Compiled code; module["name"] is a kernel. Its __device__ variables keep their values from launch to launch."""
+    """Compiled code; module["name"] is a kernel. Its __device__ variables keep their values from launch to launch.
+
+    module.set("name", array) fills a __constant__ or __device__ variable, module.get("name", dtype) reads one.
+    """
 
     def __init__(self, text, source=""):
         self.ptx, self.source = text, source
@@ -67,8 +70,54 @@ class Module:
             function = self.parsed.functions.get(name)
             if function is None or not function.entry:
                 raise LaunchError(self.no_such_kernel(name))
-            self.kernels[name] = Kernel(self, Program(function, self.parsed, self.source))
+            try:
+                program = Program(function, self.parsed, self.source)
+            except SimtError:
+                raise
+            except Exception as e:
+                raise ValueError(f"text: expected complete PTX; kernel {name} is {not_understood(e)}") from e
+            self.kernels[name] = Kernel(self, program)
         return self.kernels[name]
+
+    def set(self, name, array):
+        """Fill a __constant__ or __device__ variable with the bytes of an array, which must be as many."""
+        variable = self.variable(name)
+        if not isinstance(array, (np.ndarray, np.generic)):
+            raise LaunchError(f"set: {name} takes a NumPy array or scalar; got {type(array).__name__} {short(array)}")
+        array = np.ascontiguousarray(array)
+        if array.dtype.hasobject or not array.dtype.isnative:
+            raise LaunchError(f"set: {name} takes numbers in the machine's own byte order; got dtype {array.dtype}")
+        if array.nbytes != variable.size:
+            raise LaunchError(
+                f"set: {name} has {variable.size} bytes; got {array.nbytes}, an array of {array.dtype} and shape "
+                f"{array.shape}"
+            )
+        with self.lock:
+            data = self.kept.setdefault(name, np.zeros(variable.size, np.uint8))
+            data[:] = array.reshape(-1).view(np.uint8)
+
+    def get(self, name, dtype):
+        """What a __constant__ or __device__ variable holds, as a new array of `dtype`."""
+        variable, dtype = self.variable(name), np.dtype(dtype)
+        if dtype.hasobject or not dtype.itemsize or variable.size % dtype.itemsize:
+            raise LaunchError(f"get: {name} has {variable.size} bytes, which are no whole number of {dtype}")
+        with self.lock:
+            data = self.kept.get(name)
+            if data is None:
+                data = np.frombuffer(variable.data.ljust(variable.size, b"\0"), np.uint8)
+            return data.copy().view(dtype)
+
+    def variable(self, name):
+        found = {n: v for n, v in self.parsed.variables.items() if v.space in ("global", "const")}
+        if name in found:
+            if found[name].pointers:
+                raise LaunchError(f"{name} holds addresses, which only the compiler knows")
+            return found[name]
+        plain = [n for n in found if not n.startswith(("_Z", "$"))]
+        raise LaunchError(
+            f"module has no variable {name!r}; it has {', '.join(plain) if plain else 'none'}. A variable stands "
+            f"outside of all functions and namespaces, and the compiler leaves out one that no kernel uses"
+        )
 
     def no_such_kernel(self, name):
         names = self.names

@@ -24,8 +24,6 @@ class Program:
             self.flow = flow.analyse(function, module, source)
         except Unsupported as e:
             raise self.placed(e) from None
-        except Exception as e:
-            raise ValueError(f"text: expected complete PTX; kernel {self.name} is {not_understood(e)}") from e
         self.blocks = self.flow.blocks
         self.module = module
         self.place_variables()

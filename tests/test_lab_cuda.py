@@ -422,3 +422,20 @@ def test_what_the_machine_finds_comes_through(module):
 
     with pytest.raises(simt.MemoryFault):
         module.axpy(8, 128, X, torch.ones(1000), 1000, 0.5)
+
+
+def test_variables_are_set_for_launches_on_the_machine():
+    module = cuda.compile("""
+__constant__ float weights[4];
+extern "C" __global__ void k(float* y) { y[threadIdx.x] = weights[threadIdx.x % 4]; }""")
+    y, weights = torch.zeros(8), torch.arange(4.0)
+    module.set("weights", weights)
+    module.k(1, 8, y)
+    assert torch.equal(y, weights.repeat(2))
+    for value, error, message in [
+        (torch.zeros(1), ValueError, "weights has 16 bytes; got 4"),
+        (torch.zeros(4, 2)[:, 0], ValueError, "weights takes a contiguous tensor"),
+        ([1.0], TypeError, "weights takes a tensor, got list"),
+    ]:
+        with pytest.raises(error, match=message):
+            module.set("weights", value)

@@ -298,6 +298,22 @@ def test_blocks_wait_for_each_other(device):
             turns(100_000, 128, a, b, 5)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_variables_are_set(device):
+    module = cuda.compile("""
+__constant__ float weights[4];
+extern "C" __global__ void k(float* y) { y[threadIdx.x] = weights[threadIdx.x % 4]; }""")
+    for start in (0, 5):
+        y, weights = torch.zeros(8, device=device), torch.arange(start, start + 4.0, device=device)
+        module.set("weights", weights)
+        module.k(1, 8, y)
+        assert torch.equal(y, weights.repeat(2))
+    with pytest.raises(ValueError, match="weights has 16 bytes.* got 4"):
+        module.set("weights", torch.zeros(1, device=device))
+    with pytest.raises(ValueError, match="no variable 'weight'"):
+        module.set("weight", weights)
+
+
 # Errors, all before the launch
 
 

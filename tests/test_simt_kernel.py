@@ -274,6 +274,32 @@ def test_text_that_is_no_ptx():
         simt.load(ADD_PTX.replace("bra DONE", "bra NOWHERE"))["twice"]
 
 
+def damaged(text, rng):
+    """A statement cut short, left out, or with a word of it that is another one's."""
+    lines = text.split("\n")
+    at, other = rng.integers(5, len(lines) - 2, 2)
+    words, others = (re.split(r"(\W+)", lines[n]) for n in (at, other))
+    words[rng.integers(len(words))] = str(rng.choice([*others, "", "v4", "b128", "f16x2", "-1", "%r99", "{%r1, %r2}"]))
+    lines[at] = rng.choice(
+        ["".join(words), "".join(words), lines[at][: rng.integers(len(lines[at]) + 1)], lines[other]]
+    )
+    return "\n".join(lines)
+
+
+def test_damaged_ptx_is_an_error_of_ours_or_runs():
+    rng, seen = np.random.default_rng(0), set()
+    for _ in range(400):
+        text = damaged(ADD_PTX, rng)
+        try:
+            simt.load(text)["twice"](1, 64, np.zeros(64, F32), I32(60), step_limit=100)
+        except simt.SimtError as error:
+            seen.add(type(error))
+        except ValueError as error:
+            assert isinstance(error, simt.LaunchError) or "expected complete PTX" in str(error), text
+            seen.add(type(error))
+    assert {simt.Unsupported, simt.MemoryFault, ValueError} <= seen
+
+
 # What the machine does not know.
 
 
@@ -297,6 +323,27 @@ def test_unsupported_instructions_are_named_with_their_line(body, instruction):
     said = str(caught.value)
     assert re.match(r"kernel k, line 3 `.*asm volatile.*`: ", said) and instruction in said
     assert "not supported by the SIMT machine" in said and caught.value.line == 3
+
+
+@nvrtc_needed
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("{ y[0] = again(y[1]); }", "line 4 .* it is recursive: write it as a loop"),
+        ("{\n A a; B b; A* p = y[1] ? &a : &b;\n y[0] = p->f(3); }", "line 9 .* a call through a pointer"),
+        ("{\n int* p = (int*)malloc(8); p[y[1]] = 3;\n y[0] = p[0]; }", "line 8 .* a call of malloc; there is no heap"),
+    ],
+)
+def test_what_needs_a_stack_or_a_heap_says_so(body, why):
+    before = """
+struct A { virtual int f(int x) { return x; } };
+struct B : A { int f(int x) override { return 2 * x; } };
+__device__ __noinline__ int again(int n) {
+  return n < 2 ? n : again(n - 1) + again(n - 2);
+}
+"""
+    with pytest.raises(simt.Unsupported, match=why):
+        simt.compile(f'{before}extern "C" __global__ void k(int* y) {body}')["k"](1, 64, np.zeros(64, I32))
 
 
 @nvrtc_needed

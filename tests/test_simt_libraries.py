@@ -116,3 +116,45 @@ def test_copies_that_an_mbarrier_counts(module):
         assert (y == wanted)[: 128 if name == "barrier" else None].all(), name
     with pytest.raises(simt.MemoryFault, match="an asynchronous copy may not have arrived: nothing has waited for it"):
         module["ring"](1, 128, x, np.zeros_like(x), I32(7), np.False_)
+
+
+VARIABLES = """
+struct Pair { int a; float b; };
+__constant__ float weights[4];
+__constant__ double scale = 2;
+__constant__ Pair pair;
+__device__ int count = 5;
+__device__ const float* first = weights;
+extern "C" __global__ void k(float* y) {
+    y[threadIdx.x] = weights[threadIdx.x % 4] * scale + pair.a * pair.b + *first;
+    if (threadIdx.x == 0) count += 3;
+}"""
+
+
+def test_variables_are_filled_from_python():
+    module, y = simt.compile(VARIABLES), np.zeros(8, F32)
+    weights = np.arange(1, 5, dtype=F32)
+    assert module.get("count", I32).tolist() == [5] and module.get("scale", float).tolist() == [2]
+    module.set("weights", weights)
+    module.set("pair", np.array([(3, 0.5)], [("a", I32), ("b", F32)]))
+    module["k"](1, 8, y)
+    assert (y == np.tile(2 * weights, 2) + 2.5).all() and module.get("count", I32).tolist() == [8]
+    module.set("scale", np.float64(3))
+    weights[:] = 0  # the variable has its own copy
+    module["k"](1, 8, y)
+    assert (y[:4] == [5.5, 8.5, 11.5, 14.5]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("weights", np.zeros(4), r"weights has 16 bytes; got 32, an array of float64 and shape \(4,\)"),
+        ("weight", np.zeros(4, F32), "no variable 'weight'; it has weights, scale, pair, count, first"),
+        ("weights", [1, 2, 3, 4], r"weights takes a NumPy array or scalar; got list \[1, 2, 3, 4\]"),
+        ("first", np.zeros(1, np.uint64), "first holds addresses"),
+        ("k", np.zeros(1), "no variable 'k'"),
+    ],
+)
+def test_variables_that_cannot_be_filled(name, value, message):
+    with pytest.raises(simt.LaunchError, match=message):
+        simt.compile(VARIABLES).set(name, value)
