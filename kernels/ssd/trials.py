@@ -6,11 +6,15 @@
 - kernels that go on for seconds, with the card's clock and power beside them.
 """
 
+import contextlib
 import functools
 import math
+import multiprocessing
 import subprocess
+import threading
 import time
 import types
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import torch
@@ -19,7 +23,7 @@ import triton
 from kernels.attention import bench
 from kernels.attention.bench import Row, ladder_of, short
 from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, published, registers, segments, state_passing
-from kernels.ssd.bench import LONG, TOLERANCE, checked, copies, inputs, truth
+from kernels.ssd.bench import LONG, TOLERANCE, copies, inputs, truth
 from kernels.ssd.calls import prepare
 from kernels.ssd.five import CHUNK, SOURCES, five, least, work
 from kernels.ssd.fused import SOURCES as FUSED
@@ -36,7 +40,7 @@ STAGES = (2, 3)
 RUNS = 200
 SECONDS, REST = 2.5, 1.0  # of each kernel that goes on, and of the card before it
 BEGINNING, END = 0.02, 0.5  # seconds: what counts as its beginning, and as its end
-QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "--loop-ms=20"]
+QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits"]
 
 
 def with_names(kernel, **names):
@@ -58,25 +62,56 @@ def fused_once(x, dt, A, B, C, *, chunk_size=None, **options):
 def ladders(seconds=0.1):
     """Trials that are times. Returns the Ladders."""
     cuda_timing.expect_gpu("the trials of SSD")
+    compile_ahead()
     return [_scan(LONG, seconds), _scan(FEW_TOKENS, seconds), _once(seconds)]
+
+
+def compile_ahead():
+    """What Triton compiles, in processes of their own: one after another would take minutes. What fails there is
+    compiled later, and fails there."""
+    apart = multiprocessing.get_context("spawn")
+    with contextlib.suppress(Exception), ProcessPoolExecutor(len(WARM), apart) as pool:
+        list(pool.map(_warm, WARM))
+
+
+def _warm(name):
+    with contextlib.suppress(Exception):
+        WARM[name](inputs(LONG))
+        torch.cuda.synchronize()
+
+
+def _variants(seqlen):
+    """{name: options of chunk_scan.run}"""
+    if seqlen == FEW_TOKENS:
+        return {"as it is": {}, "a whole chunk a program": {"share": CHUNK}}  # as it is, half of one
+    return {"as it is": {}} | {f"num_stages={n}": {"num_stages": n} for n in STAGES}
+
+
+def _before_scan(call):
+    """What chunk_scan reads besides x, C and D, as it takes them: C Bᵀ, dt, cum, states, strange."""
+    x, B, C = (call[name] for name in ("x", "B", "C"))
+    sizes, cum = chunk_cumsum.chunk_cumsum(call["dt"], call["A"], CHUNK, dt_bias=call["dt_bias"], dt_softplus=True)
+    CB = chunk_bmm.chunk_bmm(B, C, CHUNK)
+    added, strange = chunk_state.chunk_state(x, B, sizes, cum)
+    starts, _ = state_passing.state_passing(added, cum, x.shape[1])
+    return CB, sizes, cum, starts, strange
+
+
+def _scanned(call, **options):
+    out = torch.empty_like(call["x"])
+    return chunk_scan.run(call["x"], call["C"], *_before_scan(call), call["D"], None, None, out, **options)
 
 
 def _scan(seqlen, seconds):
     """chunk_scan as it is and otherwise: with loads ahead, and by whole and half chunks."""
     bench.empty()
     call = inputs(seqlen)
-    x, B, C, D = (call[name] for name in ("x", "B", "C", "D"))
-    sizes, cum = chunk_cumsum.chunk_cumsum(call["dt"], call["A"], CHUNK, dt_bias=call["dt_bias"], dt_softplus=True)
-    CB = chunk_bmm.chunk_bmm(B, C, CHUNK)
-    added, strange = chunk_state.chunk_state(x, B, sizes, cum)
-    starts, _ = state_passing.state_passing(added, cum, seqlen)
-    variants = {f"num_stages={n}": {"num_stages": n} for n in STAGES}
-    if seqlen == FEW_TOKENS:
-        variants = {"a whole chunk a program": {"share": CHUNK}}  # as it is, half of one
+    x, C, D = (call[name] for name in ("x", "C", "D"))
+    CB, sizes, cum, starts, strange = _before_scan(call)
     moved, flops = work(1, seqlen, *LAYER, CHUNK)["chunk_scan"]
     facts = {"wanted": truth(call), "tolerance": TOLERANCE[x.dtype], "bytes": moved, "flops": flops}
     rows, cold = [], math.ceil(cuda_timing.COLD / (8 * x.nbytes))
-    for name, options in ({"as it is": {}} | variants).items():
+    for name, options in _variants(seqlen).items():
         outs = [torch.full_like(x, torch.nan) for _ in range(cold)]
         calls = [
             functools.partial(chunk_scan.run, xs, C, CB, sizes, cum, ss, strange, D, None, None, out, **options)
@@ -106,7 +141,7 @@ def _once(seconds):
         every = copies(call)
         outs = [torch.full_like(each["x"], torch.nan) for each in every]
         calls = [functools.partial(function, **each, out=out) for each, out in zip(every, outs)]
-        rows.append(Row(title, calls, outs=outs, verdict=checked(function), sources=sources, **facts))
+        rows.append(Row(title, calls, outs=outs, sources=sources, **facts))
     return ladder_of(f"trial: SSD prefill, 2.7B, {short(LONG)}", rows, seconds)
 
 
@@ -145,28 +180,49 @@ def kept_up():
 
 def _kept_up(calls):
     """One row: a graph of these calls, replayed for SECONDS."""
-    graph = cuda_timing.Graph(calls)
+    graph, done, seen = cuda_timing.Graph(calls), threading.Event(), []
     torch.cuda.synchronize()
-    with subprocess.Popen(QUERY, stdout=subprocess.PIPE, text=True) as watch:
-        time.sleep(REST)
-        ends = np.cumsum([0, *graph.replays(math.ceil(SECONDS / graph.seconds))])
-        watch.terminate()
-        lines = watch.stdout.read().splitlines()
-    seen = [[float(word) for word in line.split(",")] for line in lines if line.count(",") == 1]
+    time.sleep(REST)
+    watch = threading.Thread(target=_watch, args=(done, seen))
+    watch.start()
+    ends = np.cumsum([0, *graph.replays(math.ceil(SECONDS / graph.seconds))])
+    done.set()
+    watch.join()
     return summary(ends, graph.calls, seen)
 
 
+def _watch(done, seen):
+    """Append (MHz, W) to `seen`, again and again until it is done. Where nobody can say it, nothing is appended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while not done.is_set():
+            said = subprocess.run(QUERY, capture_output=True, text=True).stdout
+            clock, power = said.splitlines()[0].split(",")
+            seen.append((float(clock), float(power)))
+
+
 def summary(ends, calls, seen):
-    """A row of kept_up. ends: seconds at which replays of so many calls had ended, from 0 on; seen: (MHz, W) while they
-    ran."""
-    if not seen:
-        raise RuntimeError(f"{QUERY[0]} said nothing of clock and power")
-    took, (clocks, power) = 1e3 * np.diff(ends) / calls, np.array(seen).T
-    last = max(1, int(len(seen) * END / ends[-1]))
-    return {
+    """A row of kept_up. ends: seconds at which replays of so many calls had ended, from 0 on; seen: (MHz, W) meanwhile,
+    or nothing."""
+    took = 1e3 * np.diff(ends) / calls
+    row = {
         "at first, ms": float(np.median(took[ends[1:] <= max(BEGINNING, ends[1])])),
         "at the end, ms": float(np.median(took[ends[1:] >= ends[-1] - END])),
-        "clock at most, MHz": int(clocks.max()),
-        "clock at the end, MHz": int(np.median(clocks[-last:])),
-        "power at the end, W": int(np.median(power[-last:])),
     }
+    if seen:
+        clocks, power = np.array(seen[:-1] or seen).T  # the last may have been asked for at the end
+        last = max(1, int(len(clocks) * END / ends[-1]))
+        row["clock at most, MHz"] = int(clocks.max())
+        row["clock at the end, MHz"] = int(np.median(clocks[-last:]))
+        row["power at the end, W"] = int(np.median(power[-last:]))
+    return row
+
+
+WARM = {  # what compile_ahead calls
+    **{f"chunk_scan {name}": functools.partial(_scanned, **options) for name, options in _variants(LONG).items()},
+    "half a chunk": functools.partial(_scanned, share=CHUNK // 2),
+    "rung 4": lambda call: RUNGS[3].function(**call),
+    "dt once": lambda call: fused_once(**call),
+    "rung 5": lambda call: RUNGS[4].function(**call),
+    "with barriers": lambda call: published.fused_published(**call),
+    "without": lambda call: published.fused_published(**call, barrier=False),
+}
