@@ -5,17 +5,20 @@
 
 PY := .venv/bin/python
 ARGS ?=
+export CHAPTER
 # Jupyter refuses to run as root (as in a container) unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# Two processes; loadfile keeps the cells of one notebook together and in order.
-SUITE := -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+# As many processes as tests/processes.py says; loadfile keeps the cells of one notebook together and in order.
+SUITE := -m pytest -n auto --dist loadfile --nbval-lax --nbval-current-env --nbval-cell-timeout=300
+# $(call tested,python): run the tests of one chapter, or all; tests/chapters.py knows which those are.
+tested = files=$$($(1) tests/chapters.py "$$CHAPTER") && $(1) $(SUITE) $$files $(ARGS)
 
 .PHONY: help lab test bench notebooks lint browser-test test-latest pins clean
 
 help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
-	@echo 'make test          run every test, notebooks included'
+	@echo 'make test          run every test, notebooks included; CHAPTER=07 for those of one chapter'
 	@echo 'make bench         measure every kernel on this machine'
 	@echo
 	@echo 'for authors:'
@@ -52,7 +55,7 @@ lab:
 
 test:
 	$(call ready,test)
-	$(PY) $(SUITE) $(ARGS)
+	$(call tested,$(PY))
 
 bench:
 	$(call ready,bench)
@@ -78,7 +81,7 @@ browser-test:
 # No constraints: whatever pyproject.toml allows, as new as pip finds it today.
 test-latest:
 	$(call ready,test-latest,--latest)
-	.venv-latest/bin/python $(SUITE) $(ARGS)
+	$(call tested,.venv-latest/bin/python)
 
 pins:
 	$(call ready,pins,--pins)

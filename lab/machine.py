@@ -50,17 +50,19 @@ def cpu_name():
         return platform.processor() or platform.machine()
 
 
-def thread_count():
-    """How many threads to use: as many as this process may run at once, or fewer if OMP_NUM_THREADS says so.
-
-    A container may be allowed fewer processors than it sees: then its quota counts.
-    """
+def core_count():
+    """How many threads may run at once. A container may be allowed fewer processors than it sees: its quota counts."""
     counts = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     with contextlib.suppress(OSError, ValueError):  # "200000 100000": 200 ms of processor time in every 100 ms
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         counts.append(max(1, -(-int(quota) // int(period))))
+    return min(counts)
+
+
+def thread_count():
+    """How many threads to use: as many as may run at once, or fewer if OMP_NUM_THREADS says so."""
     wish = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # NumPy's library obeys it, so must we
-    return min(counts + ([int(wish)] if wish.isdigit() and int(wish) else []))
+    return min([core_count()] + ([int(wish)] if wish.isdigit() and int(wish) else []))
 
 
 @functools.cache

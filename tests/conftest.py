@@ -1,4 +1,4 @@
-"""What the tests of every chapter's exercises share, and how the whole suite shares two cores.
+"""What the tests of every chapter's exercises share, and how the whole suite shares the cores.
 
 exercise_tools is imported where it is used: it needs nbformat, and the GPU tests must run where there is no Jupyter.
 """
@@ -12,23 +12,26 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The files that take longest, longest first, by processor time. pytest-xdist hands out whole files in the order in
-# which they were collected: one of these begun last would leave the other core without work.
-LONGEST = """
-tests/test_simt_fuzz.py tests/test_ssd_fused.py tests/test_kv_cache.py tests/test_attention_decode.py
-tests/test_ssd_rungs.py tests/test_lowbit.py tests/test_exercises_cpu_matmul.py tests/test_ssd_five.py
-tests/test_lowbit_rungs.py notebooks/06_lowbit_weights.ipynb tests/test_lowbit_bench.py tests/test_gemv.py
-tests/test_exercises_first_cuda_kernel.py tests/test_exercises_flash_decoding.py tests/test_attention_rungs.py
-tests/test_fusion.py tests/test_simt_hopper.py notebooks/05_fusion.ipynb notebooks/04_warp_gemv.ipynb
-notebooks/02_cpu_matmul.ipynb notebooks/09_kv_quantization.ipynb notebooks/11_ssd_math.ipynb
-notebooks/08_flash_decoding.ipynb tests/test_exercises_attention_mix.py tests/test_exercises_warp_gemv.py
-notebooks/07_attention_mix.ipynb notebooks/01_roofline.ipynb notebooks/13_fused_ssd.ipynb tests/test_lab_interpreter.py
-tests/test_house.py tests/test_exercises_kv_quantization.py tests/test_exercises_fusion.py tests/test_attention_bench.py
-""".split()
+# How long files take, the longest first: `make test ARGS=--store-order` writes it. pytest-xdist hands out whole files
+# in the order in which they were collected: one of these begun last would leave the other cores without work.
+ORDER = ROOT / "tests" / "order.txt"
+LISTED = 3  # seconds that a file takes at least to be listed
 
 # What PyTorch and NumPy read as they are imported: how many threads they may use.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _before = {}
+
+
+def pytest_addoption(parser):
+    said = "measure how long each file takes: from now on, `make test` begins with the longest"
+    parser.addoption("--store-order", action="store_true", help=said)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    import processes
+
+    return processes.count()
 
 
 def pytest_configure(config):
@@ -36,6 +39,8 @@ def pytest_configure(config):
     only burn the cores. pytest_collection_finish gives what is started later, such as notebooks' kernels, the machine
     as it is."""
     os.environ.setdefault("SIMT_KEEP_IN", str(ROOT / ".build" / "simt"))  # as lab says, for tests of simt alone
+    if not hasattr(config, "workerinput") and config.option.store_order:
+        config.pluginmanager.register(Order())
     if getattr(config.option, "numprocesses", None):  # the process that hands out files, and starts the others
         config.option.loadscopereorder = False  # its own order is by the number of tests
     else:
@@ -48,8 +53,31 @@ def pytest_configure(config):
             config.pluginmanager.register(Forks())
 
 
+class Order:
+    """Sums up how long the tests of each file take, and stores it if all of them pass."""
+
+    def __init__(self):
+        self.seconds = {}
+
+    def pytest_runtest_logreport(self, report):
+        file = report.nodeid.partition("::")[0]
+        self.seconds[file] = self.seconds.get(file, 0) + report.duration
+
+    def pytest_sessionfinish(self, exitstatus):
+        if exitstatus == 0:
+            longest = sorted(((seconds, file) for file, seconds in self.seconds.items()), reverse=True)
+            lines = [f"{seconds:.0f} {file}\n" for seconds, file in longest if seconds >= LISTED]
+            ORDER.write_text("".join(lines), encoding="utf-8")
+
+
+def in_order():
+    """[(seconds, file)], the longest first."""
+    lines = [line.split(" ", 1) for line in ORDER.read_text(encoding="utf-8").splitlines()]
+    return [(int(seconds), file) for seconds, file in lines]
+
+
 def pytest_collection_modifyitems(items):
-    rank = {name: n for n, name in enumerate(LONGEST)}
+    rank = {file: n for n, (_, file) in enumerate(in_order())}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(rank)))
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import LONGEST
 
 from lab import bootstrap
 
@@ -95,11 +94,6 @@ def test_ruff_finds_nothing():
         assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_the_files_that_begin_first_are_there():
-    missing = [name for name in LONGEST if not (ROOT / name).is_file()]
-    assert LONGEST and not missing and len(set(LONGEST)) == len(LONGEST)
-
-
 def test_gpu_tests_and_benchmarks_need_no_jupyter():
     """A machine with a GPU often has torch, Triton and pytest, and nothing of Jupyter and no matplotlib."""
     files = sorted(map(str, (ROOT / "tests").glob("*_gpu.py")))
@@ -175,7 +169,7 @@ def test_wrong_python(version, bits):
 
 
 def make_test(copy, **env):
-    env = {**os.environ, "MAKEFLAGS": "", **env}  # not PYTHON=... of a `make test` that runs these tests
+    env = {**os.environ, "MAKEFLAGS": "", "CHAPTER": "", **env}  # not those of a `make test` that runs these tests
     return subprocess.run(["make", "test"], cwd=copy, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
 

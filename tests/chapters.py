@@ -1,0 +1,59 @@
+"""Which tests belong to which chapter, for `make test CHAPTER=07`.
+
+    python tests/chapters.py 07     the files: the chapter's notebook, its exercises, its tests
+    python tests/chapters.py ""     none, which is to say all
+
+A file of tests that is new is entered below; test_suite.py fails until it is.
+"""
+
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("notebooks", "exercises", "solutions")
+
+# Names in tests/, without test_ and .py. A file may belong to several chapters.
+TESTS = {
+    "01": "exercises_roofline ref",
+    "02": "cpu_gemv cpu_matmul exercises_cpu_matmul lab_cache lab_compiler ref",
+    "03": "exercises_first_cuda_kernel gemv gemv_gpu ref",
+    "04": "exercises_warp_gemv gemv gemv_gpu lab_plots_cuda",
+    "05": "exercises_fusion fusion* lab_plots_fusion ref_fusion",
+    "06": "exercises_lowbit_weights lowbit* lab_plots_lowbit ref_lowbit",
+    "07": "exercises_attention_mix attention_mix* lab_plots_attention ref_attention",
+    "08": "exercises_flash_decoding attention_bench attention_decode* attention_rungs* lab_plots_attention",
+    "09": "exercises_kv_quantization kv_cache* attention_bench lab_plots_attention ref_kv_cache",
+    "11": "exercises_ssd_math lab_plots_ssd ref_ssd",
+    "12": "exercises_five_kernels ssd_five* ssd_stack* ssd_dropin ssd_bench",
+    "13": "exercises_fused_ssd ssd_fused* ssd_rungs* ssd_bench ssd_studies",
+}
+HOUSE = """
+    compiling forked_kernels house lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder
+    lab_misc lab_results lab_table lab_tensor_map lab_tensor_map_gpu lab_timing_roof notebook_tools notebooks readme
+    roof_cuda simt_* suite trials
+"""  # what all chapters stand on
+
+
+def files_of(chapter):
+    """The files of a chapter ("07" or "7"), as pytest takes them from the course's folder; SystemExit for another."""
+    number = chapter.zfill(2)
+    if number not in TESTS:
+        raise SystemExit(
+            f"make test expected CHAPTER to be one of {', '.join(TESTS)} and found {chapter!r}: "
+            "name one of them, or none to test all"
+        )
+    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob(f"{number}_*.ipynb"))]
+    found += [path for path in sorted((ROOT / "tests").glob("test_*.py")) if belongs(path, TESTS[number])]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+def belongs(path, patterns):
+    """Whether a file of tests has one of these names."""
+    return any(fnmatchcase(path.stem, f"test_{pattern}") for pattern in patterns.split())
+
+
+if __name__ == "__main__":
+    chapter = "".join(sys.argv[1:]).strip()
+    if chapter:
+        print(*files_of(chapter))
