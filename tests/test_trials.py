@@ -205,8 +205,7 @@ def test_the_row_of_a_kernel_that_goes_on(monkeypatch):
     }
     assert set(ssd_trials.summary(ends, 10, [])) == {"at first, ms", "at the end, ms"}
     answers = iter(["1980, 301.5\n345, 80\n", "[N/A], [N/A]\n"])  # of two cards; then of nobody
-    run = lambda *command, **options: SimpleNamespace(stdout=next(answers))  # noqa: E731
-    monkeypatch.setattr(ssd_trials.subprocess, "run", run)
+    monkeypatch.setattr(ssd_trials.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=next(answers)))
     seen = []
     ssd_trials._watch(SimpleNamespace(is_set=lambda: False), seen)
     assert seen == [(1980, 301.5)]
