@@ -4,7 +4,7 @@ What is new: the sequence is cut into `segments`, and a program walks one with t
 start is not waited for along the sequence: every program but a head's last first finds what its own segment adds to the
 state (pass 1: steps 1 and 3, no C, no y), and publishes it with the segment's whole decay. Then it looks back: its
 start is  added[s-1] + decay[s-1] (added[s-2] + decay[s-2] (...)),  all of which are made at the same time. Pass 2 is
-the walk of `registers`. So a chain of thousands of hops has become one wait.
+the walk of `registers`. So a chain of one hop for each chunk has become one wait.
 
 Stop early. What lies so far back that the decay from there to the segment's end is below 2^-STOP adds nothing that
 float32 could show, unless it is far larger than all that came after it, infinite or NaN. So pass 1 begins as late as
