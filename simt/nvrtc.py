@@ -2,8 +2,8 @@
 
     ptx = compile_to_ptx('extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }')
 
-NVRTC compiles device code only: it has no operating system's headers. The few that kernels include by habit
-(stdint.h, math.h, ...) are supplied here; CUDA's own come from NVIDIA's wheels, else from an installed toolkit.
+NVRTC compiles device code only: it has no operating system's headers. Those that kernels include by habit
+(stdint.h, math.h, ...) come from simt/headers.py; CUDA's own from NVIDIA's wheels, else from an installed toolkit.
 Both outputs carry line numbers. Every result is kept, by the content of all that shaped it: in memory, and for later
 processes in files (see kept.py).
 """
@@ -17,74 +17,11 @@ from pathlib import Path
 
 from simt import kept
 from simt.errors import CompileError, CompilerMissing
+from simt.headers import HEADERS, hints, nvcc_includes
 
 FLAGS = ("-lineinfo", "-default-device")  # -default-device: a function without __device__ is device code too
 SHOWN = 3  # errors in a message
 LANDMARKS = ("cuda_fp16.h", "crt/mma.h", "cuda/std/cstdint")  # a header of each wheel that brings CUDA's
-
-# What NVRTC leaves out of C's headers. int64_t is spelled as in cuda/std/cstdint, so that both may be included.
-STDINT = """\
-#pragma once
-typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
-typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
-typedef unsigned long long uint64_t; typedef int64_t intptr_t; typedef uint64_t uintptr_t;
-#ifndef INT32_MAX
-#define INT8_MIN (-128)
-#define INT8_MAX 127
-#define UINT8_MAX 255
-#define INT16_MIN (-32768)
-#define INT16_MAX 32767
-#define UINT16_MAX 65535
-#define INT32_MIN (-2147483647 - 1)
-#define INT32_MAX 2147483647
-#define UINT32_MAX 4294967295U
-#define INT64_MIN (-9223372036854775807LL - 1)
-#define INT64_MAX 9223372036854775807LL
-#define UINT64_MAX 18446744073709551615ULL
-#endif
-"""
-MATH = """\
-#pragma once
-#ifndef INFINITY
-#define INFINITY __int_as_float(0x7f800000)
-#endif
-#ifndef NAN
-#define NAN __int_as_float(0x7fffffff)
-#endif
-"""
-FLOAT = """\
-#pragma once
-#ifndef FLT_MAX
-#define FLT_MAX 3.402823466e+38F
-#define FLT_MIN 1.175494351e-38F
-#define FLT_EPSILON 1.192092896e-07F
-#define DBL_MAX 1.7976931348623157e+308
-#define DBL_MIN 2.2250738585072014e-308
-#define DBL_EPSILON 2.2204460492503131e-016
-#endif
-"""
-LIMITS = """\
-#pragma once
-#ifndef INT_MAX
-#define CHAR_BIT 8
-#define INT_MAX 2147483647
-#define INT_MIN (-2147483647 - 1)
-#define UINT_MAX 4294967295U
-#define LLONG_MAX 9223372036854775807LL
-#define LLONG_MIN (-9223372036854775807LL - 1)
-#define ULLONG_MAX 18446744073709551615ULL
-#endif
-"""
-BUILT_IN = "#pragma once\n"  # size_t, printf and assert are known to NVRTC without a header
-STDDEF = "#pragma once\ntypedef decltype((char*)0 - (char*)0) ptrdiff_t;\n"
-HEADERS = {
-    **dict.fromkeys(("stdint.h", "cstdint"), STDINT),
-    **dict.fromkeys(("math.h", "cmath"), MATH),
-    **dict.fromkeys(("float.h", "cfloat"), FLOAT),
-    **dict.fromkeys(("limits.h", "climits"), LIMITS),
-    **dict.fromkeys(("stddef.h", "cstddef"), STDDEF),
-    **dict.fromkeys(("stdio.h", "cstdio", "assert.h", "cassert"), BUILT_IN),
-}
 
 DIAGNOSTIC = re.compile(
     r"(?:(?P<file>[^\n]+?)\((?P<line>\d+)\)|At end of source): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)"
@@ -93,14 +30,6 @@ DIAGNOSTIC = re.compile(
 UNSET = re.compile(r"^(?P<file>[^\n]+?)\(\d+\): warning #549-D(?=: [^\n]*\n(?P<code>[^\n]*))", re.M)
 IN_AND_OUT = re.compile(r'"\+\w+"\s*\(')  # an operand of inline assembly, which may not read it (wgmma's accumulators)
 NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
-HOST_CODE = re.compile(
-    r"<<<|\bkernel launch\b|\bmain\s*\(|\bstd::|\bcuda(?:Malloc|Free|Mem|Device|Stream|Event|Get|Set|Launch)\w*|"
-    r'\bcu[A-Z]\w+\s*\(|open(?: source)? file "(?:[a-z_]+|std\w+\.h|time\.h|unistd\.h|cuda_runtime_api\.h)"'
-)
-HOST_HINT = (
-    "hint: this is compiled as device code only. Host code (main, <<<...>>>, cudaMalloc, #include <iostream>) "
-    "belongs between #ifndef __CUDACC_RTC__ and #endif, or out of the file: the launch is done from Python."
-)
 
 
 def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu"):
@@ -168,8 +97,8 @@ UNSEEN = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[^"<\s]|\b__has_include\b', re.
 
 @functools.cache
 def _installed():
-    """What of this machine shapes a result, as texts: the compiler, CUDA's headers, and this file."""
-    found = [str(version()), Path(__file__).read_text()]
+    """What of this machine shapes a result, as texts: the compiler, CUDA's headers, this file and headers.py."""
+    found = [str(version()), *(path.read_text() for path in (Path(__file__), Path(__file__).with_name("headers.py")))]
     for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12", "cuda-bindings"):
         try:
             found.append(f"{wheel} {importlib.metadata.version(wheel)}")
@@ -223,11 +152,25 @@ def _included(source, options, name):
 
 
 def _ask(source, options, arch, name):
-    """Compile with NVRTC: (PTX text, machine code, log), or CompileError."""
+    """Compile with NVRTC: (PTX text, machine code, log), or CompileError.
+
+    A source that fails for a name which nvcc knows without a header is compiled again with that header.
+    """
+    try:
+        return _ask_once(source, options, arch, name)
+    except CompileError as error:
+        brought = nvcc_includes(error.log)
+        if not brought:
+            raise
+    return _ask_once(source, options, arch, name, tuple(f"--pre-include={header}" for header in brought))
+
+
+def _ask_once(source, options, arch, name, brought=()):
     nvrtc, _ = _load()
     standard = () if any(re.match(r"--?std\b", option) for option in options) else ("--std=c++17",)
     folders = include_folders()
-    flags = (f"--gpu-architecture={arch}", *FLAGS, *standard, *options, *(f"-I{folder}" for folder in folders))
+    flags = (f"--gpu-architecture={arch}", *FLAGS, *standard, *options, *brought)
+    flags += tuple(f"-I{folder}" for folder in folders)
     texts, names = [t.encode() for t in HEADERS.values()], [n.encode() for n in HEADERS]
     program = _take(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(names), texts, names))
     try:
@@ -289,10 +232,7 @@ def _explain(log, name, options, folders):
     message = [f"{name} does not compile:", *blocks[:SHOWN]]
     if len(blocks) > SHOWN:
         message.append(f"... and {len(blocks) - SHOWN} more")
-    if any(HOST_CODE.search(block) for block in blocks):
-        message.append(HOST_HINT)
-    if any("not supported on .target 'sm_90'" in block for block in blocks):
-        message.append('hint: instructions of Hopper alone (wgmma, setmaxnreg) need arch="sm_90a"')
+    message += hints(blocks)
     return "\n".join(message)
 
 

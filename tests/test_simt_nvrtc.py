@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import simt
 from simt import nvrtc
 from simt.errors import CompileError, CompilerMissing
 
@@ -82,7 +84,7 @@ def test_a_changed_header_is_compiled_again(tmp_path):
 @pytest.mark.parametrize(
     "header",
     "cuda_fp16.h cuda_bf16.h cuda_fp8.h mma.h cooperative_groups.h cuda/std/cstdint cuda/std/limits "
-    "stdint.h cstdint math.h cmath float.h cfloat limits.h climits stddef.h stdio.h cassert".split(),
+    "stdint.h cstdint math.h cmath float.h cfloat limits.h climits stddef.h stdio.h cassert string.h cstdlib".split(),
 )
 def test_headers(header):
     nvrtc.compile_to_ptx(f"#include <{header}>\n" + KERNEL)
@@ -178,11 +180,54 @@ def test_a_missing_header():
     assert "hint" not in said
 
 
+def test_names_that_nvcc_knows_without_a_header():
+    names = "-INFINITY INT_MAX M_PI UINT32_MAX FLT_MAX CHAR_BIT (uint)7 (int8_t)300 (float)isnan(NAN)".split()
+    lines = "".join(f"  y[{n}] = {name};\n" for n, name in enumerate(names))
+    y = np.zeros(len(names))
+    simt.compile(f'extern "C" __global__ void k(double* y) {{\n{lines}}}')["k"](1, 1, y)
+    assert y.tolist() == [-np.inf, 2**31 - 1, np.pi, 2**32 - 1, np.finfo(np.float32).max, 8, 7, 44, 1]
+    own = "#define INFINITY 3\ntypedef unsigned long uint64_t;\n" + KERNEL.replace("2;", "INFINITY;")
+    assert ".visible .entry twice(" in nvrtc.compile_to_ptx(own)  # a source that has its own is left alone
+    assert '"gone" is undefined' in error(KERNEL.replace("2;", "NAN * gone;"))
+
+
+def test_what_cplusplus_has_in_its_headers():
+    """Functions of <cmath> at once; the rest of namespace std comes from CUDA's own libcu++."""
+    source = """
+#include <cmath>
+#include <cstdint>
+#include <limits>
+extern "C" __global__ void k(float* y, std::uint32_t n) {
+  y[0] = std::sqrt(y[1]) + std::abs(y[2]) + std::isnan(y[3]) + std::numeric_limits<float>::infinity() + n;
+}"""
+    assert "sqrt.rn.f32" in nvrtc.compile_to_ptx(source)
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("half f();", "#include <cuda_fp16.h>"),
+        ("float f(float x) { return __half2float(x); }", "#include <cuda_fp16.h>"),
+        ("__nv_bfloat16 f();", "#include <cuda_bf16.h>"),
+        ("float f() { return CUDART_INF_F; }", "#include <math_constants.h>"),
+        ("using namespace nvcuda;", "#include <mma.h>"),
+        ("namespace cg = cooperative_groups;", "#include <cooperative_groups.h>"),
+        ("int f() { return cuda::std::max(1, 2); }", "#include <cuda/std/"),
+        ("int f() { return std::max(1, 2); }", "CUDA's own max(a, b)"),
+        ("float2 f(float2 a) { return a + a; }", "CUDA has no arithmetic on float2"),
+        ("__int128 f();", "--device-int128"),
+    ],
+)
+def test_what_is_not_declared_gets_a_hint(line, hint):
+    said = error(f"{KERNEL}{line}\n")
+    assert said.count("hint:") == 1 and hint in said.partition("hint:")[2]
+
+
 @pytest.mark.parametrize(
     "host",
     [
         "#include <iostream>\n",
-        "#include <stdlib.h>\n",
+        "#include <vector>\n",
         "int main() {\n  twice<<<1, 32>>>(nullptr, 0);\n}\n",
         "void run(float* x) {\n  cudaMalloc(&x, 4);\n}\n",
         "void run(float* x) {\n  std::vector<float> y;\n}\n",
