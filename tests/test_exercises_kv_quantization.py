@@ -58,8 +58,9 @@ def test_an_endless_loop_ends(capsys):
 
 
 def in_turns(q, codes, scale, group):
-    """A group of channels at a time would do as well; here a token at a time."""
-    return np.array([codes[t] @ (scale[t // group] * np.float64(q)) for t in range(len(codes))])
+    """All scales times q first, then a token at a time."""
+    weights = scale * np.float64(q)
+    return np.array([codes[t] @ weights[t // group] for t in range(len(codes))])
 
 
 def by_where(x):

@@ -3,15 +3,14 @@
 The learner's CUDA C++ runs on the SIMT machine, which also looks for races. Quality is counted, never timed.
 """
 
-import contextlib
 import numbers
-import tracemalloc
 import warnings
 import weakref
 
 import numpy as np
 
 from exercises.checks import call_text, counted, number_from, shown, time_limit
+from exercises.checks.costs import counted_memory
 from exercises.checks.launches import blocks_for, coalesced, compiled, launched, near, requests, unchanged
 from exercises.checks.warp_gemv import named_lanes, no_shared
 from lab.check import differs, unset
@@ -53,7 +52,7 @@ def exercise_1(stream_mean):
             values = rng.standard_normal((len(scores), 3)) + 2
             weights = np.exp(scores - scores.max())
             _vector(stream_mean(_stream(scores, values, name)), weights @ values / weights.sum(), f"with {name}")
-        with _counted_memory() as most:
+        with counted_memory() as most:
             stream_mean((float(t % 7), np.full(WIDE, float(t))) for t in range(200))
             kept = most() / np.zeros(WIDE).nbytes
         exercise.require(
@@ -62,21 +61,6 @@ def exercise_1(stream_mean):
             "keep two sums and a maximum, not the tokens",
         )
     return exercise.report(f"right on {len(named)} streams, without a look back")
-
-
-@contextlib.contextmanager
-def _counted_memory():
-    """Gives a function that says by how many bytes memory had grown at most, since the start."""
-    running = tracemalloc.is_tracing()
-    if not running:
-        tracemalloc.start()
-    try:
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
-        yield lambda: tracemalloc.get_traced_memory()[1] - before
-    finally:
-        if not running:
-            tracemalloc.stop()
 
 
 def _stream(scores, values, name):

@@ -5,13 +5,13 @@ order of loads. The NumPy answers are also watched for the memory that they take
 """
 
 import re
-import tracemalloc
 import warnings
 
 import numpy as np
 
 import simt
 from exercises.checks import counted, expect_array, shown, time_limit
+from exercises.checks.costs import Watched, counted_memory
 from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
 from lab import cuda
 from lab.check import differs, unset
@@ -273,13 +273,20 @@ def exercise_5(scores):
             _scored(exercise, scores, rng, kv_len, head_dim, group)
         kv_len, head_dim, group = 20_000, 64, 100
         keys, most = kv_len * head_dim, 8 * kv_len + 40 * 8 * group * head_dim
-        peak = _scored(exercise, scores, rng, kv_len, head_dim, group)
+        peak, made = _scored(exercise, scores, rng, kv_len, head_dim, group)
         exercise.require(
             peak <= most,
             f"right, but with {keys:,} keys in groups of {group * head_dim:,} the function took {peak / 1e6:.1f} MB; "
             f"wanted: at most {most / 1e6:.1f}, room for the scores and for a few groups",
         )
-    return exercise.report(f"right on {len(shapes) + 1} shapes, and the keys were never made")
+        scales = kv_len // group * head_dim
+        exercise.require(
+            made <= 2 * scales,
+            f"right, but with {keys:,} keys and {scales:,} scales, numbers of q or scales were multiplied "
+            f"{counted(made, 'time')}; wanted: at most {2 * scales:,}, a scale by its number of q once for all tokens "
+            "of its group",
+        )
+    return exercise.report(f"right on {len(shapes) + 1} shapes, each scale used once, and the keys were never made")
 
 
 def _scored(exercise, scores, rng, kv_len, head_dim, group):
@@ -292,12 +299,11 @@ def _scored(exercise, scores, rng, kv_len, head_dim, group):
     keys = codes * np.repeat(scale, group, axis=0)[:kv_len].astype(np.float64)
     wanted, size = keys @ q, np.abs(keys) @ np.abs(q)
     del keys
-    tracemalloc.start()
-    try:
-        got = scores(q, codes, scale, group)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    Watched.products = 0
+    with counted_memory() as most:
+        got = scores(q.view(Watched), codes, scale.view(Watched), group)
+        peak = most()
+    made = Watched.products
     exercise.require(isinstance(got, np.ndarray), f"{at}: the function gave {shown(got)}, expected an array")
     exercise.require(got.shape == (kv_len,), f"{at}: the result has shape {got.shape}, expected {(kv_len,)}")
     exercise.require(got.dtype == np.float64, f"{at}: the result has dtype {got.dtype}, expected float64")
@@ -310,7 +316,7 @@ def _scored(exercise, scores, rng, kv_len, head_dim, group):
             + differs(f"That of token {t}", got[t], wanted[t])
         )
     unchanged({"q": q, "codes": codes, "scale": scale}, before, at)
-    return peak
+    return peak, made
 
 
 # Exercise 6: one more token

@@ -205,6 +205,21 @@ def in_single(q, codes, scale, group):
     return scores(q, codes, scale, group).astype(np.float32)
 
 
+def again_for_each_token(q, codes, scale, group):
+    return np.array([codes[t] @ (np.float64(q) * scale[t // group]) for t in range(len(codes))])
+
+
+def keys_of_a_group(q, codes, scale, group):
+    """The keys are made after all, one group at a time."""
+    parts = [codes[g * group : (g + 1) * group] * np.float64(s) @ q for g, s in enumerate(scale)]
+    return np.concatenate(parts)
+
+
+def three_at_once(q, codes, scale, group):
+    parts = [np.einsum("td,d,d->t", codes[g * group : (g + 1) * group], s, q) for g, s in enumerate(np.float64(scale))]
+    return np.concatenate(parts)
+
+
 # Exercise 6: one more token. The check puts its own quantize_group in this module's place.
 
 
@@ -506,6 +521,9 @@ WRONG = {
         "makes the keys": (made_whole, "right, but with 1,280,000 keys"),
         "makes them in 16 bits": (made_in_half, "differ"),
         "spreads the scales over all tokens": (spread_q, "right, but with 1,280,000 keys"),
+        "q times the scale again for each token": (again_for_each_token, "were multiplied 1,280,000 times"),
+        "makes the keys of one group at a time": (keys_of_a_group, "were multiplied 1,280,000 times"),
+        "all three in one sum": (three_at_once, "were multiplied 1,280,000 times"),
         "the first group's scale for all": (first_scale, "wrong at kv_len = 2, head_dim = 1, group = 1"),
         "the scale out of the sum, where it does not come out": (summed_scale, "wrong at kv_len = 1, head_dim = 3"),
         "dropped tail: only whole groups": (whole_groups, "wrong at kv_len = 1, head_dim = 3, group = 4"),
