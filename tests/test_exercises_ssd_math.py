@@ -27,21 +27,21 @@ def test_stub_is_not_done_yet(number, stubs, capsys):
     exercise = judge(number, stubs)
     assert not exercise.passed
     if number == RUNS_ALREADY:
-        wanted = "the final state has 0.606504 at [0, 0], expected 1.21301"
-        assert exercise.message == f"not yet: with 3 tokens in chunks of 2, no initial state: {wanted}"
+        wanted = "y has 1.73287 at [1, 0], expected 1.55958"
+        assert exercise.message == f"not yet: with 2 tokens in chunks of 2, no initial state: {wanted}"
     else:
         assert exercise.message == "not done yet"
     assert capsys.readouterr().out == f"{exercise.title}: {exercise.message}\n"
 
 
 def test_the_bugs_author_saw_nothing(stubs):
-    """Whole chunks, a state of zeros: what the statement says that the author tried."""
+    """One dt for all tokens: what the statement says that the author tried."""
     rng = np.random.default_rng()
     for L in (64, 4096):
-        x, dt, B, C = rng.standard_normal((L, 3)), rng.standard_normal(L), *rng.standard_normal((2, L, 2))
-        given = x, dt, -0.7, B, C, 16, 0.3, np.zeros((3, 2))
+        x, dt, B, C = rng.standard_normal((L, 3)), np.full(L, 0.4), *rng.standard_normal((2, L, 2))
+        given = x, dt, -0.7, B, C, 16, 0.3, rng.standard_normal((3, 2))
         for found, wanted in zip(stubs["chunked"](*given), RIGHT[5]["chunked"](*given)):
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("number", EXERCISES)
@@ -89,14 +89,12 @@ def test_an_endless_loop_ends(solutions, monkeypatch):
 # Right answers that are not the solution's
 
 
-def by_rows(a):
-    """Each row from the one above it."""
-    sums = [[-np.inf] * len(a) for _ in a]
-    for i in range(len(a)):
-        sums[i][i] = 0.0
-        for j in range(i):
-            sums[i][j] = sums[i - 1][j] + a[i]
-    return sums
+def by_windows(a, width):
+    """The last terms of each token, newest first, added up along them."""
+    padded = np.concatenate([np.zeros(width), a])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)[1:, ::-1]
+    sums = np.concatenate([np.zeros((len(a), 1)), np.cumsum(windows, axis=1)[:, :-1]], axis=1)
+    return np.where(np.arange(width) <= np.arange(len(a))[:, None], sums, -np.inf)
 
 
 def by_sequence(A, dt, B, C, seq_idx):
@@ -128,22 +126,27 @@ def chunk_by_chunk(L, Q, H, P, N):
     return sum(q * (q + 1) * (N + P * H) + 4 * P * N * H * q + 2 * P * N * H for q in lengths)
 
 
-def token_by_token(x, dt, A, B, C, Q, dt_bias, initial):
-    h, y = initial.copy(), np.zeros(x.shape)
-    for t, step in enumerate(np.logaddexp(0, dt + dt_bias)):
-        h = np.exp(A * step) * h + step * np.outer(x[t], B[t])
-        y[t] = h @ C[t]
+def chunk_after_chunk(x, dt, A, B, C, Q, dt_bias, initial):
+    """A loop over chunks; the last one may be shorter."""
+    h, y, dt = initial, np.zeros(x.shape), np.logaddexp(0, dt + dt_bias)
+    for first in range(0, len(x), Q):
+        own = slice(first, first + Q)
+        a = np.cumsum(A * dt[own])
+        seen = np.tri(len(a), dtype=bool)
+        M = C[own] @ B[own].T * np.exp(np.where(seen, a[:, None] - a, -np.inf)) * dt[own]
+        y[own] = M @ x[own] + np.exp(a)[:, None] * (C[own] @ h.T)
+        h = np.exp(a[-1]) * h + (np.exp(a[-1] - a) * dt[own] * x[own].T) @ B[own]
     return [y, h]
 
 
 @pytest.mark.parametrize(
     "number, functions",
     [
-        (1, {"segment_sums": by_rows}),
+        (1, {"segment_sums": by_windows}),
         (2, {"matrix_form": by_sequence}),
         (3, {"states_before": in_place_by_halves}),
         (4, {"chunk_flops": chunk_by_chunk}),
-        (5, {"chunked": token_by_token}),
+        (5, {"chunked": chunk_after_chunk}),
     ],
 )
 def test_other_right_answers_pass(number, functions, solutions, capsys):

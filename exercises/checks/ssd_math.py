@@ -1,4 +1,4 @@
-"""The checks of chapter 11: segment sums, the matrix form's mask, a scan, the best chunk, a chunked form with defects.
+"""The checks of chapter 11: segment sums in a band, the matrix form's mask, a scan, the best chunk, a chunked form.
 
 Smallest cases come first, then random ones that are new each time.
 """
@@ -10,6 +10,7 @@ from math import fsum
 import numpy as np
 
 from exercises.checks import call_text, close, counted, number_from, shown, time_limit
+from exercises.checks.costs import counted_memory, garbage_in_empty, limited_steps
 from lab.check import apart
 from lab.exercise import Exercise, Wrong
 from ref import ssd
@@ -52,38 +53,57 @@ def _array(got, wanted, at, what="the result", relative=EXACT, least=1.0):
 
 
 def exercise_1(segment_sums):
-    """segment_sums(a) -> (n, n)"""
+    """segment_sums(a, width) -> (n, width)"""
     exercise = Exercise("Exercise 1: segment sums")
     rng, inf = np.random.default_rng(), np.inf
     named = {
-        "[-1]": [-1.0],
-        "[-1, -2]": [-1.0, -2.0],
-        "[-1, -2, -3]": [-1.0, -2.0, -3.0],
-        "[-1, -inf, -2, -3]": [-1.0, -inf, -2.0, -3.0],
-        "[-inf, -2]": [-inf, -2.0],
-        "a[1] = -1e15 and small numbers": [-0.1, -1e15, -0.3, -0.7, -0.001],
-        "17 random numbers": -rng.uniform(0, 1, 17),
-        "64 random numbers, some of -1e12": np.where(rng.random(64) < 0.1, -1e12, -rng.uniform(0, 1, 64)),
-        "40 random numbers, some of -inf": np.where(rng.random(40) < 0.1, -inf, -rng.uniform(0, 1, 40)),
+        "[-1], 1": ([-1.0], 1),
+        "[-1, -2], 2": ([-1.0, -2.0], 2),
+        "[-1, -2, -3], 3": ([-1.0, -2.0, -3.0], 3),
+        "[-1, -2, -3], 2": ([-1.0, -2.0, -3.0], 2),
+        "[-1, -2], 4": ([-1.0, -2.0], 4),
+        "[-1, -inf, -2, -3], 4": ([-1.0, -inf, -2.0, -3.0], 4),
+        "[-inf, -2], 2": ([-inf, -2.0], 2),
+        "a[1] = -1e15 and small numbers": ([-0.1, -1e15, -0.3, -0.7, -0.001], 5),
+        "17 random numbers": (-rng.uniform(0, 1, 17), 17),
+        "64 random numbers, some of -1e12": (np.where(rng.random(64) < 0.1, -1e12, -rng.uniform(0, 1, 64)), 40),
+        "40 random numbers, some of -inf": (np.where(rng.random(40) < 0.1, -inf, -rng.uniform(0, 1, 40)), 50),
     }
     with exercise, time_limit(), _quietly():
-        for name, a in named.items():
+        for name, (a, width) in named.items():
             a = np.array(a)
-            wanted = np.full((len(a), len(a)), -inf)
+            wanted = np.full((len(a), width), -inf)
             for i in range(len(a)):
-                for j in range(i + 1):
-                    wanted[i, j] = fsum(a[j + 1 : i + 1])
+                for d in range(min(i + 1, width)):
+                    wanted[i, d] = fsum(a[i - d + 1 : i + 1])
+            at = f"with segment_sums({name}):" if "[-" in name else f"with {name}:"
             given = a.copy()
-            _array(
-                segment_sums(given),
-                wanted,
-                f"with a = {name}:" if "[-" in name else f"with {name}:",
-                "the result",
-                1e-12,
-                0,
-            )
-            exercise.require(np.array_equal(given, a), f"with {name}: your function changed its argument")
-    return exercise.report(f"right for {len(named)} lists, each entry to 12 digits")
+            with garbage_in_empty():
+                got = segment_sums(given, width)
+            _array(got, wanted, at, "the result", 1e-12, 0)
+            exercise.require(np.array_equal(given, a), f"{at} your function changed its argument")
+        n, width = 1000, 32
+        _cost(segment_sums, (-rng.uniform(0, 1, n), width), 12 * width + 100, 10 * 8 * n * width,
+              f"{n:,} numbers and a width of {width}", "a few for each column")  # fmt: skip
+    return exercise.report(f"right for {len(named)} lists, each entry to 12 digits, at the price of the band")
+
+
+def _cost(function, given, steps, room, what, enough):
+    """Raise Wrong if a call makes more steps of Python than that, or takes more bytes."""
+    with limited_steps(
+        steps,
+        f"right, but with {what} your function makes more than {steps:,} steps of Python, lines and calls; wanted: "
+        f"{enough}, and no loop over what one operation on arrays can do",
+    ):
+        function(*given)
+    with counted_memory() as most:
+        function(*given)
+        taken = most()
+    if taken > room:
+        raise Wrong(
+            f"right, but with {what} your function took {taken / 1e6:.1f} MB at once; wanted: at most "
+            f"{room / 1e6:.1f}, a few arrays as large as the result needs"
+        )
 
 
 # Exercise 2: the mask
@@ -258,25 +278,41 @@ def exercise_5(chunked):
     """chunked(x, dt, A, B, C, Q, dt_bias, initial) -> (y, final state)"""
     exercise = Exercise("Exercise 5: find the bug")
     rng = np.random.default_rng()
-    cases = [(4, 2, False), (3, 2, False), (1, 2, False), (1, 1, True), (2, 1, True), (4, 2, True), (3, 2, True)]
-    cases += [(64, 16, False), (5, 16, True), (70, 16, True), (33, 1, True), (40, 7, True)]
-    cases += [(int(rng.integers(1, 60)), int(rng.integers(1, 20)), True) for _ in range(10)]
+    cases = [(1, 1, True), (1, 2, False), (2, 2, False), (3, 2, True), (4, 4, False), (4, 2, True)]
+    cases += [(64, 16, True), (70, 16, False), (33, 1, True), (40, 7, True)]
+    cases += [(int(rng.integers(1, 60)), int(rng.integers(1, 20)), True) for _ in range(8)]
     with exercise, time_limit(), _quietly():
         for L, Q, starts in cases:
-            small = L <= 4  # by hand: softplus(0) is ln 2, so each token halves the state
+            small = L <= 4  # by hand: softplus(0) is ln 2 and softplus(ln 3) is ln 4, so a token halves or quarters
             P, N = (1, 1) if small else (3, 2)
-            x, dt = (np.ones((L, P)), np.zeros(L)) if small else (rng.standard_normal((L, P)), rng.standard_normal(L))
-            B, C = np.ones((2, L, N)) if small else rng.standard_normal((2, L, N))
-            A, bias = (-1.0, 0.0) if small else (float(-rng.uniform(0.2, 2)), float(rng.standard_normal()))
-            initial = np.zeros((P, N)) if not starts else np.ones((P, N)) if small else rng.standard_normal((P, N))
+            x, dt, B, C, A, bias, initial = _layer(rng, L, P, N)
+            if small:
+                x, B, C = np.ones((L, P)), *np.ones((2, L, N))
+                dt, A, bias, initial = np.resize([0, np.log(3), np.log(3)], L), -1.0, 0.0, np.ones((P, N))
+            initial *= starts
             y, final = ssd.ssd_recurrent(
                 *(x[None, :, None], dt[None, :, None], np.array([A]), B[None, :, None], C[None, :, None]),
                 **dict(dt_bias=np.array([bias]), dt_softplus=True, initial_states=initial[None, None]),
             )
-            got = chunked(x.copy(), dt.copy(), A, B.copy(), C.copy(), Q, bias, initial.copy())
+            given = x.copy(), dt.copy(), A, B.copy(), C.copy(), Q, bias, initial.copy()
+            with garbage_in_empty():
+                got = chunked(*given)
             at = f"with {counted(L, 'token')} in chunks of {Q}, {'an' if starts else 'no'} initial state:"
             if not isinstance(got, (tuple, list)) or len(got) != 2:
                 raise Wrong(f"{at} your function gave {shown(got)}, expected a pair (y, final state)")
             _array(got[0], y[0, :, 0], at, "y")
             _array(got[1], final[0, 0], at, "the final state")
-    return exercise.report(f"right in {len(cases)} cases, ragged chunks and initial states among them")
+            same = all(
+                np.array_equal(a, b) for a, b in zip((x, dt, B, C, initial), (*given[:2], *given[3:5], given[7]))
+            )
+            exercise.require(same, f"{at} your function changed an argument")
+        L, Q = 1024, 16
+        x, dt, B, C, A, bias, initial = _layer(rng, L, 3, 2)
+        _cost(chunked, (x, dt, A, B, C, Q, bias, initial), 30 * L // Q + 200, 12 * 8 * L * Q,
+              f"{L:,} tokens in chunks of {Q}", f"a few for each of the {L // Q} chunks")  # fmt: skip
+    return exercise.report(f"right in {len(cases)} cases, still by chunks")
+
+
+def _layer(rng, L, P, N):
+    x, dt, (B, C) = rng.standard_normal((L, P)), rng.standard_normal(L), rng.standard_normal((2, L, N))
+    return x, dt, B, C, float(-rng.uniform(0.2, 2)), float(rng.standard_normal()), rng.standard_normal((P, N))

@@ -10,40 +10,100 @@ from ref.ssd import segsum
 # Exercise 1: segment sums
 
 
-def _sums(a):
-    a = np.asarray(a, float)
-    terms = np.where(np.tri(len(a), k=-1, dtype=bool), a[:, None], 0)
-    return np.where(np.tri(len(a), dtype=bool), np.cumsum(terms, axis=0), -np.inf)
+def _sums(a, width):
+    out = np.full((len(a), width), -np.inf)
+    out[:, 0] = 0
+    for d in range(1, min(width, len(a))):
+        out[d:, d] = out[d:, d - 1] + a[1 : len(a) - d + 1]
+    return out
 
 
-def _differences(a):
+def _band(square):
+    """From the matrix of all segment sums, the chapter's or another one."""
+
+    def segment_sums(a, width):
+        i, d = np.arange(len(a))[:, None], np.arange(width)
+        return np.where(d <= i, square(np.asarray(a))[i, np.maximum(i - d, 0)], -np.inf)
+
+    return segment_sums
+
+
+def _square_of_differences(a):
     running = np.cumsum(a)
     return np.where(np.tri(len(a), dtype=bool), running[:, None] - running, -np.inf)
 
 
-def _kept_finite(a):
+def _differences(a, width):
+    running = np.concatenate([[0], np.cumsum(a)])
+    i, d = np.arange(len(a))[:, None], np.arange(width)
+    return np.where(d <= i, running[i + 1] - running[np.maximum(i + 1 - d, 0)], -np.inf)
+
+
+def _kept_finite(a, width):
     """Differences, mended for -inf only."""
-    return np.where(np.isfinite(a).all(), _differences(a), _sums(a))
+    return _differences(a, width) if np.isfinite(a).all() else _sums(a, width)
 
 
-def _with_own(a):
-    terms = np.where(np.tri(len(a), dtype=bool), np.asarray(a)[:, None], 0)
-    return np.where(np.tri(len(a), dtype=bool), np.cumsum(terms, axis=0), -np.inf)
+def _with_own(a, width):
+    return _sums(a, width) + np.asarray(a)[:, None]
 
 
-def _times_zero(a):
-    terms = np.tri(len(a), k=-1) * np.asarray(a)[:, None]
-    return np.where(np.tri(len(a), dtype=bool), np.cumsum(terms, axis=0), -np.inf)
+def _one_too_early(a, width):
+    """The terms before token i, without its own."""
+    return _sums(np.concatenate([[0], a[:-1]]), width)
 
 
-def _in_single(a):
-    return _sums(np.asarray(a, np.float32)).astype(np.float32)
+def _times_zero(a, width):
+    """Terms from before the band are multiplied by 0."""
+    padded = np.concatenate([np.zeros(width), a])
+    terms = np.stack([np.roll(padded, d - 1)[width:] if d else np.zeros(len(a)) for d in range(width)], axis=1)
+    seen = np.arange(width) <= np.arange(len(a))[:, None]
+    return np.where(seen, np.cumsum(terms * seen * np.isfinite(terms), axis=1), -np.inf)
 
 
-def _in_place(a):
-    result = _sums(a)
+def _in_single(a, width):
+    return _sums(np.asarray(a, np.float32), width).astype(np.float32)
+
+
+def _in_place(a, width):
+    result = _sums(a, width)
     a[:] = 0
     return result
+
+
+def _each_alone(a, width):
+    """Each entry is added up from all of its terms: as many steps as entries."""
+    out = np.full((len(a), width), -np.inf)
+    for i in range(len(a)):
+        for d in range(min(i + 1, width)):
+            out[i, d] = sum(a[i - d + 1 : i + 1])
+    return out
+
+
+def _column_by_column(a, width):
+    """Each column is added up anew."""
+    out = np.full((len(a), width), -np.inf)
+    for d in range(min(width, len(a))):
+        out[d:, d] = 0
+        for k in range(d):
+            out[d:, d] += a[d - k : len(a) - k]
+    return out
+
+
+def _all_terms_at_once(a, width):
+    """An array of every term of every entry."""
+    padded = np.concatenate([np.zeros(width), a])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width)[1:, ::-1]
+    terms = np.where(np.tri(width, k=-1, dtype=bool), windows[:, None], 0)
+    return np.where(np.arange(width) <= np.arange(len(a))[:, None], terms.sum(axis=2), -np.inf)
+
+
+def _left_empty(a, width):
+    """What lies in front of the first token is not set."""
+    out = np.empty((len(a), width))
+    for d in range(min(width, len(a))):
+        out[d:, d] = _sums(a, width)[d:, d]
+    return out
 
 
 # Exercise 2: the mask
@@ -167,8 +227,8 @@ def _b(**changes):
 # Exercise 5: a chunked form
 
 
-def _chunked(x, dt, A, B, C, Q, dt_bias, initial, *, tail=True, start=True, first=True, kept=True):
-    """Right, with each of the defects to be switched on: tail, start, first, kept."""
+def _chunked(x, dt, A, B, C, Q, dt_bias, initial, *, column=True, rest=True, tail=True, start=True, kept=True):
+    """Right, with each of the defects to be switched on: column, rest, tail, start, kept."""
     L = len(x)
     if tail:
         dt = np.log1p(np.exp(dt + dt_bias))
@@ -178,23 +238,39 @@ def _chunked(x, dt, A, B, C, Q, dt_bias, initial, *, tail=True, start=True, firs
         dt = np.log1p(np.exp(dt + dt_bias))
     x, dt, B, C = (v.reshape(-1, Q, *v.shape[1:]) for v in (x, dt, B, C))
     a = np.cumsum(A * dt, axis=1)
-    S = ((np.exp(a[:, -1:] - a) * dt)[..., None] * x).swapaxes(1, 2) @ B
+    S = ((np.exp(a[:, -1:] - a if rest else a[:, ::-1] - a[:, :1]) * dt)[..., None] * x).swapaxes(1, 2) @ B
     H = np.zeros((len(S) + 1, *initial.shape))
     H[0] = initial if start else 0
     for k in range(len(S)):
-        H[k + 1] = (np.exp(a[k, -1]) if k or first else 1) * H[k] + S[k]
+        H[k + 1] = np.exp(a[k, -1]) * H[k] + S[k]
     H += 0 if start else initial
     exponent = np.where(np.tri(Q, dtype=bool), a[:, :, None] - a[:, None], -np.inf)
-    y = _within(C, B, exponent, dt, x) + np.exp(a)[..., None] * (C @ H[:-1].swapaxes(1, 2))
+    M = C @ B.swapaxes(1, 2) * np.exp(exponent) * (dt[:, None] if column else dt[:, :, None])
+    y = M @ x + np.exp(a)[..., None] * (C @ H[:-1].swapaxes(1, 2))
     return (y.reshape(-1, y.shape[-1])[:L] if kept else y.reshape(-1, y.shape[-1])), H[-1]
-
-
-def _within(C, B, exponent, dt, x):
-    return C @ B.swapaxes(1, 2) * np.exp(exponent) * dt[:, None] @ x
 
 
 def _c(**changes):
     return {"chunked": lambda *given: _chunked(*given, **changes)}
+
+
+def _token_by_token(x, dt, A, B, C, Q, dt_bias, initial):
+    """The recurrence, which needs no chunks."""
+    h, y = initial.copy(), np.zeros(x.shape)
+    for t, step in enumerate(np.logaddexp(0, dt + dt_bias)):
+        h = np.exp(A * step) * h + step * np.outer(x[t], B[t])
+        y[t] = h @ C[t]
+    return y, h
+
+
+def _one_chunk(x, dt, A, B, C, Q, dt_bias, initial):
+    """All tokens as one chunk: the matrix form."""
+    return _chunked(x, dt, A, B, C, len(x), dt_bias, initial)
+
+
+def _bias_in_place(x, dt, A, B, C, Q, dt_bias, initial):
+    dt += dt_bias
+    return _chunked(x, dt, A, B, C, Q, 0.0, initial)
 
 
 def _whole_chunks(x, dt, A, B, C, Q, dt_bias, initial):
@@ -219,17 +295,33 @@ WRONG = {
     1: {
         "differences of running sums": (
             {"segment_sums": _differences},
-            "with a = [-1, -inf, -2, -3]: the result has nan",
+            "with segment_sums([-1, -inf, -2, -3], 4): the result has nan",
         ),
         "differences where all is finite": ({"segment_sums": _kept_finite}, "with a[1] = -1e15 and small numbers:"),
+        "the band of a matrix of differences": (
+            {"segment_sums": _band(_square_of_differences)},
+            "with segment_sums([-1, -inf, -2, -3], 4): the result has nan",
+        ),
+        "the chapter's matrix, of which the band is taken": (
+            {"segment_sums": _band(segsum)},
+            "right, but with 1,000 numbers and a width of 32 your function took",
+        ),
+        "the chapter's matrix": ({"segment_sums": lambda a, width: segsum(a)}, "at [1, 0], expected 0"),
+        "each entry from all of its terms": ({"segment_sums": _each_alone}, "makes more than 484 steps of Python"),
+        "each column anew": ({"segment_sums": _column_by_column}, "makes more than 484 steps of Python"),
+        "an array of all terms": ({"segment_sums": _all_terms_at_once}, "MB at once; wanted: at most 2.6"),
         "the own term is added": ({"segment_sums": _with_own}, "has -1 at [0, 0], expected 0"),
-        "multiplied by 0": ({"segment_sums": _times_zero}, "with a = [-1, -inf, -2, -3]: the result has nan"),
-        "0 above the diagonal": ({"segment_sums": lambda a: np.tril(_sums(a))}, "at [0, 1], expected -inf"),
-        "transposed": ({"segment_sums": lambda a: _sums(a).T}, "at [0, 1], expected -inf"),
-        "exponentials": ({"segment_sums": lambda a: np.exp(_sums(a))}, "has 1 at [0, 0], expected 0"),
+        "the token before, not this one": ({"segment_sums": _one_too_early}, "at [1, 1], expected -2"),
+        "a product with 0": ({"segment_sums": _times_zero}, "with segment_sums([-1, -inf, -2, -3], 4): the result has"),
+        "what is not set is left as it was": ({"segment_sums": _left_empty}, "has nan at [0, 1], expected -inf"),
+        "0 where no token is": (
+            {"segment_sums": lambda a, width: np.where(_sums(a, width) == -np.inf, 0, _sums(a, width))},
+            "at [0, 1], expected -inf",
+        ),
+        "exponentials": ({"segment_sums": lambda a, width: np.exp(_sums(a, width))}, "has 1 at [0, 0], expected 0"),
         "in fp32": ({"segment_sums": _in_single}, "with a[1] = -1e15 and small numbers:"),
         "changes its argument": ({"segment_sums": _in_place}, "changed its argument"),
-        "nothing is returned": ({"segment_sums": lambda a: None}, "gave None"),
+        "nothing is returned": ({"segment_sums": lambda a, width: None}, "gave None"),
     },
     2: {
         "the own decay counts": (
@@ -309,15 +401,25 @@ WRONG = {
         "always 256": ({"best_chunk": lambda *given: 256}, "none of the sizes"),
     },
     5: {
-        "the tail decays": (_c(tail=False), "with 3 tokens in chunks of 2, no initial state: the final state has"),
+        "dt of the row": (_c(column=False), "with 2 tokens in chunks of 2, no initial state: y has"),
+        "the running sums turned round": (
+            _c(rest=False),
+            "with 4 tokens in chunks of 4, no initial state: the final state has",
+        ),
+        "both": (_c(column=False, rest=False), "with 2 tokens in chunks of 2, no initial state: y has"),
+        "by the recurrence": (
+            {"chunked": _token_by_token},
+            "with 1,024 tokens in chunks of 16 your function makes more than 2,120 steps of Python",
+        ),
+        "one chunk of all tokens": ({"chunked": _one_chunk}, "MB at once; wanted: at most 1.6"),
+        "adds the bias to its argument": ({"chunked": _bias_in_place}, "your function changed an argument"),
+        "the tail decays": (_c(tail=False), "with 1 token in chunks of 2, no initial state: the final state has"),
         "the initial state does not decay": (
             _c(start=False),
             "with 1 token in chunks of 1, an initial state: the final state has",
         ),
-        "both": (_c(tail=False, start=False), "with 3 tokens in chunks of 2, no initial state: the final state has"),
-        "it does not decay through the first chunk": (_c(first=False), "with 1 token in chunks of 1, an initial state"),
-        "added tokens are given back": (_c(kept=False), "y has shape (4, 1), expected (3, 1)"),
-        "the tail is left out": ({"chunked": _whole_chunks}, "with 3 tokens in chunks of 2, no initial state: y has"),
+        "added tokens are given back": (_c(kept=False), "y has shape (2, 1), expected (1, 1)"),
+        "the tail is left out": ({"chunked": _whole_chunks}, "with 1 token in chunks of 2, no initial state: "),
         "the initial state is left out": ({"chunked": _no_initial}, "with 1 token in chunks of 1, an initial state: y"),
         "y only": ({"chunked": lambda *given: _chunked(*given)[0]}, "expected a pair (y, final state)"),
     },
