@@ -212,6 +212,20 @@ def parameter_registers(i):
 
 
 def destinations(i):
+    """The registers that an instruction writes."""
+    if i.writes is None:
+        i.writes = frozenset(find_destinations(i))
+    return i.writes
+
+
+def sources(i):
+    """The registers that it reads."""
+    if i.reads is None:
+        i.reads = frozenset(find_sources(i))
+    return i.reads
+
+
+def find_destinations(i):
     op = i.parts[0]
     if i.parts[:2] == ("st", "param"):
         return {name for name, _ in parameter_registers(i)}
@@ -224,7 +238,7 @@ def destinations(i):
     return registers(i.operands[0])
 
 
-def sources(i):
+def find_sources(i):
     found = {i.guard[0]} if i.guard else set()
     op = i.parts[0]
     if i.parts[:2] == ("ld", "param"):

@@ -55,7 +55,7 @@ class Joiner:
         self.starts = set(function.labels.values())
         self.definitions, self.used = definitions_and_uses(self.code)
         self.blocks = self.number_blocks()
-        self.alignment = self.align_all()
+        self.alignment = {}
         self.found = {}
 
     def number_blocks(self):
@@ -67,30 +67,42 @@ class Joiner:
 
     # Alignment: the power of two, at most 16, that divides every value a register takes.
 
-    def align_all(self):
-        """Assume the best of every register, and lower it until all definitions agree."""
-        alignment, changed = dict.fromkeys(self.definitions, MOST), True
-        while changed:
-            changed = False
-            for name, places in self.definitions.items():
-                new = min(self.align_of_result(self.code[at], alignment) for at in places)
-                changed |= new < alignment[name]
-                alignment[name] = min(new, alignment[name])
-        return alignment
+    def align_of_register(self, name):
+        """Assume the best of it and of all that it is computed from, and lower that until all definitions agree."""
+        if name not in self.alignment:
+            users, assumed, todo = {}, {}, [name]
+            for new in todo:
+                assumed[new] = MOST if new in self.definitions else 1  # a special one: %tid.x
+                for at in self.definitions.get(new, ()):
+                    for source in {source for o in self.code[at].operands[1:] for source in registers(o)}:
+                        if source in self.alignment:
+                            continue
+                        users.setdefault(source, []).append((new, at))
+                        if source not in assumed:
+                            assumed[source] = None
+                            todo.append(source)
+            self.alignment |= assumed
+            left = [(new, at) for new in reversed(todo) for at in self.definitions.get(new, ())]
+            for new, at in left:
+                result = self.align_of_result(self.code[at])
+                if result < self.alignment[new]:
+                    self.alignment[new] = result
+                    left += users.get(new, ())
+        return self.alignment[name]
 
-    def align(self, operand, alignment):
+    def align(self, operand):
         match operand:
             case Imm(bits, "int"):
                 return power_of_two(bits)
             case Reg(name):
-                return alignment.get(name, 1)  # one without a definition is special: %tid.x
+                return self.alignment.get(name, 1)
             case Sym(name):
                 return power_of_two(self.offsets.get(name, 0))  # dynamic shared memory begins at a multiple of 16
         return 1
 
-    def align_of_result(self, instruction, alignment):
+    def align_of_result(self, instruction):
         operation, operands = instruction.parts[0], instruction.operands[1:]
-        a = [self.align(o, alignment) for o in operands]
+        a = [self.align(o) for o in operands]
         match operation:
             case "mov" | "cvta" | "add" | "sub" | "or" | "xor" | "min" | "max":
                 result = min(a)
@@ -140,7 +152,7 @@ class Joiner:
         return (name, 0), 0
 
     def align_of_root(self, root):
-        return MOST if root is None else self.alignment.get(root[0], 1) if isinstance(root, tuple) else MOST
+        return self.align_of_register(root[0]) if isinstance(root, tuple) else MOST
 
     # Runs of accesses that may join.
 

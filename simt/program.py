@@ -66,7 +66,8 @@ class Program:
         ends = {"shared": 0, "local": 0}
         external = []
         self.globals, self.structs = {}, {}
-        used = {o for i in self.flow.function.instructions for o in symbols_in(i.operands)}
+        named = [(i, set(symbols_in(i.operands))) for i in self.flow.function.instructions]
+        used = set().union(*(names for _, names in named))
         for name, v in (self.module.variables | self.flow.function.variables).items():
             if v.space in ends:
                 if name not in used:
@@ -88,8 +89,8 @@ class Program:
             region = len(self.globals) + 1
             self.symbols[GRID_BARRIER] = region << REGION
             self.globals[region] = Variable(GRID_BARRIER, "global", 8, 8)
-        code = [i for i in self.flow.function.instructions if i.parts[:2] not in (("ld", "param"), ("st", "param"))]
-        used = {o for i in code for o in symbols_in(i.operands)}
+        passed = (("ld", "param"), ("st", "param"))
+        used = set().union(*(names for i, names in named if i.parts[:2] not in passed))
         for p in self.parameters:  # those whose address is taken
             if p.name in used:
                 region = len(self.globals) + len(self.structs) + 1
@@ -154,7 +155,7 @@ class Program:
 
     def build(self, translated, last, full, number):
         name, text, histogram = translated
-        names = dict(self.environment)
+        names = self.environment
         names.update(self.translator.constants)
         exec(compile(text, f"<{self.name} {name}>", "exec"), names)  # the text is translate.py's own
         self.histograms[full][number] = histogram

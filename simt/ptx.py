@@ -76,6 +76,8 @@ class Instruction:
     guard: tuple | None
     line: int
     parts: tuple = field(init=False)
+    reads: frozenset | None = field(init=False, default=None, compare=False, repr=False)  # kept by flow.sources
+    writes: frozenset | None = field(init=False, default=None, compare=False, repr=False)  # kept by flow.destinations
 
     def __post_init__(self):
         self.parts = tuple(self.opcode.replace("::", "__").split("."))
@@ -166,6 +168,8 @@ SIZES = {"pred": 1, "b8": 1, "b16": 2, "b32": 4, "b64": 8, "b128": 16}
 SIZES |= {k + str(8 * n): n for k in "us" for n in (1, 2, 4, 8)} | {"f16": 2, "f16x2": 4, "f32": 4, "f64": 8}
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
+SPACE = re.compile(r"\s*")
+LOCATION = re.compile(r"\.loc\s")
 LABEL = re.compile(r"([\w$%.]+)\s*:(?!:)")
 LABELS = re.compile(r"(?:^|[;{}:])\s*([\w$]+)\s*:(?!:)", re.M)
 VARIABLE = re.compile(
@@ -215,8 +219,7 @@ class Reader:
                 self.define(self.take_statement(), self.module.variables)
 
     def skip_space(self):
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
+        self.at = SPACE.match(self.text, self.at).end()
         return self.at < len(self.text)
 
     def take_statement(self):
@@ -286,7 +289,7 @@ class Reader:
                 self.at += 1
                 if scopes.close():
                     return
-            elif re.compile(r"\.loc\s").match(self.text, self.at):
+            elif LOCATION.match(self.text, self.at):
                 end = self.text.index("\n", self.at)
                 line = self.source_line(self.text[self.at : end]) or line
                 function.line = function.line or line
@@ -317,6 +320,7 @@ class Reader:
 
     def declare(self, statement, function, scopes):
         """.reg .f32 %f<4>;   .shared .align 4 .b8 tile[1024];   .param .b32 param0;"""
+        scopes.known.clear()
         if statement.startswith(".reg"):
             kind, names = re.match(r"\.reg\s*\.(\w+)\s+(.*)", statement, re.S).groups()
             for name in names.split(","):
@@ -357,16 +361,20 @@ class Scopes:
 
     def __init__(self, registers):
         self.registers, self.inner = registers, [{}]
+        self.known = {}  # text -> operand, while names stand for what they do
 
     def open(self):
+        self.known.clear()
         self.inner.append({})
 
     def close(self):
         """Leave a block; True if it was the function's own."""
+        self.known.clear()
         self.inner.pop()
         return not self.inner
 
     def add(self, name, unique):
+        self.known.clear()
         self.inner[-1][name] = unique
 
     def rename(self, name):
@@ -391,12 +399,19 @@ def instruction(statement, scopes, line):
     guard = None
     if found["guard"]:
         guard = (scopes.rename(found["guard"]), not found["no"])
-    operands = tuple(operand(part, scopes) for part in split(found["rest"]))
-    return Instruction(found["opcode"], operands, guard, line)
+    operands, known = [], scopes.known
+    for part in split(found["rest"]):
+        if part not in known:
+            known[part] = operand(part, scopes)
+        operands.append(known[part])
+    return Instruction(found["opcode"], tuple(operands), guard, line)
 
 
 def split(text):
     """Split at the commas that stand outside of all brackets."""
+    if "{" not in text and "(" not in text:  # [ ] alone hold no commas
+        parts = [part.strip() for part in text.split(",")]
+        return parts if parts[-1] else parts[:-1]
     parts, depth, start = [], 0, 0
     for i, char in enumerate(text):
         if char in "([{":

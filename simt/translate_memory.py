@@ -227,23 +227,23 @@ def passed_registers(code):
 
 def uniform_registers(code):
     """Registers whose value the compiler can see to be the same in all threads of a block."""
-    varying, known = set(), True
-    while known:
-        known = False
-        for i in code:
-            if i.parts[:2] == ("ld", "param"):
-                continue
-            found = set(destinations(i))
-            if not found or found <= varying:
-                continue
-            reads = set()
-            for o in i.operands[1:]:
-                reads |= registers(o)
-            special = any(r.startswith(("%tid", "%laneid", "%warpid", "%lanemask", "%clock")) for r in reads)
-            if special or reads & varying or i.guard or i.parts[0] in ("ld", "atom", "shfl", "cp"):
-                varying |= found
-                known = True
-    every = set().union(*(destinations(i) for i in code)) if code else set()
+    every, varying, users = set(), set(), {}  # users: register -> what is computed from it
+    for i in code:
+        found = destinations(i)
+        every |= found
+        if not found or i.parts[:2] == ("ld", "param"):
+            continue
+        reads = set().union(*map(registers, i.operands[1:]))
+        special = any(r.startswith(("%tid", "%laneid", "%warpid", "%lanemask", "%clock")) for r in reads)
+        if special or i.guard or i.parts[0] in ("ld", "atom", "shfl", "cp"):
+            varying |= found
+        for name in reads:
+            users.setdefault(name, []).append(found)
+    new = list(varying)
+    while new:
+        for found in users.pop(new.pop(), ()):
+            new += found - varying
+            varying |= found
     return every - varying
 
 
