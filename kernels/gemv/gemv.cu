@@ -1,7 +1,7 @@
 /* Rung 5, gemv: a block works on ROWS neighbouring rows at once. Each of its threads owns TILES
    words of every row, so a word of x, loaded once, serves ROWS words of W; and all ROWS * TILES
    loads of a thread are under way together. Blocks of 256 threads, three or more to a
-   multiprocessor, keep about 96 KB in flight on each. Their loads sweep through W in order, which
+   multiprocessor, keep about 96 KB in flight on each, W and x. Their loads sweep through W in order, which
    DRAM likes best, and a block that ends makes room for the next while its neighbours go on
    loading.
 
@@ -12,7 +12,7 @@
    - Programmatic dependent launch. Weights do not depend on the kernel before this one, so they are
      asked for while it still runs; griddepcontrol.wait then waits until it has ended, and only
      after that may x be read and y be written. In an ordinary launch the wait is over at once, and
-     short batches gain 1 % by asking for x first (X_FIRST=1).
+     x may be asked for first (X_FIRST=1).
 
    Moves sizeof(T) * rows*cols bytes of W once; x comes from L1 or L2. 2*rows*cols flops.
    Compile with DTYPE, VEC (elements in a word of at most 16 bytes; cols and both addresses are

@@ -19,7 +19,7 @@ gemv(const T *W, const T *x, T *y, long long rows, long long cols) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     long long first = (long long)blockIdx.x * ROWS, row = first + warp;
     float sum = 0;
-    if (row < rows) // no early return: every warp must reach the barrier
+    if (row < rows) // a warp without a row comes to the barrier like the others
         for (long long c = lane; c < cols; c += 32) sum += (float)W[row * cols + c] * (float)x[c];
     for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffff, sum, far);
     if (lane == 0) sums[warp] = sum;

@@ -5,8 +5,10 @@
    - For few rows mma.m16n8k32 multiplies bytes. A code of 8 bits is an operand as it stands, of 4 or 2 bits after
      one mask for four of them: layout.py has put it where it belongs. Sums are whole numbers, hence exact.
    - x becomes whole numbers once. A warp takes its slice of a row of x in units of 2**(e - LIFT), where
-     2**e is above the largest of it, and writes each number as DIGITS signed bytes to base 256 (the last
-     of four is 0). They are columns of B next to each other, which a single row would leave idle.
+     2**e is above the largest of this slice, and writes each number as DIGITS signed bytes to base 256 (the last
+     of four is 0). They are columns of B next to each other, which a single row would leave idle. LIFT is 21:
+     numbers are rounded by adding 1.5 * 2**23, which leaves 22 bits with the sign, and the digits' signs need
+     a carry of 0x8080 within them.
    - For more rows (FLOATS) mma.m16n8k16 takes x as it is: 16 bytes of a row are a lane's operands of two steps.
      Codes become 16-bit numbers as in magic, and where the power of two above them is small, it stays: it comes off the
      group's sum, together with the zero, before the first product.
