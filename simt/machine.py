@@ -21,7 +21,8 @@ import numpy as np
 from simt.ahead import Guard, Notes
 from simt.barriers import Barriers
 from simt.bulk import Bulk
-from simt.errors import BarrierFault, Deadlock, LaneFault, SimtError, StepLimit, Unsupported
+from simt.divergence import Company
+from simt.errors import Deadlock, LaneFault, SimtError, StepLimit, Unsupported
 from simt.integers import Lazy, unpack
 from simt.memory import Memory
 from simt.threads import Threads
@@ -144,7 +145,7 @@ class Launch:
             )
 
 
-class Part(Threads, Words):
+class Part(Threads, Words, Company):
     """Some blocks of the grid: `numbers` are theirs in the grid, an array."""
 
     def __init__(self, launch, numbers):
@@ -166,6 +167,7 @@ class Part(Threads, Words):
         self.alive = self.exist
         self.groups = {0: self.exist}
         self.yielded, self.held, self.waiting = {}, {}, []
+        self.visits = {}  # block of code that tells of barriers -> how often each thread was there, when not all were
         self.seen_version, self.seen_state = -1, None
         self.stuck = self.clocked = False
         self.here = 0
@@ -221,6 +223,8 @@ class Part(Threads, Words):
                     if mask is None:
                         continue
                     after = function(self, registers, mask, False)
+                if at in program.telling:
+                    self.come_past(at, mask)
                 program.masked_visits[at] += self.count_warps(mask)
                 program.masked_threads[at] += self.count(mask)
             if type(after) is int:
@@ -232,7 +236,11 @@ class Part(Threads, Words):
                 for target, some in after[1]:
                     self.go(target, some, last)
             else:
-                self.waiting += self.entries(after)
+                entries = self.entries(after)
+                self.waiting += entries
+                for entry in entries:
+                    for told in program.tells.get(entry[1] - 1, ()):
+                        self.check_left_out(entry, told)
                 self.release(after[0])
 
     def go(self, target, mask, origin):
@@ -378,8 +386,7 @@ class Part(Threads, Words):
                 continue
             if entries[0][3] in self.arrivals:
                 self.arrivals[entries[0][3]] = np.where(done[:, 0, 0], 0, self.arrivals[entries[0][3]])
-            if entries[0][4] is None:  # with a count, several places may share a barrier
-                self.check_same_barrier(entries, done)
+            self.check_same_barrier(entries, done)
             if entries[0][4] is None:
                 self.block_barrier(arrived & done, entries[0][6])
             else:
@@ -399,30 +406,12 @@ class Part(Threads, Words):
         """None if the mask holds all threads there are."""
         return None if self.exist is None and mask.all() else mask
 
-    def check_same_barrier(self, entries, done):
-        """All threads of a block must have come to the same __syncthreads()."""
-        lines = {}
-        for entry in entries:
-            here = (self.whole(entry[2]) & done).any(axis=(1, 2))
-            for block in np.flatnonzero(here):
-                lines.setdefault(int(block), []).append(entry)
-        for block, found in lines.items():
-            if len({e[1] for e in found}) > 1:
-                a, b = found[:2]
-                first = self.first_lane(a[2], block)
-                second = self.first_lane(b[2], block)
-                raise BarrierFault(
-                    f"kernel {self.program.name}: threads of block {self.block_text(block)} wait at two different "
-                    f"barriers: thread {self.thread_text(first)} at line {a[6]}{self.quote(a[6])}, thread "
-                    f"{self.thread_text(second)} at line {b[6]}{self.quote(b[6])}; all threads of a block must "
-                    f"come to the same __syncthreads()"
-                )
-
     def first_lane(self, mask, block):
         return int(np.flatnonzero(self.whole(mask)[block])[0])
 
     def report_waiting(self):
         """Nobody can run, and somebody waits."""
+        self.report_barriers()
         for at, mask in self.held.items():
             block = self.program.blocks[at]
             line = next((i.line for i in block.instructions if i.line), 0)

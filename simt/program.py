@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from simt import flow, generated, joins, translate, unset
+from simt import divergence, flow, generated, joins, translate, unset
 from simt.errors import Unsupported
 from simt.memory import REGION, Space
 from simt.ptx import Mem, Reg, Sym, Variable, Vec
@@ -25,6 +25,8 @@ class Program:
         except Unsupported as e:
             raise self.placed(e) from None
         self.blocks = self.flow.blocks
+        self.tells = divergence.tells(self.blocks)  # barrier -> blocks of code that tell who has left it out
+        self.telling = set().union(*self.tells.values())
         self.module = module
         self.place_variables()
         self.translator = translate.Translator(self.flow, self.symbols, joins.joined(self.flow.function))
