@@ -197,7 +197,7 @@ class Kernel:
 
     def __call__(
         self, grid, block, *args, shared=0, stream=None, pdl=False, cluster=None, check_races=False, places=None,
-        order="forward", step_limit=None,
+        order="forward", only=None, step_limit=None,
     ):  # fmt: skip
         """Launch. None on a card, the machine's report on the CPU.
 
@@ -215,6 +215,7 @@ class Kernel:
         check_races  on the CPU: also look for races
         places       on the CPU: how many blocks fit at a time; None: all of them
         order        on the CPU: the order in which blocks start: "forward", "reverse" or a seed
+        only         on the CPU: numbers of blocks, no others run
         step_limit   on the CPU: how long an endless loop may run (see simt/kernel.py)
 
         TypeError or ValueError names the argument, what was expected and what came, before anything has run.
@@ -241,8 +242,8 @@ class Kernel:
             for index, convert in integers:
                 values[index] = convert(values[index])
             options = {"check_races": check_races, "places": places, "order": order, "ahead": STREAM.ahead(pdl)}
-            if step_limit is not None:
-                options["step_limit"] = step_limit
+            further = {"only": only, "step_limit": step_limit}
+            options |= {name: option for name, option in further.items() if option is not None}
             try:
                 report = self._simulate(grid, block, values, tensors, shared, cluster, options)
             except Exception:
@@ -254,8 +255,8 @@ class Kernel:
 
         if check_races:
             raise ValueError(f"{self.name}: check_races looks on the SIMT machine: pass CPU tensors, got CUDA tensors")
-        if places is not None or order != "forward":
-            what = "order" if places is None else "places"
+        if places is not None or order != "forward" or only is not None:
+            what = "places" if places is not None else "only" if only is not None else "order"
             raise ValueError(f"{self.name}: {what} is for the SIMT machine: pass CPU tensors, got CUDA tensors")
         for index in tensors:
             values[index] = values[index].data_ptr()

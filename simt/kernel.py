@@ -139,6 +139,7 @@ class Kernel:
     check_races   report two threads that touch the same memory with no order between them (slower)
     places        how many blocks fit at a time: another starts when one has ended. None: all of them
     order         the order in which blocks start: "forward", "reverse", or a whole number, the seed of a shuffle
+    only          numbers of blocks, in the order in which they start: no others run, as a grid too large to run needs
     by_warp       count requests of each block and warp as well: see Report
     ahead         an Ahead (simt/ahead.py): what the launch ahead may still be at, where this one is a programmatic
                   dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
@@ -156,8 +157,8 @@ class Kernel:
         return f"{self.name}({parameters})"
 
     def __call__(
-        self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", by_warp=False,
-        ahead=None, step_limit=None,
+        self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", only=None,
+        by_warp=False, ahead=None, step_limit=None,
     ):  # fmt: skip
         program = self.program
         grid = dimensions("grid", grid, GRID_LIMITS)
@@ -166,7 +167,7 @@ class Kernel:
         shared = whole("shared", shared)
         if step_limit is not None:
             step_limit = whole("step_limit", step_limit)
-        places, order = room(places), sequence(order)
+        places, order = room(places), sequence(order) if only is None else some_blocks(only, order, grid)
         if not isinstance(ahead, (Ahead, type(None))):
             raise LaunchError(f"ahead: expected a simt.Ahead, or None; got {type(ahead).__name__} {short(ahead)}")
         if program.shared_size + shared > SHARED_LIMIT:
@@ -354,6 +355,21 @@ def sequence(order):
     if seed < 0:
         raise LaunchError(f"{wanted}, 0 or more; got {seed}")
     return seed
+
+
+def some_blocks(only, order, grid):
+    """The numbers of the only blocks that run."""
+    blocks = grid[0] * grid[1] * grid[2]
+    wanted = f"only: expected different numbers of blocks from 0 to {blocks - 1}, one or more"
+    if order != "forward":
+        raise LaunchError(
+            f'only: expected order="forward" beside it, as the numbers give the order; got {short(order)}'
+        )
+    found = list(only) if isinstance(only, (list, tuple, range, np.ndarray)) else [None]
+    numbers = [index(n) for n in found]
+    if not numbers or not all(n is not None and 0 <= n < blocks for n in numbers) or len({*numbers}) < len(numbers):
+        raise LaunchError(f"{wanted}; got {short(only)}")
+    return np.array(numbers)
 
 
 def index(n):

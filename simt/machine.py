@@ -63,6 +63,8 @@ class Launch:
         self.sequence = None  # block numbers in the order in which they start, where that is shuffled
         if type(order) is int:
             self.sequence = np.random.default_rng(order).permutation(self.blocks)
+        elif type(order) is np.ndarray:  # some of them
+            self.sequence, self.blocks = order, len(order)
 
     def run(self):
         blocks = self.blocks
@@ -126,7 +128,7 @@ class Launch:
         nobody = "nobody" if self.started == self.blocks else "no block that has begun"
         what = "for an mbarrier" if lacks else f"for a value that {nobody} will store"
         who = what_blocks_wait_for(waiting) or part.first_text(mask)
-        left = not_begun(self.next_blocks(self.blocks - self.started), self.blocks, self.places)
+        left = not_begun(self.next_blocks(self.blocks - self.started), self.grid, self.places)
         raise Deadlock(
             f"kernel {self.program.name}, line {line}{part.quote(line)}: every thread that is left waits in a loop "
             f"like this one {what}; " + "; ".join(filter(None, [who, lacks, left]))

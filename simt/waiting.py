@@ -22,11 +22,11 @@ def what_blocks_wait_for(parts):
     return ", ".join(found)
 
 
-def not_begun(numbers, total, places):
+def not_begun(numbers, grid, places):
     """Which blocks, by their numbers in the grid, have not begun, and why, in words; "" if all have."""
     if not len(numbers):
         return ""
-    listed = runs(np.sort(numbers))
+    listed, total = runs(np.sort(numbers)), grid[0] * grid[1] * grid[2]
     who = f"block {listed} of {total} has" if len(numbers) == 1 else f"blocks {listed} of {total} have"
     fit = "1 fits" if places == 1 else f"{places} fit"
     return f"{who} not begun: {fit} at a time, and a block keeps its place until it ends"

@@ -337,7 +337,7 @@ def test_errors(module):
         module.scale((1, 65536), 64, x, y, 64, 1.0)
     with pytest.raises(ValueError, match="check_races looks on the SIMT machine"):
         module.scale(1, 64, x, y, 64, 1.0, check_races=True)
-    for name, value in {"places": 4, "order": "reverse"}.items():
+    for name, value in {"places": 4, "order": "reverse", "only": [0]}.items():
         with pytest.raises(ValueError, match=f"{name} is for the SIMT machine"):
             module.scale(1, 64, x, y, 64, 1.0, **{name: value})
     with pytest.raises(TypeError, match="stream must be a torch.cuda.Stream of cuda:0"):

@@ -154,6 +154,21 @@ def test_a_seed_always_gives_the_same_order():
     assert sorted(started(order=8)) == started()
 
 
+def test_some_blocks_alone():
+    source = 'extern "C" __global__ void k(int* y, int* c) { y[blockIdx.x + 100 * blockIdx.y] = atomicAdd(c, 1) + 1; }'
+    y = np.zeros(1000, I32)
+    report = simt.compile(source)["k"]((100, 10), 1, y, np.zeros(1, I32), only=[999, 0, 123], places=2)
+    assert {int(n): int(y[n]) for n in np.flatnonzero(y)} == {999: 1, 0: 2, 123: 3}
+    assert report.counters["smsp__inst_executed.sum"] > 0
+    with pytest.raises(simt.Deadlock, match="waits at line .* for flags.3."):
+        chain("by_number", only=range(4, 8))
+    for bad in ([], [16], [-1], [0, 0], [True], [1.0], 3, "01", {1, 2}):
+        with pytest.raises(simt.LaunchError, match="only: expected different numbers of blocks from 0 to 15"):
+            chain("by_number", only=bad)
+    with pytest.raises(simt.LaunchError, match='only: expected order="forward" beside it'):
+        chain("by_number", only=[3], order=3)
+
+
 @pytest.mark.parametrize(
     "how, text",
     [
