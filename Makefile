@@ -14,7 +14,7 @@ SUITE := -m pytest -n auto --dist loadfile --nbval-lax --nbval-current-env --nbv
 # $(call tested,python): run the tests of one chapter, or all; tests/chapters.py knows which those are.
 tested = files=$$($(1) tests/chapters.py "$$CHAPTER") && $(1) $(SUITE) $$files $(ARGS)
 
-.PHONY: help lab test bench notebooks lint browser-test test-latest pins clean
+.PHONY: help lab test bench notebooks lint browser-test mutations test-latest pins clean
 
 help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make notebooks     write exercises/ from solutions/, then run all notebooks and store their outputs'
 	@echo 'make lint          check style and layout with ruff'
 	@echo 'make browser-test  use three chapters and an exercise in JupyterLab, in a browser'
+	@echo 'make mutations     plant known mistakes in a copy, one after another: does a test see each?'
 	@echo 'make test-latest   run the tests with the newest version of everything, in .venv-latest'
 	@echo 'make pins          upgrade everything, write constraints.txt, test'
 	@echo 'make clean         remove .venv, .venv-latest, caches and everything built'
@@ -77,6 +78,11 @@ browser-test:
 	$(call ready,browser-test)
 	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints.txt -e '.[browser]' || true
 	$(PY) -m pytest tests/browser.py $(ARGS)
+
+# ARGS="PDL ring": those with one of these words in their names.
+mutations:
+	$(call ready,mutations)
+	$(PY) -m tests.mutations $(ARGS)
 
 # No constraints: whatever pyproject.toml allows, as new as pip finds it today.
 test-latest:

@@ -7,12 +7,13 @@ from lab import Timing, cuda_timing
 
 def put_in(monkeypatch):
     """Put it in the card's place. Returns what a test may look at and change: `timed`, the names of the rows that were
-    timed, and `after(name)`, which is called when one was."""
-    made = SimpleNamespace(timed=[], after=lambda name: None)
+    timed; `calls`, their lists of calls; and `after(name)`, which is called when one was."""
+    made = SimpleNamespace(timed=[], calls={}, after=lambda name: None)
 
     def against(probe, calls, *, seconds, least_turns):
         for name, call in calls.items():
             made.timed.append(name)
+            made.calls[name] = call
             for c in call:
                 c()
             made.after(name)

@@ -11,7 +11,9 @@ It ends with 1 if a mutation goes unseen, if its text is no longer to be found, 
 that a test has once missed belong in this list; tests/test_mutations.py sees that each still has its place.
 """
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv*", ".build", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis",
-    ".ipynb_checkpoints", "measured",
+    ".ipynb_checkpoints",
 )  # fmt: skip
 PATIENCE = 600  # seconds for the tests of one mutation
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
@@ -36,143 +38,139 @@ class Mutation:
     name: str
     file: str
     old: str
-    new: str
     tests: str
-
-
-def without(name, file, old, tests, new=""):
-    return Mutation(name, file, old, new, tests)
+    new: str = ""
 
 
 MUTATIONS = [
     # Programmatic dependent launch: a wait that is missing, or comes late.
-    without(
+    Mutation(
         "PDL: gemv does not wait",
         "kernels/gemv/gemv.cu",
         "if (begin == 0) WAIT_FOR_THE_LAST_KERNEL();",
         "tests/test_gemv.py -k test_pdl_gives_the_same",
     ),
-    without(
+    Mutation(
         "PDL: gemv reads x before it waits",
         "kernels/gemv/gemv.cu",
         "if (begin == 0) WAIT_FOR_THE_LAST_KERNEL();",
         "tests/test_gemv.py -k test_pdl_gives_the_same",
         "if (begin > 0) WAIT_FOR_THE_LAST_KERNEL();",
     ),
-    without(
+    Mutation(
         "PDL: the ring does not wait",
         "kernels/gemv/ring.cu",
         WAIT,
         "tests/test_gemv.py -k 'test_the_ring_is_right and 1057'",
     ),
-    without(
+    Mutation(
         "PDL: rmsnorm does not wait",
         "kernels/fusion/rmsnorm.cu",
         " griddepcontrol.wait;",
         "tests/test_fusion.py -k test_the_pieces",
     ),
-    without(
+    Mutation(
         "PDL: add and silu_mul do not wait",
         "kernels/fusion/elementwise.cu",
         " griddepcontrol.wait;",
         "tests/test_fusion.py -k test_the_pieces",
     ),
-    without(
+    Mutation(
         "PDL: gemv_residual does not wait",
         "kernels/fusion/gemv_residual.cu",
         "    wait_for_the_kernel_before(); // 2\n",
         "tests/test_fusion.py -k test_gemv_residual",
     ),
-    without(
+    Mutation(
         "PDL: gemv_residual_any does not wait",
         "kernels/fusion/gemv_residual.cu",
         "    wait_for_the_kernel_before();\n",
         "tests/test_fusion.py -k test_gemv_residual",
     ),
-    without(
+    Mutation(
         "PDL: norm_qkv does not wait",
         "kernels/fusion/norm_qkv.cu",
         "    wait_for_the_kernel_before(); // 2\n",
         "tests/test_fusion.py -k test_norm_qkv",
     ),
-    without(
+    Mutation(
         "PDL: norm_qkv_any does not wait",
         "kernels/fusion/norm_qkv.cu",
         "    wait_for_the_kernel_before();\n",
         "tests/test_fusion.py -k test_norm_qkv",
     ),
-    without(
+    Mutation(
         "PDL: norm_glu does not wait",
         "kernels/fusion/norm_glu.cu",
         "    wait_for_the_kernel_before(); // 2\n",
         "tests/test_fusion.py -k test_norm_glu",
     ),
-    without(
+    Mutation(
         "PDL: norm_glu_any does not wait",
         "kernels/fusion/norm_glu.cu",
         "    wait_for_the_kernel_before();\n",
         "tests/test_fusion.py -k test_norm_glu",
     ),
-    without(
+    Mutation(
         "PDL: norm_glu reads x before it waits",
         "kernels/fusion/norm_glu.cu",
         "    wait_for_the_kernel_before(); // 2\n    piece.load(x, cols);          // 3\n",
         "tests/test_fusion.py -k test_norm_glu",
         "    piece.load(x, cols);\n    wait_for_the_kernel_before();\n",
     ),
-    without(
+    Mutation(
         "PDL: the layer in one launch does not wait",
         "kernels/fusion/layer.cu",
         "    wait_for_the_kernel_before();\n",
         "tests/test_fusion.py -k 'test_the_layer_in_all_its_steps and 64-16'",
     ),
-    without(
+    Mutation(
         "PDL: lowbit does not wait",
         "kernels/lowbit/gemv.cu",
         f"    // 2. wait for the kernel ahead\n#if __CUDA_ARCH__ >= 900\n    {WAIT}\n",
         "tests/test_lowbit.py -k 'test_right_on_hostile_shapes and 13-2080'",
         "#if __CUDA_ARCH__ >= 900\n",
     ),
-    without(
+    Mutation(
         "PDL: lowbit's merge does not wait",
         "kernels/lowbit/gemv.cu",
         f'    asm volatile("griddepcontrol.launch_dependents;");\n    {WAIT}\n',
         "tests/test_lowbit.py -k test_sums_of_splits_of_any_number_go_anywhere",
         '    asm volatile("griddepcontrol.launch_dependents;");\n',
     ),
-    without(
+    Mutation(
         "PDL: attention does not wait for q",
         "kernels/attention/decode.cu",
         "            wait_for_the_kernel_before();\n            waited = true;\n",
         "tests/test_attention_decode.py -k test_the_same_bits_again_and_with_pdl",
         "            waited = true;\n",
     ),
-    without(
+    Mutation(
         "PDL: attention reads the newest token early",
         "kernels/attention/decode.cu",
         " || next.tile + 1 == next.tiles",
         "tests/test_attention_decode.py -k test_the_same_bits_again_and_with_pdl",
     ),
-    without(
+    Mutation(
         "PDL: attention's blocks without work do not wait",
         "kernels/attention/decode.cu",
         "        wait_for_the_kernel_before(); // who waits for this kernel takes the one before as done, too\n",
         "tests/test_attention_decode.py -k test_blocks_without_work_wait_too",
     ),
-    without(
+    Mutation(
         "PDL: attention's merge does not wait",
         "kernels/attention/merge.cu",
         "    wait_for_the_kernel_before();\n",
         "tests/test_attention_decode.py -k test_the_same_bits_again_and_with_pdl",
     ),
-    without(
+    Mutation(
         "PDL: kv_cache does not wait for q",
         "kernels/kv_cache/decode.cu",
         "            wait_for_the_kernel_before();\n            waited = true;\n",
         "tests/test_kv_cache.py -k test_lengths_of_their_own",
         "            waited = true;\n",
     ),
-    without(
+    Mutation(
         "PDL: kv_cache reads the newest group early",
         "kernels/kv_cache/decode.cu",
         "step >= 0 || (next.mine > 0 && next.place.tile * TILE >=\n"
@@ -180,33 +178,163 @@ MUTATIONS = [
         "tests/test_kv_cache.py -k test_lengths_of_their_own",
         "step >= 0",
     ),
-    without(
+    Mutation(
         "PDL: kv_cache takes a tile for the newest group",
         "kernels/kv_cache/decode.cu",
         "(line.length(next.place.b) - 1) / LATE * LATE",
-        "tests/test_kv_cache.py -k test_the_ring_goes_round",
+        "tests/test_kv_cache.py -k 'test_right_on_hostile_shapes and 8-channel-None-torch.float16'",
         "(line.length(next.place.b) - 1) / TILE * TILE",
     ),
-    without(
+    Mutation(
         "PDL: kv_cache's blocks without work do not wait",
         "kernels/kv_cache/decode.cu",
         "        wait_for_the_kernel_before(); // who waits for this kernel takes the one before as done, too\n",
         "tests/test_kv_cache.py -k test_blocks_without_work_wait_too",
     ),
-    # Rings: who still reads a slot when it is filled again.
-    without(
+    # Rings: who still reads a slot when it is filled again, and who has copied it.
+    Mutation(
         "ring: attention fills a slot that lanes still read",
         "kernels/attention/decode.cu",
         "            mine += SLICES;\n            __syncwarp();\n",
-        "tests/test_attention_decode.py -k test_no_race",
+        "tests/test_attention_decode.py -k 'test_no_race and stages'",
         "            mine += SLICES;\n",
     ),
-    without(
+    Mutation(
         "ring: kv_cache fills a slot that lanes still read",
         "kernels/kv_cache/decode.cu",
         "            here.mine--, here.place.tile++;\n            __syncwarp();\n",
         "tests/test_kv_cache.py -k test_no_race_and_every_byte_once",
         "            here.mine--, here.place.tile++;\n",
+    ),
+    Mutation(
+        "ring: lowbit fills a slot that lanes still read",
+        "kernels/lowbit/gemv.cu",
+        "                __syncwarp();\n                ask(home",
+        "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
+        "                ask(home",
+    ),
+    Mutation(
+        "ring: lowbit reads what other lanes still copy",
+        "kernels/lowbit/gemv.cu",
+        '"n"(DEPTH - 1) : "memory");\n                __syncwarp();\n',
+        "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
+        '"n"(DEPTH - 1) : "memory");\n',
+    ),
+    # Sums over many segments, and how far back one looks.
+    Mutation(
+        "merge: the sums of earlier segments keep their old maximum",
+        "kernels/attention/merge.cu",
+        ", total *= scale;",
+        "tests/test_attention_decode.py -k test_scores_that_rise_fall_and_jump",
+        ";",
+    ),
+    Mutation(
+        "look-back: fused.cu stops where 2^-16 is left",
+        "kernels/ssd/fused.cu",
+        "if (log < sizes.stop) return;",
+        "tests/test_ssd_fused.py -k test_a_large_state_is_seen_through_two_pieces",
+        "if (log < -16) return;",
+    ),
+    # Offsets in 32 bits.
+    Mutation(
+        "offsets: attention's cache",
+        "kernels/attention/decode.cu",
+        "const long long at = ((long long)next.b * kv_len + first) * token_stride +",
+        "tests/test_offsets.py -k 'test_a_long_cache and decode'",
+        "const int at = (next.b * kv_len + first) * token_stride +",
+    ),
+    Mutation(
+        "offsets: the cache of split",
+        "kernels/attention/split.cu",
+        "const long long at = ((b * kv_len + t) * n_kv_heads + kv_head) * HEAD_DIM;",
+        "tests/test_offsets.py -k 'test_a_long_cache and split'",
+        "const int at = ((b * kv_len + t) * n_kv_heads + kv_head) * HEAD_DIM;",
+    ),
+    Mutation(
+        "offsets: the cache of online",
+        "kernels/attention/online.cu",
+        "const long long at = ((b * kv_len + t) * n_kv_heads + kv_head) * HEAD_DIM;",
+        "tests/test_offsets.py -k 'test_a_long_cache and online'",
+        "const int at = ((b * kv_len + t) * n_kv_heads + kv_head) * HEAD_DIM;",
+    ),
+    Mutation(
+        "offsets: rows of gemv_residual",
+        "kernels/fusion/gemv_residual.cu",
+        "W + (long long)min(group * R + r, rows - 1) * cols",
+        "tests/test_offsets.py -k test_a_large_matrix",
+        "W + min(group * R + r, rows - 1) * cols",
+    ),
+    Mutation(
+        "offsets: rows of norm_glu",
+        "kernels/fusion/norm_glu.cu",
+        "(long long)min(group * HALF + r % HALF, rows - 1) * cols",
+        "tests/test_offsets.py -k test_large_matrices_behind_a_norm",
+        "min(group * HALF + r % HALF, rows - 1) * cols",
+    ),
+    Mutation(
+        "offsets: rows of norm_qkv",
+        "kernels/fusion/norm_qkv.cu",
+        "return W + (long long)row * cols;",
+        "tests/test_offsets.py -k test_large_matrices_behind_a_norm",
+        "return W + row * cols;",
+    ),
+    # Benches: what is timed.
+    Mutation(
+        "bench: gemv reads one copy of W, from the cache",
+        "kernels/gemv/bench.py",
+        "weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))",
+        "tests/test_gemv_bench.py -k test_the_ladder_of_gemv_reads_cold_weights",
+        "weights = [torch.randn(shape, device=DEVICE).to(dtype)]",
+    ),
+    Mutation(
+        "bench: every call of gemv reads the same copy of W",
+        "kernels/gemv/bench.py",
+        "functools.partial(call, W, x, y) for W, y in zip(weights, outs)",
+        "tests/test_gemv_bench.py -k test_the_ladder_of_gemv_reads_cold_weights",
+        "functools.partial(call, weights[0], x, y) for y in outs",
+    ),
+    Mutation(
+        "bench: the layer has one set of weights",
+        "kernels/fusion/bench.py",
+        "for _ in range(max(1, cuda_timing.COLD // moved))",
+        "tests/test_gemv_bench.py -k test_the_ladder_of_the_layer_reads_cold_weights",
+        "for _ in range(0)",
+    ),
+    Mutation(
+        "bench: a graph replays its first call alone",
+        "lab/cuda_timing.py",
+        "            for call in calls:\n                call()\n    return graph.replay",
+        "tests/test_lab_cuda_timing.py -k test_every_copy_has_its_turn",
+        "            for _ in calls:\n                calls[0]()\n    return graph.replay",
+    ),
+    Mutation(
+        "bench: as called, the first call alone is timed",
+        "lab/cuda_timing.py",
+        "        for call in calls:\n            call()\n    torch.cuda.synchronize()\n    return",
+        "tests/test_lab_cuda_timing.py -k test_every_copy_has_its_turn",
+        "        for _ in calls:\n            calls[0]()\n    torch.cuda.synchronize()\n    return",
+    ),
+    Mutation(
+        "bench: of a peer the last mode counts, not the fastest",
+        "kernels/attention/bench.py",
+        "best = min(best, (taken, row), key=lambda found: found[0])",
+        "tests/test_attention_bench.py -k test_of_a_peer_the_fastest_mode_counts",
+        "best = taken, row",
+    ),
+    # The SIMT machine itself: what the above rests on.
+    Mutation(
+        "machine: a block that waits gives its place to another",
+        "simt/machine.py",
+        "self.places - sum(p.running() for p in waiting)",
+        "tests/test_simt_places.py -k test_a_chain_by_block_number_hangs",
+        "self.places",
+    ),
+    Mutation(
+        "machine: any barrier counts as a wait for the launch ahead",
+        "simt/ahead.py",
+        "self.passed |= here & (know if axes == 2 else know | self.told)",
+        "tests/test_simt_ahead.py -k test_who_has_not_waited_knows_nothing",
+        "self.passed |= here",
     ),
 ]
 
@@ -217,10 +345,11 @@ def chosen(words):
 
 
 def run(checkout, tests):
-    """Run pytest with a selection. Returns (number that passed, names and words of those that failed, other trouble)."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *split(tests)]
+    """Run pytest with a selection. Returns (how many passed, which failed and why, other trouble)."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *shlex.split(tests)]
+    wide = os.environ | {"COLUMNS": "160"}  # for pytest's last lines
     try:
-        done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, cwd=checkout, env=wide, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         return 0, [], f"no verdict in {PATIENCE} s"
     failed = re.findall(r"^FAILED (.*)$", done.stdout, re.M)
@@ -229,22 +358,14 @@ def run(checkout, tests):
     return int(passed[1]) if passed else 0, failed, trouble
 
 
-def split(tests):
-    """'a.py -k "b and c"' -> its words."""
-    import shlex
-
-    return shlex.split(tests)
-
-
 def see(checkout, mutation, sound):
     """(is the mutation seen, what was seen) in a copy of the checkout. sound: what is known of tests without it."""
     if mutation.tests not in sound:
         passed, failed, trouble = run(checkout, mutation.tests)
-        sound[mutation.tests] = trouble or (f"fails without it: {failed[0]}" if failed else "") or (
-            "" if passed else "no test runs"
-        )  # fmt: skip
+        without = f"{failed[0]} fails without it" if failed else "" if passed else f"no test runs: {mutation.tests}"
+        sound[mutation.tests] = trouble or without
     if sound[mutation.tests]:
-        return False, f"{mutation.tests}: {sound[mutation.tests]}"
+        return False, sound[mutation.tests]
     path = checkout / mutation.file
     text = path.read_text()
     if text.count(mutation.old) != 1:
@@ -254,9 +375,9 @@ def see(checkout, mutation, sound):
         _, failed, trouble = run(checkout, mutation.tests)
     finally:
         path.write_text(text)
-    if failed:
+    if failed and not re.search(r"CompileError|SyntaxError|NameError", failed[0]):
         return True, failed[0]
-    return False, trouble or f"goes unseen by {mutation.tests}"
+    return False, trouble or (f"is no program: {failed[0]}" if failed else f"goes unseen by {mutation.tests}")
 
 
 def main(words):
@@ -273,10 +394,8 @@ def main(words):
             begin = time.monotonic()
             seen, what = see(checkout, mutation, sound)
             unseen += not seen
-            print(
-                f"{'seen  ' if seen else 'UNSEEN'}  {mutation.name:{width}}  {time.monotonic() - begin:4.0f} s  {what}",
-                flush=True,
-            )
+            taken = f"{time.monotonic() - begin:4.0f} s"
+            print("seen  " if seen else "UNSEEN", mutation.name.ljust(width), taken, what, sep="  ", flush=True)
     print(f"{len(found) - unseen} of {len(found)} are seen")
     return 1 if unseen else 0
 

@@ -182,7 +182,7 @@ def test_of_a_peer_the_fastest_mode_counts(monkeypatch, capsys):
         raise RuntimeError("no such card\nand more")
 
     monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: calls))
-    modes = {"slow": lambda: [3.0], "fast": lambda: [1.0, 2.0, 9.0], "none": refuse}
+    modes = {"slow": lambda: [3.0], "fast": lambda: [1.0, 2.0, 9.0], "later": lambda: [2.5], "none": refuse}
     (found,) = bench.peer_rows([("A", modes), ("B", {"x": refuse})], 0.1, bytes=3)
     assert (found.title, found.calls, found.tolerance, found.bytes) == ("A: fast", [1.0, 2.0, 9.0], 0.1, 3)
     assert capsys.readouterr().out == "A: none is left out: no such card\nB: x is left out: no such card\n"

@@ -253,10 +253,14 @@ def scores_that_rise_fall_and_jump(launch=launch, **chosen):
         close(launch(q, k, v, out, scale=0.7, **chosen), q, k, v, 0.7)
 
 
+MANY = dict(warps=1, side=1, shares=25, threads=32)  # a team of merge.cu has more segments than it loads at once
+
+
 def test_scores_that_rise_fall_and_jump():
     """The running maximum is left behind by up to 8 in units of log 2: rising scores move it, the others must not."""
     scores_that_rise_fall_and_jump()
     scores_that_rise_fall_and_jump(whole=True)
+    scores_that_rise_fall_and_jump(**MANY)
 
 
 MISTAKES = {
@@ -269,6 +273,8 @@ MISTAKES = {
         "total += pair.y;",
     ),
     "segments are merged without their maxima": ("const float w = exp2_fast(pair[d].x - high);", "const float w = 1;"),
+    "the sums of earlier segments are not corrected": ("total *= scale;", "total *= 1;"),
+    "the values of earlier segments are not corrected": ("sum.w * scale), total", "sum.w), total"),
 }
 
 
@@ -277,7 +283,7 @@ def test_a_mistake_in_the_online_softmax_would_be_seen(mistake):
     old, new = MISTAKES[mistake]
     assert old in whole_source("decode.cu") + whole_source("merge.cu")
     changed = functools.partial(launch_changed, lambda source: source.replace(old, new))
-    for chosen in ({},) if "segments" in mistake else ({}, dict(whole=True)):
+    for chosen in (MANY,) if "segments" in mistake else ({}, dict(whole=True)):
         with pytest.raises(AssertionError, match="<= 0.001"):
             scores_that_rise_fall_and_jump(changed, **chosen)
 
@@ -400,6 +406,14 @@ def test_what_may_come_late_is_not_touched_before_the_wait(length):
     run_until_the_wait(length, length, None, 1, own_lengths=False, whole=True)
 
 
+def test_blocks_without_work_wait_too():
+    """No sequence has a token: who waits for this launch takes what is ahead of it as done, too."""
+    q, k, v, out = problem(2, 40, 8, 2, 64)
+    still_running(writes=(q,), reads=(out,))
+    decoding._launch(q, k, v, 0.1, torch.zeros(2, dtype=torch.int32), out, True)
+    assert (out == 0).all() and fences_stand(out)
+
+
 def test_a_plain_launch_touches_nothing_before_the_wait():
     """Not even the lengths: the kernel before may write them."""
     report = run_until_the_wait(1000, 1000, 7, 0, cache=1)
@@ -427,13 +441,15 @@ def test_merge_reads_lengths_alone_before_the_wait():
 # What the machine counts
 
 
-@pytest.mark.parametrize("chosen", [dict(warps=4, side=4), dict(warps=4, side=1), dict(warps=8, side=2)], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [dict(warps=4, side=4), dict(warps=4, side=1, stages=2), dict(warps=8, side=2)], ids=str
+)
 def test_no_race(chosen):
-    """Several rows in a share: shared memory that is used again, and segments that others merge."""
+    """Several rows in a share: shared memory that is used again, a short ring's too, and segments that others merge."""
     q, k, v, out = problem(3, 150, 8, 4, 64)
     launch(q, k, v, out, shares=5, check_races=True, **chosen)
     launch(q, k, v, out, torch.tensor([150, 16, 99], dtype=torch.int32), shares=5, check_races=True, **chosen)
-    launch(q, k, v, out, whole=True, warps=chosen["warps"], check_races=True)
+    launch(q, k, v, out, whole=True, warps=chosen["warps"], stages=chosen.get("stages"), check_races=True)
 
 
 BARRIERS = {  # in which kernel, with its header; what is taken out, and which of several

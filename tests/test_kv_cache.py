@@ -286,6 +286,16 @@ def test_lengths_of_their_own(bits, axis):
 
 
 @on_machine
+def test_blocks_without_work_wait_too():
+    """No sequence has a token: who waits for this launch takes what is ahead of it as done, too."""
+    q, out = normal(2, 4, 64, dtype=torch.float16), torch.full((2, 4, 64), torch.nan, dtype=torch.float16)
+    k, v = caches(2, 70, 2, 64, 4, "token")
+    still_running(writes=(q,), reads=(out,))
+    kv_cache.decoding._launch(q, k, v, 0.1, torch.zeros(2, dtype=torch.int32), out, True)
+    assert (out == 0).all()
+
+
+@on_machine
 def test_large_and_small_numbers():
     """Operands are float16: queries, scales and weights must stay in its range."""
     q, k, v = normal(1, 4, 64), normal(1, 100, 1, 64, seed=1), normal(1, 100, 1, 64, seed=2)
@@ -551,6 +561,7 @@ def test_no_race_and_every_byte_once(bits, axis):
     least = (k.nbytes + v.nbytes) / 32
     assert least <= sectors <= 1.4 * least + extra * 16  # scales of channels are read by each warp that needs them
     assert "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum" in split.counters
+    counters(q, k, v, check_races=True, shares=1, stages=2)  # the ring goes round
 
 
 # How it is launched

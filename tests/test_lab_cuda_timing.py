@@ -127,6 +127,54 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(collecting_as_python_
     assert Old.destroyed_at is False
 
 
+class Replayed:
+    """Stands for what PyTorch has of a card: a capture notes calls, a replay makes them; a call takes its time."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(cuda_timing, "expect_gpu", lambda where: None)
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        for name, value in {
+            "Stream": lambda: stream, "current_stream": lambda: stream, "stream": lambda s: contextlib.nullcontext(),
+            "CUDAGraph": SimpleNamespace, "graph": self.capture, "Event": self.event, "synchronize": lambda: None,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(cuda_timing, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def call(self, seconds):
+        def take():
+            self.now += seconds
+
+        return take
+
+    @contextlib.contextmanager
+    def capture(self, graph, stream):
+        before = self.now
+        yield
+        graph.replay = self.call(self.now - before)
+
+    def event(self, enable_timing):
+        def record():
+            mark.at = self.now
+
+        mark = SimpleNamespace(record=record, synchronize=lambda: None)
+        mark.elapsed_time = lambda other: 1e3 * (other.at - mark.at)
+        return mark
+
+
+def test_every_copy_has_its_turn(monkeypatch):
+    """In a graph, as called, and sustained: the mean of all calls, and not the time of the first."""
+    card = Replayed(monkeypatch)
+    calls = [card.call(us * US) for us in (10, 20, 60)]
+    graph = cuda_timing.Graph(calls)
+    assert graph.calls % 3 == 0 and graph.seconds >= cuda_timing.REPLAY
+    assert graph.turn() == pytest.approx([30 * US] * len(graph.turn()))
+    assert cuda_timing.as_called(calls, seconds=0.1).median == pytest.approx(30 * US)
+    assert cuda_timing.sustained(calls, seconds=0.1).median == pytest.approx(30 * US)
+    timing, ratio = cuda_timing.against(card.call(15 * US), {"a": calls}, seconds=0.1)["a"]
+    assert timing.median == pytest.approx(30 * US) and ratio == pytest.approx(2)
+
+
 @pytest.mark.skipif(HERE, reason="this machine has a GPU")
 def test_without_a_gpu_it_refuses_in_a_sentence():
     calls = [lambda: pytest.fail("called")]

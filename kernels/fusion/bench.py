@@ -19,6 +19,7 @@ from lab import Ladder, cuda_timing
 from lab.check import Verdict
 from ref.roofline import MISTRAL_7B
 
+DEVICE = "cuda"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EPS = 1e-5
 HERE = "kernels/fusion/"
@@ -57,10 +58,10 @@ def further(roof, versions):
 
 
 def _ladder(name, dtype, whole, seconds):
-    layers = [random_layer(MISTRAL_7B, dtype)]
+    layers = [random_layer(MISTRAL_7B, dtype, DEVICE)]
     moved, flops = layers[0].work() if whole else layers[0].feed_forward_work()
-    layers += [random_layer(MISTRAL_7B, dtype) for _ in range(max(1, cuda_timing.COLD // moved))]
-    xs = [torch.randn(MISTRAL_7B.hidden, device="cuda").to(dtype) for _ in layers]
+    layers += [random_layer(MISTRAL_7B, dtype, DEVICE) for _ in range(max(1, cuda_timing.COLD // moved))]
+    xs = [torch.randn(MISTRAL_7B.hidden, device=DEVICE).to(dtype) for _ in layers]
     ladder = Ladder(_title(name, whole), bound="read", device="cuda")
     wanted = _truth(layers[-1], xs[-1], whole)
     families = [(way.name, compiling.modes(way)) for way in _ways(name, dtype, whole, layers, xs)]
@@ -116,8 +117,8 @@ def _eager(layers, xs, whole):
 def _ways(name, dtype, whole, layers=None, xs=None):
     """What torch.compile gets. Reset, as it gives up after a few shapes."""
     if layers is None:
-        layers = [random_layer(MISTRAL_7B, dtype)]
-        xs = [torch.randn(MISTRAL_7B.hidden, device="cuda").to(dtype)]
+        layers = [random_layer(MISTRAL_7B, dtype, DEVICE)]
+        xs = [torch.randn(MISTRAL_7B.hidden, device=DEVICE).to(dtype)]
     torch.compiler.reset()
     apart, joined = _as_torch_writes_it(layers, xs, whole)
     way = functools.partial(compiling.Way, _title(name, whole))

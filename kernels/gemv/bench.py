@@ -19,6 +19,7 @@ from lab import Ladder, check, cuda_timing, hostile_shapes
 from lab.check import Verdict
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
+DEVICE = "cuda"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 BEST = RUNGS[-1]  # it is also measured with programmatic dependent launch
 GUARD = 256  # elements of NaN on each side of an input and an output
@@ -60,14 +61,14 @@ def _title(name, shape):
 
 def _ladder(name, dtype, shape, seconds):
     rows, cols = shape
-    weights = cuda_timing.cold_copies(torch.randn(shape, device="cuda").to(dtype))
-    x = torch.randn(cols, device="cuda").to(dtype)
+    weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
+    x = torch.randn(cols, device=DEVICE).to(dtype)
     wanted = torch.mv(weights[0].double(), x.double())
     moved, flops = work(weights[0])
     ladder = Ladder(_title(name, shape), bound="read", device="cuda")
     written = {}  # {title: outputs that a call writes in place}
     for title, call, verdict, sources in (*_rungs(dtype), ("cuBLAS: torch.mv", _cublas, Verdict(), ())):
-        outs = [torch.full((rows,), torch.nan, device="cuda", dtype=dtype) for _ in weights]
+        outs = [torch.full((rows,), torch.nan, device=DEVICE, dtype=dtype) for _ in weights]
         calls = [functools.partial(call, W, x, y) for W, y in zip(weights, outs)]
         results = [c() for c in calls]  # one after another, as they are timed
         verdict.error = max(verdict.error, _error(title, results, wanted, dtype))
@@ -109,8 +110,8 @@ def _cublas(W, x, y):
 def _ways(name, dtype, shape, weights=None, x=None):
     """The two ways to write the product, for torch.compile. Reset, as it gives up after a few shapes."""
     if weights is None:
-        weights = [torch.randn(shape, device="cuda").to(dtype)]
-        x = torch.randn(shape[1], device="cuda").to(dtype)
+        weights = [torch.randn(shape, device=DEVICE).to(dtype)]
+        x = torch.randn(shape[1], device=DEVICE).to(dtype)
 
     def bind(run):
         return [functools.partial(run, W, x) for W in weights]
@@ -154,6 +155,6 @@ def _check(function, dtype):
 
 def _between_nans(tensor):
     """A copy on the card that lies between NaNs: what is read too far turns the result into NaN."""
-    home = torch.full((tensor.numel() + 2 * GUARD,), torch.nan, device="cuda", dtype=tensor.dtype)
+    home = torch.full((tensor.numel() + 2 * GUARD,), torch.nan, device=DEVICE, dtype=tensor.dtype)
     inside = home[GUARD : GUARD + tensor.numel()].view(tensor.shape)
     return inside.copy_(tensor)
