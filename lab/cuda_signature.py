@@ -11,6 +11,9 @@ from lab.tensor_map import BYTES, TensorMap
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 INTEGERS = {1: "b", 2: "h", 4: "i", 8: "q"}  # codes of Python's struct
+# Integer types that say whether they have a sign; of others, a typedef's, whatever fits into the bits is taken.
+SIGNED = re.compile(r"(?:signed )?(?:short|int|long|long long|long int|long long int)|int\d+_t|signed char|ptrdiff_t")
+UNSIGNED = re.compile(r"unsigned\b.*|uint\d*(?:_t)?|ushort|ulong|size_t|bool")
 TENSOR_MAP = "CUtensorMap"
 QUALIFIERS = r"\b(?:const|volatile|restrict|__restrict__|__restrict|__grid_constant__|struct)\b"
 DTYPES = {  # pointers whose type leaves no doubt; through uint4* or unsigned* a kernel may read anything
@@ -50,7 +53,16 @@ class Parameter:
         """How Python's struct writes it."""
         if self.kind == "float":
             return "f" if self.size == 4 else "d"
-        return {"struct": f"{self.size}s", "integer": INTEGERS.get(self.size)}.get(self.kind, "Q")
+        integer = INTEGERS.get(self.size, "")
+        integer = integer.upper() if self.limits[0] == 0 else integer
+        return {"struct": f"{self.size}s", "integer": integer}.get(self.kind, "Q")
+
+    @property
+    def limits(self):
+        """(least, one beyond the largest) that an integer may be here."""
+        bits = 8 * self.size
+        least = 0 if self.kind == "integer" and UNSIGNED.fullmatch(self.ctype) else -(1 << bits - 1)
+        return least, 1 << bits - (self.kind == "integer" and bool(SIGNED.fullmatch(self.ctype)))
 
     @property
     def is_map(self):
@@ -109,20 +121,20 @@ def converter(where, parameter, on_card):
             return null
         value = int(value)
         if not low <= value < high:
-            raise ValueError(f"{where}: {parameter.name} = {value} does not fit in {bits} bits")
+            ctype = f" ({parameter.ctype})" if parameter.kind == "integer" and parameter.ctype else ""
+            wanted = f"{bits} bits{ctype}: it must be {low} to {high - 1}"
+            raise ValueError(f"{where}: {parameter.name} = {value} does not fit in {wanted}")
         if not on_card:
             return (signed if value < top else unsigned)(value)
-        if parameter.kind == "integer":
-            return value if value < top else value - high  # the same bits, as `struct` wants them
+        if parameter.kind == "integer" and low:
+            return value if value < top else value - (mask + 1)  # the same bits, as `struct` wants them
         return value & mask
 
     if "integer" in parameter.kind or parameter.kind == "pointer":
-        low, top, high, mask = -(1 << bits - 1), 1 << bits - 1, 1 << bits, (1 << bits) - 1
+        (low, high), top, mask = parameter.limits, 1 << bits - 1, (1 << bits) - 1
         signed, unsigned = getattr(np, f"int{bits}"), getattr(np, f"uint{bits}")
         null = 0 if on_card else signed(0)
-        if on_card:
-            return integer
-        return lambda value: value if isinstance(value, np.generic) else integer(value)
+        return integer
     if parameter.kind == "float":
         kind = getattr(np, f"float{bits}")
         largest = float(np.finfo(kind).max)

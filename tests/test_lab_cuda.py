@@ -142,10 +142,10 @@ def test_unchecked_is_the_checked_launch_on_the_machine(module, machine):
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_integers_keep_their_bits_on_a_card(size):
-    """Signed or not, an integer is written as its bits; `struct` refuses what is then converted, or refused by name."""
+    """Of a type that does not say its sign, all bits; `struct` refuses what is then converted, or refused by name."""
     top = 1 << 8 * size - 1
     for kind in ("integer", "pointer or integer") if size == 8 else ("integer",):
-        parameter = cuda_signature.Parameter("n", kind, size, "int")
+        parameter = cuda_signature.Parameter("n", kind, size, "index")
         convert = cuda_signature.converter("k", parameter, True)
         for value in (0, 1, -1, top - 1, top, 2 * top - 1, -top, np.dtype(f"i{size}").type(-3), True):
             written = struct.pack("=" + parameter.code, convert(value))
@@ -160,6 +160,34 @@ def test_integers_keep_their_bits_on_a_card(size):
             with pytest.raises(ValueError, match=f"k: n = {value} does not fit in {8 * size} bits"):
                 convert(value)
     assert cuda_signature.converter("k", cuda_signature.Parameter("p", "pointer", 8), True)(None) == 0
+
+
+@pytest.mark.parametrize(
+    ("ctype", "size", "low", "high"),
+    [
+        ("int", 4, -(2**31), 2**31 - 1),
+        ("int64_t", 8, -(2**63), 2**63 - 1),
+        ("short", 2, -(2**15), 2**15 - 1),
+        ("unsigned", 4, 0, 2**32 - 1),
+        ("unsigned long long", 8, 0, 2**64 - 1),
+        ("size_t", 8, 0, 2**64 - 1),
+        ("uint8_t", 1, 0, 255),
+    ],
+)
+@pytest.mark.parametrize("on_card", [True, False])
+def test_an_integer_fits_its_type(ctype, size, low, high, on_card):
+    parameter = cuda_signature.Parameter("n", "integer", size, ctype)
+    convert = cuda_signature.converter("k", parameter, on_card)
+    for value in (low, high, 5, np.int8(5)):
+        assert convert(value) == value
+        if on_card:
+            written = struct.pack("=" + parameter.code, convert(value))
+            assert written == (int(value) % 2 ** (8 * size)).to_bytes(size, "little")
+    for value in (low - 1, high + 1):
+        with pytest.raises(ValueError, match=rf"k: n = {value} does not fit in .* \({ctype}\): .* {low} to {high}"):
+            convert(value)
+        with pytest.raises(struct.error):  # which leads to the conversion
+            struct.pack("=" + parameter.code, value)
 
 
 def test_views_keep_their_misalignment(module, machine):
