@@ -97,6 +97,8 @@ def merge_integer(width):
 
 def shuffle(mode, value, lane, clamp):
     """shfl, after all lanes have been spelled out."""
+    if lane.size == clamp.size == 1:
+        return lanes.shuffle_alike(mode, value, int(lane.item()), int(clamp.item()))
     value, lane, clamp = (np.broadcast_to(a, a.shape[:2] + (32,)) for a in (value, lane, clamp))
     return lanes.shuffle(mode, value, lane, clamp)
 

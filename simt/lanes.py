@@ -5,6 +5,8 @@ lane, who takes part; results are for those lanes only. A result that all lanes 
 PTX ISA, "Parallel Synchronization and Communication Instructions" and "Data Movement: shfl.sync".
 """
 
+import functools
+
 import numpy as np
 
 U32 = np.uint32
@@ -21,6 +23,21 @@ def shuffle(mode, value, lane_operand, clamp_operand):
 
     Where the wanted lane lies outside (p False), a lane gets its own value.
     """
+    source, in_range = sources(mode, lane_operand, clamp_operand)
+    shape = np.broadcast_shapes(value.shape, source.shape)
+    source, in_range = np.broadcast_to(source, shape), np.broadcast_to(in_range, shape)
+    return np.take_along_axis(np.broadcast_to(value, shape), source, axis=-1), in_range
+
+
+def shuffle_alike(mode, value, lane_operand, clamp_operand):
+    """The same where lane and clamp are numbers, one for all lanes."""
+    source, in_range = known_sources(mode, lane_operand, clamp_operand)
+    shape = value.shape[:-1] + (32,)
+    return np.broadcast_to(value, shape)[..., source], np.broadcast_to(in_range, shape)
+
+
+def sources(mode, lane_operand, clamp_operand):
+    """(the lane that each lane reads, whether it lies inside)."""
     b = (lane_operand & U32(31)).astype(np.int64)
     clamp = (clamp_operand & U32(31)).astype(np.int64)
     segment = (clamp_operand >> U32(8) & U32(31)).astype(np.int64)
@@ -33,10 +50,12 @@ def shuffle(mode, value, lane_operand, clamp_operand):
         "bfly": lambda: LANES ^ b,
     }[mode]()
     in_range = source >= limit if mode == "up" else source <= limit
-    source = np.where(in_range, source, LANES)
-    shape = np.broadcast_shapes(value.shape, source.shape)
-    source, in_range = np.broadcast_to(source, shape), np.broadcast_to(in_range, shape)
-    return np.take_along_axis(np.broadcast_to(value, shape), source, axis=-1), in_range
+    return np.where(in_range, source, LANES), in_range
+
+
+@functools.cache
+def known_sources(mode, lane_operand, clamp_operand):
+    return sources(mode, U32(lane_operand), U32(clamp_operand))
 
 
 def activemask(active):

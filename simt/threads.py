@@ -132,6 +132,9 @@ class Threads:
     def check_read(self, in_range, mode, lane, clamp, members, mask, guard, line):
         """A shuffle must not read a lane that does not take part: what it gets from there is undefined."""
         reads = self.exist if mask is None else mask
+        if guard is None and type(members) is int and members == 0xFFFFFFFF:
+            if reads is None or (reads.any(axis=2) == reads.all(axis=2)).all():
+                return  # whole warps
         reads = np.ones((1, 1, 32), bool) if reads is None else reads
         reads = reads if guard is None else reads & guard
         named = self.member_lanes(members)
