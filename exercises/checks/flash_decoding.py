@@ -38,12 +38,15 @@ def exercise_1(stream_mean):
         "2 tokens": [0.0, np.log(3)],
         "scores that grow": [-1.0, 0.0, 2.0, 3.5],
         "scores that fall": [3.5, 2.0, 0.0, -1.0],
+        "scores that grow by 2000": [-1000.0, 0.3, 999.0, 1000.0],
+        "scores that grow by 1 from token to token": np.arange(1600.0) - 800,
+        "scores that grow by 300 and fall again": [0.0, 300.0, 600.0, 900.0, 899.0, 300.0],
         "scores around 2000": 2000 + rng.standard_normal(5),
         "scores around -2000": -2000 + rng.standard_normal(5),
         "-inf in the middle": [0.3, -inf, 1.0],
         "-inf first": [-inf, -inf, 0.3, 1.0],
         "scores from -900 to 900": rng.uniform(-900, 900, 40),
-        "1000 tokens": 3 * rng.standard_normal(1000),
+        "300 tokens": 3 * rng.standard_normal(300),
     }
     with exercise, time_limit(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -70,9 +73,11 @@ def _stream(scores, values, name):
         kept = sum(reference() is not None for reference in alive[:-1])
         if kept > 2:
             raise Wrong(f"with {name}: at token {number}, {kept} of the values before were still kept; keep none")
-        value = value.copy().view(Value)
+        given, value = value, value.copy().view(Value)
         alive.append(weakref.ref(value))
         yield float(score), value
+        if not np.array_equal(value, given):
+            raise Wrong(f"with {name}: your function changed the value of token {number}, which it should only read")
         del value
 
 
@@ -222,7 +227,10 @@ def _inputs(rng, heads, kv_len, how):
         q[:, 1:] *= 0.05
         q[:, 0] = 1
         steps = np.linspace(-1, 1, kv_len) if kv_len > 1 else np.ones(1)
+        one = np.zeros(kv_len)
+        one[(kv_len - 1) // 8 * 8 - 1 if kv_len % 8 == 1 else -1] = 300  # not a token of warp 0
         k[:, 0] = {
+            "one far above all": one,
             "growing": 60 * steps,
             "falling": -60 * steps,
             "around 2000": 2000 + steps,
@@ -237,13 +245,13 @@ def _attention(q, k, v, base):
     return (p @ v / p.sum(axis=1, keepdims=True)).astype(np.float64)
 
 
-KINDS = ("random", "all equal", "growing", "falling", "around 2000", "around -2000")
+KINDS = ("random", "all equal", "growing", "falling", "around 2000", "around -2000", "one far above all")
 
 
 def exercise_5(source):
     """CUDA source of stale."""
     exercise = Exercise("Exercise 5: find the bug")
-    cases = [(n, how) for n in (1, 2, 7, 8, 9, 100, 333) for how in KINDS]
+    cases = [(n, how) for n in (1, 2, 8, 9, 100) for how in KINDS]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "stale"), np.random.default_rng()
         q, k, v = np.ones((1, 64), np.float32), np.zeros((2, 64), np.float32), np.ones((2, 64), np.float32)
@@ -251,7 +259,7 @@ def exercise_5(source):
         _stale(kernel, q, k, v, "kv_len = 2, scores 0 and 1", TOLERANCE)
         for kv_len, how in cases:
             at = f"kv_len = {kv_len}, scores {how}"
-            report = _stale(kernel, *_inputs(rng, 1, kv_len, how), at, _rounding(how))
+            report = _stale(kernel, *_inputs(rng, 1, kv_len, how), at, _rounding(how), kv_len < 10 and how == KINDS[0])
         most = 4 * kv_len + 2 * 8  # two words of a key and of a value, and q
         made = requests(report, "ld")
         exercise.require(
@@ -261,11 +269,11 @@ def exercise_5(source):
     return exercise.report(f"right in {len(cases) + 1} cases, whatever the order of the scores")
 
 
-def _stale(kernel, q, k, v, at, tolerance):
+def _stale(kernel, q, k, v, at, tolerance, races=True):
     out, arrays = unset(64), {"q": q, "k": k, "v": v}
     before = {name: a.copy() for name, a in arrays.items()}
     flat = (a.reshape(-1) for a in (q, k, v))
-    report = launched(kernel, 1, 256, *flat, out, np.int32(len(k)), at=at, check_races=True)
+    report = launched(kernel, 1, 256, *flat, out, np.int32(len(k)), at=at, check_races=races)
     near("out", out, _attention(q, k, v, 2)[0], tolerance, at)
     unchanged(arrays, before, at)
     return report
@@ -278,7 +286,7 @@ def _rounding(how):
 def exercise_6(source):
     """CUDA source of online."""
     exercise = Exercise("Exercise 6: the online softmax")
-    sizes = [(1, 1), (1, 2), (2, 3), (5, 31), (3, 32), (4, 100)]
+    sizes = [(1, 1), (1, 2), (5, 31), (4, 100)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "online"), np.random.default_rng()
         if isinstance(source, str):
@@ -307,8 +315,9 @@ def _online(kernel, rng, heads, kv_len, how):
     out, arrays = unset((heads, 64)), {"q": q, "k": k, "v": v}
     before = {name: a.copy() for name, a in arrays.items()}
     flat = (a.reshape(-1) for a in (q, k, v, out))
+    races = kv_len < 40 and how == KINDS[0]  # where they are does not depend on the scores
     report = launched(
-        kernel, blocks_for(heads, 4), 128, *flat, np.int32(kv_len), np.int32(heads), at=at, check_races=True
+        kernel, blocks_for(heads, 4), 128, *flat, np.int32(kv_len), np.int32(heads), at=at, check_races=races
     )
     near("out", out, _attention(q, k, v, np.e), _rounding(how), at)
     unchanged(arrays, before, at)

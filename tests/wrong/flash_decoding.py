@@ -34,6 +34,44 @@ def _without_maximum(pairs):
     return mixed / total
 
 
+def _by_the_first(pairs):
+    """Relative to the first score, for ever."""
+    m, total, mixed = None, 0.0, 0.0
+    for s, value in pairs:
+        if s == -np.inf:
+            continue
+        m = s if m is None else m
+        p = np.exp(s - m)
+        total, mixed = total + p, mixed + p * value
+    return mixed / total
+
+
+def _starts_anew(pairs):
+    """With each new maximum, what was before is forgotten where it should be corrected."""
+    m, total, mixed = -np.inf, 0.0, 0.0
+    for s, value in pairs:
+        if s > m + 3:
+            m, total, mixed = s, 0.0, 0.0
+        if s > -np.inf:
+            p = np.exp(s - m)
+            total, mixed = total + p, mixed + p * value
+    return mixed / total
+
+
+def _overwritten(pairs):
+    m, total, mixed = -np.inf, 0.0, 0.0
+    for s, value in pairs:
+        if s > -np.inf:
+            m_new = max(m, s)
+            value *= np.exp(s - m_new)
+            total, mixed, m = np.exp(m - m_new) * total + np.exp(s - m_new), np.exp(m - m_new) * mixed + value, m_new
+    return mixed / total
+
+
+def _in_single(pairs):
+    return _stream()((np.float32(s), value.astype(np.float32)) for s, value in pairs)
+
+
 def _collected(pairs):
     scores, values = zip(*pairs)
     weights = np.exp(np.array(scores) - max(scores))
@@ -231,9 +269,16 @@ WRONG = {
     1: {
         "the total is not corrected": (_stream(total_corrected=False), "with 2 tokens element 0 is"),
         "the sum of values is not corrected": (_stream(sum_corrected=False), "with 2 tokens element 0 is"),
-        "no maximum": (_without_maximum, "with scores around 2000 element 0 is nan"),
+        "no maximum": (_without_maximum, "with scores that grow by 2000 element 0 is nan"),
         "the maximum starts at 0": (_stream(start=0.0), "with scores around -2000 element 0 is nan"),
         "-inf minus -inf": (_stream(skip=False), "with -inf first element 0 is nan"),
+        "relative to the first score, without a correction": (
+            _by_the_first,
+            "with scores that grow by 2000 element 0 is nan",
+        ),
+        "forgets in place of correcting": (_starts_anew, "with scores that grow element 0 is"),
+        "overwrites the values": (_overwritten, "your function changed the value of token"),
+        "in fp32": (_in_single, "rounded"),
         "collects the stream": (_collected, "values before were still kept"),
         "collects copies": (_collected_copies, "held as much memory as"),
         "stacks the values": (_stacked, "held as much memory as"),
@@ -279,6 +324,10 @@ WRONG = {
         "no correction": (
             changed(STALE, (STALE[STALE.index("            total *=") : STALE.index("            m = s;")], "")),
             "of out differ",
+        ),
+        "the maximum of warp 0 for all": (
+            changed(STALE, ("    for (int w = 1; w < WARPS; w++) highest = fmaxf(highest, ms[w]);\n", "")),
+            "scores one far above all: 64 of 64 elements of out differ. out[0] is nan",
         ),
         "no barrier": (changed(STALE, ("    __syncthreads();\n", "")), "race on byte"),
         "the maximum never moves": (changed(STALE, ("            m = s;\n", "")), "out[0] is nan"),
