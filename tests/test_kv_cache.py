@@ -561,7 +561,13 @@ def test_no_race_and_every_byte_once(bits, axis):
     least = (k.nbytes + v.nbytes) / 32
     assert least <= sectors <= 1.4 * least + extra * 16  # scales of channels are read by each warp that needs them
     assert "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum" in split.counters
-    counters(q, k, v, check_races=True, shares=1, stages=2)  # the ring goes round
+
+
+@on_machine
+def test_a_short_ring_has_no_race(one_multiprocessor):
+    q = normal(1, 4, 64, dtype=torch.float16)
+    k, v = caches(1, 400, 1, 64, 4, "token")
+    counters(q, k, v, check_races=True, warps=4, stages=2)
 
 
 # How it is launched
