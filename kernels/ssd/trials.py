@@ -46,7 +46,9 @@ QUERY = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheade
 def with_names(kernel, **names):
     """A Triton function that finds other functions behind these names of its module."""
     function = kernel.fn
-    return triton.jit(types.FunctionType(function.__code__, function.__globals__ | names, function.__name__))
+    made = types.FunctionType(function.__code__, function.__globals__ | names, function.__name__, function.__defaults__)
+    made.__annotations__ = function.__annotations__  # which arguments are constants
+    return triton.jit(made)
 
 
 walk_chunks_once = with_names(registers.walk_chunks, chunk_decay=chunk_decay_once)
