@@ -48,6 +48,8 @@ class Exercise:
             where = traceback.extract_tb(trace)[-1]
             line = f", at `{where.line}`" if where.line else ""
             self.message = f"not yet: your code raised {kind.__name__}: {error}{line}"
+        elif isinstance(error, SystemExit):
+            self.message = "not yet: your code ended the program (sys.exit, exit or quit): let it return instead"
         else:
             return False  # an interrupt stays an interrupt
         return True

@@ -237,6 +237,24 @@ def test_an_endless_loop_costs_its_limit_and_no_more():
     assert time.perf_counter() - started < 10
 
 
+def test_memory_has_an_end(monkeypatch):
+    monkeypatch.setattr("exercises.checks.own_process.MEMORY", 1 << 28)
+    source = """
+    #include <stdlib.h>
+    #include <string.h>
+    int hoard(void) { for (;;) memset(malloc(1 << 24), 1, 1 << 24); }
+    void leave(void) { exit(3); }
+    """
+    with OwnProcess(source, {}) as c:
+        with pytest.raises(
+            Wrong, match="crashed at n = 4 .segmentation fault.*more than 0.25 GB of memory malloc gives"
+        ):
+            c.call("hoard", doing="n = 4")
+    with OwnProcess(source, {}) as c:
+        with pytest.raises(Wrong, match="the program ended itself at n = 4, with exit status 3"):
+            c.call("leave", doing="n = 4")
+
+
 def test_what_printf_writes_is_seen(capfd):
     source = '#include <stdio.h>\nint hello(int n) { printf("n is %d\\n", n); return n; }'
     with OwnProcess(source, {}) as c:

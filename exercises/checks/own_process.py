@@ -9,6 +9,7 @@ together with what lies around them: guards that lab.check puts around an array 
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from multiprocessing.connection import Connection
@@ -17,6 +18,8 @@ import numpy as np
 
 from lab.compiler import ROOT, CLibrary, _prototypes, compile_c
 from lab.exercise import Wrong
+
+MEMORY = 2 << 30  # bytes that the learner's code may take beside what the process has when it starts
 
 
 class OwnProcess:
@@ -38,6 +41,7 @@ class OwnProcess:
             if _types(defined[function]) != _types(dict(_prototypes(prototype + " {"))[function]):
                 raise Wrong(f"the first line of {function} was changed; expected `{prototype}`")
         library = compile_c(whole, flags=tuple(flags), name=name, openmp=False)
+        self._allocates = bool(re.search(r"\b(?:m|c|re|aligned_)alloc\b", source))
         self._start()
         self._send.send((str(library.path), name, whole))
 
@@ -45,7 +49,7 @@ class OwnProcess:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from exercises.checks import own_process; "
-        program += f"own_process.serve({theirs_in}, {theirs_out})"
+        program += f"own_process.serve({theirs_in}, {theirs_out}, {MEMORY})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", program],
             pass_fds=(theirs_in, theirs_out),
@@ -74,7 +78,10 @@ class OwnProcess:
             error, result, back = self._receive.recv()
         except (EOFError, OSError):  # the process is gone
             code = self._process.wait()
-            raise Wrong(f"the program crashed{doing} ({_why(code)})") from None
+            if code >= 0:
+                raise Wrong(f"the program ended itself{doing}, with exit status {code}") from None
+            limit = f"; of more than {MEMORY / 2**30:g} GB of memory malloc gives NULL here" if self._allocates else ""
+            raise Wrong(f"the program crashed{doing} ({_why(code)}{limit})") from None
         if error:
             raise error
         for home, now in zip(homes, back):
@@ -110,11 +117,26 @@ def _home(array):
 def _why(code):
     names = {-11: "segmentation fault: it touched memory that is not its own", -8: "division by zero"}
     names |= {-10: "bus error: it touched memory that is not its own", -6: "abort: it damaged the heap"}
-    return names.get(code, f"exit status {code}")
+    return names.get(code, f"signal {-code}")
 
 
-def serve(inbox, outbox):
+def _limit_memory(more):
+    """This process may take so many bytes more, where the system can see to that (Linux)."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as f:
+            now = int(f.read().split()[0]) * resource.getpagesize()
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = now + more if most == resource.RLIM_INFINITY else min(now + more, most)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    except (ImportError, OSError, ValueError):
+        pass
+
+
+def serve(inbox, outbox, memory):
     """The other process: load the library, then answer calls until the first process closes the pipe."""
+    _limit_memory(memory)
     inbox, outbox = Connection(inbox, writable=False), Connection(outbox, readable=False)
     library, c = CLibrary(*inbox.recv()), ctypes.CDLL(None)  # the learner's, and C's own
     while True:
