@@ -15,6 +15,7 @@ from exercises.checks.launches import (
     coalesced,
     compare,
     compiled,
+    in_registers,
     launched,
     near,
     requests,
@@ -99,9 +100,10 @@ def _pair(function, *args):
 def exercise_2(source):
     """CUDA source of bias_residual."""
     exercise = Exercise("Exercise 2: a wide epilogue")
-    shapes = [(1, 1), (2, 3), (31, 5), (32, 32), (33, 7), (64, 65), (65, 33), (100, 130)]
+    rng = np.random.default_rng()
+    shapes = [(1, 1), (31, 5), (32, 32), (33, 7), (65, 33), (100, 130), (int(rng.integers(400, 600)), 9)]
     with exercise, time_limit(60):
-        kernel, rng = compiled(source, "bias_residual"), np.random.default_rng()
+        kernel = compiled(source, "bias_residual")
         for rows, cols in shapes:
             _bias_residual(kernel, rng, rows, cols)
         rows, cols = 256, 96
@@ -123,7 +125,7 @@ def _bias_residual(kernel, rng, rows, cols):
     bias[bias + W @ x == 0] += 5  # an element to which nothing is added would not show that it was left out
     wanted, before = h + bias + W @ x, {"W": W.copy(), "x": x.copy(), "bias": bias.copy()}
     args = (W, x, bias, h, np.int32(rows), np.int32(cols))
-    report = launched(kernel, blocks_for(rows, 32), 1024, *args, at=at, check_races=True)
+    report = launched(kernel, blocks_for(rows, 32), 1024, *args, at=at, check_races=rows <= 100)
     compare("h", h, wanted, at)
     unchanged({"W": W, "x": x, "bias": bias}, before, at)
     return report
@@ -137,22 +139,24 @@ MOST_COLS = 4096
 def exercise_3(source):
     """CUDA source of add_norm."""
     exercise = Exercise("Exercise 3: add and norm")
-    shapes = [(1, 1), (1, 2), (3, 31), (2, 33), (1, 255), (2, 256), (1, 257), (3, 1000), (2, MOST_COLS)]
+    rng = np.random.default_rng()
+    shapes = [(1, 1), (1, 2), (3, 31), (2, 33), (1, 255), (2, 256), (1, 257), (int(rng.integers(6, 20)), 300)]
     with exercise, time_limit(60):
-        kernel, rng = compiled(source, "add_norm"), np.random.default_rng()
+        kernel = compiled(source, "add_norm")
         for tokens, cols in shapes:
             _add_norm(kernel, rng, tokens, cols, 1.0)
         _add_norm(kernel, rng, 2, 96, 1e-3)  # mean squares around 1e-6: eps decides
         _add_norm(kernel, rng, 1, 64, 0.0)
-        for tokens, cols in ((3, 1024), (2, MOST_COLS)):
+        for tokens, cols in ((3, 1024), (3, 1000), (2, MOST_COLS)):
             at = f"tokens = {tokens}, cols = {cols}"
             report = _add_norm(kernel, rng, tokens, cols, 1.0)
-            pieces = tokens * cols // 32
+            pieces = tokens * blocks_for(cols, 32)
             no_atomics(report, at)
             at_most(report, "ld", 3 * pieces, at, "each number of h, delta and weight once")
             at_most(report, "st", 2 * pieces, at, "each number of h and delta once")
             coalesced(report, at)
-    return exercise.report(f"right in {len(shapes) + 4} cases, and each number is loaded once and stored once")
+        in_registers(kernel, at)
+    return exercise.report(f"right in {len(shapes) + 5} cases, and each number is loaded once and stored once")
 
 
 def _add_norm(kernel, rng, tokens, cols, size):
@@ -176,9 +180,10 @@ def _add_norm(kernel, rng, tokens, cols, size):
 def exercise_4(source):
     """CUDA source of norm_residual."""
     exercise = Exercise("Exercise 4: find the bug")
-    sizes = [1, 2, 7, 8, 9, 31, 33, 64, 100, 257]
+    rng = np.random.default_rng()
+    sizes = [1, 2, 7, 8, 9, 31, 33, 100, int(rng.integers(400, 600))]
     with exercise, time_limit(60):
-        kernel, rng = compiled(source, "norm_residual"), np.random.default_rng()
+        kernel = compiled(source, "norm_residual")
         for n in sizes:
             _norm_residual(kernel, rng, n, 1.0)
         for size in (1e-3, 0.0):
@@ -199,7 +204,7 @@ def _norm_residual(kernel, rng, n, size):
     before, exact = {"W": W.copy(), "g": g.copy(), "h": h.copy()}, h.astype(np.float64)
     wanted = exact + W.astype(np.float64) @ (exact / np.sqrt((exact**2).mean() + eps) * g)
     args = (W, g, h, out, np.int32(n), np.float32(eps))
-    report = launched(kernel, blocks_for(n, WARPS), BLOCK, *args, at=at, check_races=True)
+    report = launched(kernel, blocks_for(n, WARPS), BLOCK, *args, at=at, check_races=n <= 100)
     unchanged({"W": W, "g": g, "h": h}, before, at)
     near("out", out, wanted, TOLERANCE, at)
     return report
@@ -211,12 +216,14 @@ def _norm_residual(kernel, rng, n, size):
 def exercise_5(source):
     """CUDA source of layer_norm_gemv."""
     exercise = Exercise("Exercise 5: LayerNorm, folded")
-    shapes = [(1, 1), (3, 31), (8, 32), (9, 33), (17, 100), (64, 257)]
+    rng = np.random.default_rng()
+    shapes = [(1, 1), (3, 31), (8, 32), (9, 33), (17, 100), (70, 9), (9, int(rng.integers(700, 1500)))]
     with exercise, time_limit(60):
-        kernel, rng = compiled(source, "layer_norm_gemv"), np.random.default_rng()
+        kernel = compiled(source, "layer_norm_gemv")
         for rows, cols in shapes:
             _layer_norm_gemv(kernel, rng, rows, cols)
-        _layer_norm_gemv(kernel, rng, 10, 64, constant=True)
+        for constant in (2, 33.3):
+            _layer_norm_gemv(kernel, rng, 10, 64, constant=constant)
         _layer_norm_gemv(kernel, rng, 10, 64, size=1e-3)
         rows, cols = 64, 512
         at = f"rows = {rows}, cols = {cols}"
@@ -225,17 +232,18 @@ def exercise_5(source):
         at_most(report, "ld", most, at, "a warp loads its row of W, and x, g and b once")
         at_most(report, "st", rows, at, "one for each row")
         coalesced(report, at)
-    return exercise.report(f"right in {len(shapes) + 3} cases, in one launch that loads nothing twice")
+    return exercise.report(f"right in {len(shapes) + 4} cases, in one launch that loads nothing twice")
 
 
-def _layer_norm_gemv(kernel, rng, rows, cols, *, constant=False, size=1.0):
-    """x has a mean of about twice its spread. Where it has no spread, whole numbers make all sums exact."""
-    at = f"rows = {rows}, cols = {cols}"
+def _layer_norm_gemv(kernel, rng, rows, cols, *, constant=None, size=1.0):
+    """x has a mean of about twice its spread. Where it has no spread, whole numbers make all sums exact, and others
+    leave a variance that rounding may have made negative."""
+    at, tolerance = f"rows = {rows}, cols = {cols}", 2e-4  # E[x²] − mean² loses some digits
     shapes = (rows, cols), (cols,), (cols,), (cols,)
     if constant:
-        at += ", with all of x the same"
+        at += f", with all of x {constant:g}"
         W, x, g, b = (whole_numbers(rng, *shape) for shape in shapes)
-        x[:] = 2
+        x[:], tolerance = constant, 2e-4 if constant % 1 == 0 else 0.1
     elif cols == 1:
         W, x, g, b = (whole_numbers(rng, *shape) for shape in shapes)
     else:
@@ -249,6 +257,6 @@ def _layer_norm_gemv(kernel, rng, rows, cols, *, constant=False, size=1.0):
     normed = (exact - exact.mean()) / np.sqrt(exact.var() + eps) * g + b
     args = (W, x, g, b, out, np.int32(rows), np.int32(cols), np.float32(eps))
     report = launched(kernel, blocks_for(rows, WARPS), BLOCK, *args, at=at, check_races=rows * cols < 2000)
-    near("out", out, W.astype(np.float64) @ normed, 2e-4, at)  # E[x²] − mean² loses some digits
+    near("out", out, W.astype(np.float64) @ normed, tolerance, at)
     unchanged(arrays, before, at)
     return report

@@ -92,6 +92,17 @@ def requests(report, op):
     return report.counters[f"l1tex__t_requests_pipe_lsu_mem_global_op_{op}.sum"]
 
 
+def in_registers(kernel, at):
+    """Raise Wrong if threads load from local memory: an array of their own that is not in registers."""
+    program = kernel.program
+    found = next((i for i in program.flow.function.instructions if i.parts[0] == "ld" and "local" in i.parts), None)
+    if found:
+        raise Wrong(
+            f"right, but at {at} line {found.line}{program.quote(found.line)} loads from local memory: an array of a "
+            "thread that is in no register, since the compiler does not know which of its elements is meant"
+        )
+
+
 def by_warp(report, name="l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"):
     """Requests of each block and warp, (blocks, warps): loads from global memory, if nothing else is said."""
     return report.by_warp.get(name, np.zeros((1, 1), int))

@@ -136,6 +136,10 @@ EX2 = {
         ),
         "of h differ",
     ),
+    "eight blocks only": (
+        changed(BIAS_RESIDUAL, ("r < rows", "blockIdx.x < 8 && r < rows")),
+        "of h differ. h[256] is",
+    ),
     "dropped tail: whole blocks only": (
         changed(BIAS_RESIDUAL, ("r < rows", "blockIdx.x * 32 + 32 <= rows")),
         "wrong at rows = 1, cols = 1",
@@ -234,6 +238,14 @@ EX3 = {
         changed(ADD_NORM, ("k < 16", "k < 8")),
         "wrong at tokens = 2, cols = 4096",
     ),
+    "three tokens only": (
+        changed(ADD_NORM, ("    float v[16]", "    if (blockIdx.x >= 3) return;\n    float v[16]")),
+        "of h differ. h[3, 0] is",
+    ),
+    "the kept numbers lie in local memory": (
+        changed(ADD_NORM, ("#pragma unroll", "#pragma unroll 1")),
+        "loads from local memory: an array of a thread that is in no register",
+    ),
     "uniform-input luck: the first token's row for all": (
         changed(ADD_NORM, ("    h += (long long)blockIdx.x * cols;\n", "")),
         "race on h[0]",
@@ -322,6 +334,7 @@ EX4 = {
         ),
         "load requests; 1,152 are enough",
     ),
+    "the first 300 only": (changed(NORM_RESIDUAL, ("row >= n", "row >= min(n, 300)")), "out[300] was never set"),
     "forgets the residual": (changed(NORM_RESIDUAL, ("h[row] + sum", "sum")), "of out differ"),
     "dropped tail: whole blocks of 8 rows": (
         changed(NORM_RESIDUAL, ("row >= n", "blockIdx.x * 8 + 8 > n")),
@@ -403,6 +416,13 @@ EX5 = {
     "dropped tail: whole warps of columns": (
         changed(LAYER_NORM, ("c < cols;", "c < cols / 32 * 32;")),
         "wrong at rows = 1, cols = 1",
+    ),
+    "512 columns only": (changed(LAYER_NORM, ("c < cols;", "c < min(cols, 512);")), "of out differ"),
+    "the variance may be just below 0": (
+        changed(
+            LAYER_NORM, ("fmaxf(warp_sum(squares) / cols - mean * mean, 0)", "warp_sum(squares) / cols - mean * mean")
+        ),
+        "with all of x 33.3: 10 of 10 elements of out differ. out[0] is nan",
     ),
     "lane 0 keeps its own part: one sum is not put together": (
         changed(LAYER_NORM, ("    wg = warp_sum(wg);\n", "")),
