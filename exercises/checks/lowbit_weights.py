@@ -11,7 +11,8 @@ import numpy as np
 import ref.lowbit
 import simt
 from exercises.checks import expect_array, time_limit
-from exercises.checks.launches import BLOCK, blocks_for, compiled, launched, near, requests, unchanged
+from exercises.checks.costs import garbage_in_empty
+from exercises.checks.launches import BLOCK, blocks_for, compare, compiled, launched, near, requests, unchanged
 from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
@@ -46,12 +47,14 @@ def exercise_1(pack, unpack):
             q = q.astype(np.uint8)
             at = f"{bits} bits, {q.shape[0]} × {q.shape[1]} codes" + (", the example" if n == 0 else "")
             before, words = q.copy(), ref.lowbit.pack(q, bits)
-            got = pack(q, bits)
+            with garbage_in_empty():
+                got = pack(q, bits)
             expect_array(got, "pack's result", np.uint32, words.shape, at)
             _equal_words(got, words, f"pack, {at}")
             exercise.require(np.array_equal(q, before), f"{at}: pack changed q, which it should only read")
             given = words.copy()
-            back = unpack(given, bits, q.shape[1])
+            with garbage_in_empty():
+                back = unpack(given, bits, q.shape[1])
             expect_array(back, "unpack's result", np.uint8, q.shape, at)
             bad = np.argwhere(back != q)
             if len(bad):
@@ -91,18 +94,22 @@ def exercise_2(source):
                     f"wrong at {at}: code {place} of the word {words[i]:#010x} is {codes[i, place]}, and became "
                     f"{got[i, place]:g}"
                 )
-        found = FROM_INTEGER.search(simt.compile(source).ptx)
-        exercise.require(
-            not found,
-            f"right, but the compiled code converts from integers ({found[0] if found else ''}); wanted: bits put "
-            "together, and a subtraction",
-        )
+        _no_conversion(source)
         each = report.counters[INSTRUCTIONS] * 32 / n
         exercise.require(
             each <= MOST_OF_A_WORD,
             f"right, but a word takes {each:.0f} instructions; wanted: at most {MOST_OF_A_WORD}, two codes at a time",
         )
     return exercise.report(f"right on {len(cases)} cases, two codes at a time and without a conversion")
+
+
+def _no_conversion(source):
+    """Raise Wrong if the compiled code makes floats of integers."""
+    if found := FROM_INTEGER.search(simt.compile(source).ptx):
+        raise Wrong(
+            f"right, but the compiled code converts from integers ({found[0]}); wanted: bits put together, and a "
+            "subtraction"
+        )
 
 
 # Exercise 3: find the bug
@@ -142,7 +149,8 @@ def exercise_3(source):
                 r = int(bad[0])
                 raise Wrong(f"wrong at {at}: {differs(f'y[{r}]', y[r], wanted[r])}")
             unchanged({"words": words, "x": x}, before, at)
-        report, handed = (_ternary_product(k, rng) for k in (kernel, compiled(HANDED_OVER, "product")))
+        handed = _ternary_product(compiled(HANDED_OVER, "product"), rng)
+        report = _ternary_product(kernel, rng)
         loads, allowed = requests(report, "ld"), requests(handed, "ld")
         exercise.require(
             loads <= allowed,
@@ -157,9 +165,11 @@ def exercise_3(source):
 
 
 def _ternary_product(kernel, rng):
-    words = ref.lowbit.pack(rng.integers(0, 2, (8, 2048)).astype(np.uint8), 2)
-    args = (words, np.ones(2048, np.float32), np.zeros(8, np.float32), np.int32(8), np.int32(2048))
-    return launched(kernel, 1, BLOCK, *args, at="8 × 2048 weights")
+    weights, x, y = rng.integers(0, 2, (8, 2048)), rng.integers(1, 9, 2048).astype(np.float32), unset(8)
+    words, at = ref.lowbit.pack(weights.astype(np.uint8), 2), "8 × 2048 weights"
+    report = launched(kernel, 1, BLOCK, words, x, y, np.int32(8), np.int32(2048), at=at)
+    compare("y", y, weights @ x, at)
+    return report
 
 
 HANDED_OVER = """
@@ -203,6 +213,7 @@ def exercise_4(source):
             f"right, but a weight takes {each:.2f} instructions; wanted: at most {MOST_OF_A_WEIGHT}, with one "
             "subtraction for two weights, one multiply-add for each, and one product with the scale for a word",
         )
+        _no_conversion(source)
     return exercise.report(f"right on {len(shapes) + 1} shapes, with one subtraction for two weights")
 
 
@@ -278,7 +289,8 @@ def exercise_5(interleave):
             at, steps = f"{rows} × {cols} codes", -(-cols // 1024)
             q = rng.integers(0, 3, (rows, cols)).astype(np.uint8)
             before = q.copy()
-            words = interleave(q)
+            with garbage_in_empty():
+                words = interleave(q)
             exercise.require(np.array_equal(q, before), f"{at}: interleave changed q, which it should only read")
             expect_array(words, "the result", np.uint32, (rows, steps, 32, 2), at)
             x = rng.integers(1, 1000, cols).astype(np.float16)  # sums are exact, and hardly ever equal

@@ -41,6 +41,15 @@ def all_rows_in_one(q, bits):
     return np.resize(words, (len(q), -(-q.shape[1] * bits // 32)))
 
 
+def left_empty(q, bits):
+    """What lies behind the last code is whatever was in memory."""
+    (rows, cols), per_word = q.shape, 32 // bits
+    padded = np.empty((rows, -(-cols // per_word) * per_word), np.uint32)
+    padded[:, :cols] = q
+    fields = padded.reshape(rows, -1, per_word) << bits * np.arange(per_word, dtype=np.uint32)
+    return np.bitwise_or.reduce(fields, axis=2)
+
+
 def in_place(q, bits):
     words = pack(q, bits)
     q[:] = 0
@@ -132,6 +141,14 @@ BIAS = "__half2 bias = __half2half2(__hadd(z, __float2half(1024)));"
 WEIGHTS = "float2 w = __half22float2(__hsub2(pair, bias));"
 ADD = "            part += w.x * x0;\n            part += w.y * x1;\n"
 SCALED = "sum += __half2float(s) * part;"
+PART = FOLDED[FOLDED.index("        float part") : FOLDED.index("    for (int far")]
+BY_INTEGERS = """        float part = 0;
+        int whole = (int)__half2float(z);
+        #pragma unroll
+        for (int i = 0; i < 8; i++) part += (float)((int)(word >> 4 * i & 15) - whole) * x[8 * k + i];
+        sum += __half2float(s) * part;
+    }
+"""
 TAKES_OFF = "sum += __half2float(s) * (part - (1024 + __half2float(z)) * xs);"
 
 # Exercise 5: interleave
@@ -183,6 +200,10 @@ WRONG = {
         "the end of a row is filled with ones": (
             (_pack(fill=1), unpack),
             "wrong at pack, 4 bits, 1 × 9 codes, the example: word [0, 1] is 0x11111119",
+        ),
+        "the end of a row is never set": (
+            (left_empty, unpack),
+            "wrong at pack, 4 bits, 1 × 9 codes, the example: word [0, 1] is 0xfffffff9, expected 0x00000009",
         ),
         "rows run on into each other": ((all_rows_in_one, unpack), "wrong at pack, "),
         "the mask is too wide": ((pack, _unpack(keep=8)), "wrong at unpack, 4 bits, 1 × 9 codes, the example"),
@@ -279,6 +300,10 @@ WRONG = {
             changed(SIGNED, (SIGN, "            code = code & 2 ? -(code & 1) : code;\n")),
             "wrong at a weight of -2 in place 0: y[0] is ",
         ),
+        "64 words of a row only": (
+            changed(SIGNED, ("k < n", "k < min(n, 64)")),
+            "wrong at 8 × 2048 weights: 8 of 8 elements of y differ. y[0] is",
+        ),
         "dropped tail: only whole words": (
             changed(
                 SIGNED,
@@ -366,6 +391,10 @@ WRONG = {
                 (ADD, "            part += (w.x - bias) * x0;\n            part += (w.y - bias) * x1;\n"),
             ),
             "instructions; wanted: at most 8.1",
+        ),
+        "converts integers: right, and counted": (
+            changed(FOLDED, (PART, BY_INTEGERS)),
+            "right, but the compiled code converts from integers (cvt.rn.f32.s32)",
         ),
         "subtracts twice: right, and counted": (
             changed(
