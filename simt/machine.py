@@ -26,6 +26,7 @@ from simt.errors import Deadlock, LaneFault, SimtError, StepLimit, Unsupported
 from simt.integers import Lazy, unpack
 from simt.memory import Memory
 from simt.threads import Threads
+from simt.unset import MARK
 from simt.waiting import not_begun, what_blocks_wait_for
 from simt.warpgroup import Warpgroups
 from simt.words import Words, spans
@@ -272,7 +273,8 @@ class Part(Threads, Words, Company):
         for at, mask in sorted(self.yielded.items()):
             block = self.program.blocks[at]
             found += [at, None if mask is None else mask.tobytes()]
-            for name in sorted(block.reads | (block.live_out - block.writes)):
+            known = block.reads | (block.live_out - block.writes)
+            for name in sorted(name for name in known if self.program.flow.kinds[name] != MARK):
                 value = self.registers[self.program.translator.slots[name]]
                 value = value.array() if type(value) is Lazy else value
                 found.append(value.tobytes() if isinstance(value, np.ndarray) else value)

@@ -4,6 +4,8 @@ from simt.flow import destinations, parameter_registers, sources
 from simt.ptx import Not, Pair, Reg, Vec
 from simt.unset import COPIED, is_final, mark_of, must_be_set, names_nan, passing, plain
 
+PAIRS = ("f16x2", "bf16x2")
+
 
 class Unset:
     """The part of the Translator that watches registers that may be unset."""
@@ -52,8 +54,16 @@ class Unset:
         if op == "mov" and isinstance(i.operands[1], Vec):
             parts = [self.mark_if(o.name, may) if isinstance(o, Reg) else "0" for o in i.operands[1].items]
             text = f"packed({', '.join(parts)})"
+        elif op == "mov" and isinstance(i.operands[0], Vec):
+            items = i.operands[0].items
+            return [(o.name, f"part({marks[0]}, {n}, {len(items)})") for n, o in enumerate(items)]
         elif op in ("mov", "cvta") and len(marks) == 1:
             text = marks[0]
+        elif op == "cvt" and i.parts[-2] in PAIRS and len(i.operands) == 3:  # the second is the lower half
+            a, b = (f"computed({number}, {self.mark_if(getattr(o, 'name', ''), may)})" for o in i.operands[1:])
+            text = f"packed({b}, {a})"
+        elif i.parts[-1] in PAIRS and op not in ("setp", "cvt"):
+            text = f"computed_in_parts({number}, {', '.join(marks)})"
         elif op == "selp" and not nan:
             a, b = (self.mark_if(o.name, may) if isinstance(o, Reg) else "0" for o in i.operands[1:3])
             text = f"merge_mark({b}, {a}, {self.predicate(i.operands[3])})"

@@ -25,7 +25,9 @@ COPIED = -1
 MARK = "mark"  # the kind of such a register, as flow.Flow.kinds has it
 NAN = {("f32", 0x7FC00000), ("f64", 0x7FF8 << 48)}
 NAN_AS_INTEGER = 0x7FC00000
-SPEAKS_OF_NAN = re.compile(r"(?i)nan|inf|as_float|as_double|huge_val|0x7f|0xff|/\s*0|2143289344|sqrt|log")
+SPEAKS_OF_NAN = re.compile(
+    r"(?i)nan(?!o)|infinity|_inf(_f)?\b|as_float|as_double|huge_val|0x[7f]f[8c]0+|0x7fffffff|2143289344|/\s*0(?:\.0*)?f?(?![\w.])"
+)
 COPIES = {"mov", "cvta", "ld", "st"}  # ld and st of a call's parameters
 # Instructions whose every operand matters. Of the others, those with a result pass the mark on.
 FINAL = {
@@ -127,13 +129,14 @@ def names_nan(i):
     return i.parts[0] == "mov" and isinstance(i.operands[-1], Imm) and i.operands[-1] == Imm(NAN_AS_INTEGER)
 
 
-# What generated code calls. A mark is an int, or an array (block, warp, lane).
+# What generated code calls. A mark is an int, an array (block, warp, lane), or a tuple of such: those of the register's
+# parts, the lowest first, where several values have been packed into one register.
 
 
 def computed(number, *marks):
     """The mark of what instruction `number` makes of values with these marks: the first reason there is."""
     out = 0
-    for mark in reversed(marks):
+    for mark in map(unpacked, reversed(marks)):
         if type(mark) is int:
             if mark:
                 out = mark if mark > 0 else number + 1
@@ -142,11 +145,36 @@ def computed(number, *marks):
     return out
 
 
+def computed_in_parts(number, *marks):
+    """The same for an instruction that computes with two halves of a register, each for itself."""
+    return packed(*(computed(number, *(part(mark, n, 2) for mark in marks)) for n in range(2)))
+
+
 def packed(*marks):
-    """The mark of a register made of parts: unset only where all of them are, as one part may be taken out again."""
-    out = marks[0]
-    for mark in marks[1:]:
-        out = merge_mark(0, out, bool(mark) if type(mark) is int else mark != 0)
+    """The mark of a register made of equal parts."""
+    finest = max((len(mark) for mark in marks if type(mark) is tuple), default=1)
+    marks = tuple(part(mark, n, finest) for mark in marks for n in range(finest))
+    plain = all(type(mark) is int for mark in marks)
+    return marks[0] if plain and len(set(marks)) == 1 else marks
+
+
+def part(mark, n, count):
+    """The mark of part n, of `count` equal ones, of a register."""
+    if type(mark) is not tuple:
+        return mark
+    if count >= len(mark):
+        return mark[n * len(mark) // count]
+    each = len(mark) // count
+    return packed(*mark[n * each : (n + 1) * each])
+
+
+def unpacked(mark):
+    """The mark of a register as a whole: unset where all of its parts are, since it may be used for one part alone."""
+    if type(mark) is not tuple:
+        return mark
+    out = mark[0]
+    for other in mark[1:]:
+        out = merge_mark(0, out, bool(other) if type(other) is int else other != 0)
     return out
 
 
@@ -160,6 +188,8 @@ def decided(number, neutral, a, b, mark_a, mark_b):
 
 def shuffled(mode, mark, lane, clamp):
     """The marks that a shuffle brings with the values."""
+    if type(mark) is tuple:
+        return packed(*(shuffled(mode, one, lane, clamp) for one in mark))
     return mark if type(mark) is int else settled(shuffle(mode, mark, lane, clamp)[0])
 
 
@@ -169,6 +199,9 @@ def merge_mark(old, new, mask):
         return new
     if type(mask) is bool:
         return new if mask else old
+    if type(old) is tuple or type(new) is tuple:
+        count = max(len(mark) for mark in (old, new) if type(mark) is tuple)
+        return packed(*(merge_mark(part(old, n, count), part(new, n, count), mask) for n in range(count)))
     return settled(np.where(mask, new, old).astype(np.int32))
 
 
@@ -179,13 +212,17 @@ def settled(marks):
 
 def environment():
     """The names that generated code may use, beside those of generated.py."""
-    return {f.__name__: f for f in (computed, packed, decided, shuffled, merge_mark)}
+    functions = (computed, computed_in_parts, packed, part, decided, shuffled, merge_mark)
+    return {f.__name__: f for f in functions}
 
 
 # The variable's name, for the message.
 
 QUALIFIERS = {"const", "volatile", "unsigned", "signed", "long", "short", "struct", "alignas", "register"}
-NO_TYPES = {"return", "goto", "else", "using", "typedef", "extern", "static", "case", "delete", "new", "throw", "do"}
+NO_TYPES = {
+    "if", "for", "while", "switch", "return", "goto", "else", "using", "typedef", "extern", "static", "case", "delete",
+    "new", "throw", "do",
+}  # fmt: skip
 DECLARATION = re.compile(r"\s*((?:[A-Za-z_][\w:]*(?:\s*<[^;=]*?>)?[\s*&]+)+)([A-Za-z_].*)", re.S)
 DECLARATOR = re.compile(r"[\s*&]*([A-Za-z_]\w*)\s*((?:\[[^\]]*\]\s*)*)(=.*)?", re.S)
 
@@ -196,7 +233,7 @@ def variables(source, line):
     if not 0 < line <= len(lines):
         return []
     text = function_until("\n".join(lines[:line]))
-    found = [name for statement in re.split(r"[;{}()]", text) for name in declared(statement)]
+    found = [name for statement in re.split(r"[;{}]", without_brackets(text)) for name in declared(statement)]
     before = text[: text.rfind("\n") + 1]
     open_ones = [n for n in found if not re.search(rf"\b{n}\s*(?:\[[^\]]*\]\s*)*=[^=]", before)]
     here = [n for n in open_ones or found if re.search(rf"\b{n}\b", lines[line - 1])]
@@ -215,6 +252,12 @@ def function_until(text):
         if depth == 1 and brace[0] == "{":
             start = brace.start()
     return text[start:]
+
+
+def without_brackets(text):
+    """Casts, conditions and arguments declare nothing; nor do the heads of loops, but for what has a value."""
+    shorter = re.sub(r"\([^()]*\)", " ", text)
+    return shorter if shorter == text else without_brackets(shorter)
 
 
 def declared(statement):

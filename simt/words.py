@@ -57,7 +57,7 @@ class Words:
 
     def check_set(self, number, mask, guard, *marks):
         """Instruction `number` needs values that are set, in the lanes of `mask` and `guard`."""
-        for mark in marks:
+        for mark in (part for whole in marks for part in (whole if type(whole) is tuple else (whole,))):
             if type(mark) is int and not mark:
                 continue
             unset = self.whole(self.exist if mask is None else mask) & (mark != 0)

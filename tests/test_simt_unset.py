@@ -46,6 +46,12 @@ WRONG = {
         for (int i = 0; i < n; i++)
             s = __hadd(s, __float2half(x[i]));  // here
         y[t] = __half2float(s);"""),
+    "the_other_half_of_two": ("h", """
+        __half2 h;
+        h.x = __float2half(x[t % n]);
+        for (int i = t; i < n; i += 4) h.y = __hadd(h.y, h.x);  // here
+        __half2 twice = __hadd2(h, h);
+        y[t] = __half2float(__high2half(twice));"""),
     "it_decides": ("s", """
         int s;
         for (int i = t; i < n; i++)
@@ -82,6 +88,10 @@ RIGHT = {  # name: (the body, y's elements that it sets)
                    "if (i + 8 < n) next = x[i + 8]; y[i] = now; }", lambda t, n: t),
     "one_half_of_two": ("__half2 h; h.x = __float2half(x[t % n]); y[t] = __half2float(__low2half(h));",
                         lambda t, n: t % n),
+    "computed_with_one_half_of_two": (
+        "__half2 h; h.x = __float2half(x[t % n]); for (int i = t; i < n; i += 4) h.y = __hadd(h.y, h.x);"
+        "__half2 twice = __hadd2(h, __shfl_xor_sync(__activemask(), h, 0)); y[t] = __half2float(__low2half(twice));",
+        lambda t, n: 2 * (t % n)),
     "early_return": ("float v; if (t < n) v = x[t]; else return; __syncthreads(); y[t] = v;", lambda t, n: t),
     "a_pointer": ("const float* p; if (t < n) p = x + t; __syncthreads(); if (t < n) y[t] = *p;", lambda t, n: t),
     "inline_assembly": ('float d; asm volatile("" : "+f"(d)); if (t < n) d = x[t]; __syncwarp(); if (t < n) y[t] = d;',
@@ -124,6 +134,18 @@ def test_what_does_not_matter(name):
     if name in few:
         wanted[20:] = [0] * 28
     assert y[:48].tolist() == wanted and not y[48:].any()
+
+
+def test_marks_of_registers_with_parts():
+    raw, some = unset.COPIED, np.array([[[0, 5, -1]]], np.int32)
+    assert unset.packed(0, 0) == 0 and unset.packed(0, raw) == (0, raw) and unset.packed((0, 7), 0) == (0, 7, 0, 0)
+    assert [unset.part((0, raw), n, 4) for n in range(4)] == [0, 0, raw, raw]
+    assert [unset.part((0, raw, 4, 4), n, 2) for n in range(2)] == [(0, raw), 4] and unset.part(raw, 1, 2) == raw
+    assert unset.computed(8, (0, raw)) == 0 and unset.computed(8, (raw, raw), 0) == 9
+    assert unset.computed_in_parts(8, (0, raw), 0) == (0, 9) and unset.computed_in_parts(8, (0, raw), (3, 0)) == (3, 9)
+    assert unset.computed(8, some, 0).tolist() == [[[0, 5, 9]]] and unset.computed(8, 0, some * 0) == 0
+    first, second = unset.merge_mark((0, raw), 0, np.array([[[True, False, False]]]))
+    assert first == 0 and second.tolist() == [[[0, raw, raw]]]
 
 
 def test_some_of_them_are_watched():
@@ -190,6 +212,13 @@ def test_guards_and_calls():
         with pytest.raises(simt.UnsetRegister, match=r"a variable is read before it is set; block \(0, 0, 0\), thread"):
             run(body)
     assert run("selp.b32 %r2, 4, %r1, %p0; @%p0 st.global.u32 [%rd0], %r2;") == [4] * 10 + [0] * 54
+
+
+def test_who_speaks_of_nan():
+    for text in ("x = NAN;", "-INFINITY", "CUDART_INF_F", "__int_as_float(0)", "0xff800000", "z = 0.0f / 0.0f;"):
+        assert unset.SPEAKS_OF_NAN.search(text), text
+    for text in ("__shfl_sync(0xffffffff, v, 0)", "__nanosleep(8)", "int info = x / 0.5f;", "n / 08", "0x7fff"):
+        assert not unset.SPEAKS_OF_NAN.search(text), text
 
 
 @pytest.mark.parametrize(
