@@ -148,7 +148,11 @@ class Company:
             self.divergent(waiting, entry[-1], ahead, f"has gone past it{where}")
 
     def report_barriers(self):
-        """Of those who wait for ever, some wait at barriers that others of their warp or block have not come to."""
+        """Of those who wait for ever, some wait at barriers that others of their warp have not come to.
+
+        Where those others wait for lanes in an instruction of their own branch, that is the mistake, and not reported
+        here.
+        """
         entries = [e for e in self.waiting if self.is_aligned(e)]
         arrived = {}
         for entry in entries:
@@ -162,5 +166,8 @@ class Company:
                     if both.any():
                         self.two_barriers(waiting & both, entry[-1], self.whole(other[2]) & both, other[-1])
             absent = warps & self.whole(self.alive) & ~arrived[entry[3]]
+            for at, mask in self.held.items():
+                if at not in self.program.tells.get(entry[1] - 1, ()):
+                    absent = absent & ~mask
             if absent.any():
                 self.divergent(waiting, entry[-1], absent, "waits elsewhere")

@@ -61,6 +61,14 @@ def test_part_of_a_warp_at_a_barrier_is_told_by_lines_and_threads():
     )
 
 
+def test_a_shuffle_in_a_branch_is_told_before_the_barrier_that_others_wait_at():
+    text = """extern "C" __global__ void k(int* y) { int t = threadIdx.x;
+      if (t % 4) y[t] = __shfl_xor_sync(~0u, t, 1) + 1;
+      __syncthreads(); }"""
+    with pytest.raises(simt.LaneFault, match="line 2 .*the mask names lanes 0, 4, 8, 12, 16, 20, 24, 28, which"):
+        simt.compile(text)["k"](1, 32, np.zeros(64, np.int32))
+
+
 def test_what_tells_of_a_barrier():
     """Most kernels have no such block of code; none is looked for behind a barrier that all come to."""
     module = simt.compile(source())
