@@ -46,7 +46,7 @@ def bars(ladder):
             color="white" if inside else BLACK,
         )
     name = "read bandwidth" if ladder.bound == "read" else "arithmetic"
-    axis.set_xlabel(f"percent of the {name} measured beside it (dashed: the roof)")
+    axis.set_xlabel(f"percent of the {name} measured beside it\n(dashed: the roof)")  # long names leave little width
     axis.set_title(ladder.title + (f"\n{ladder.source}" if ladder.source else ""), loc="left")
     return finish(picture)
 
