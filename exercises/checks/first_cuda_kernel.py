@@ -202,15 +202,17 @@ def _fetch_rows(kernel, block, table, ids):
 def exercise_5(source):
     """CUDA source of gemv_t."""
     exercise = Exercise("Exercise 5: a GEMV with coalesced loads")
-    shapes = [(1, 1), (3, 2), (2, 3), (5, 7), (31, 8), (32, 9), (33, 16), (257, 10), (256, 37), (300, 61)]
-    cases = [(rows, cols, splits) for rows, cols in shapes for splits in (1, 2, 3, 8)]
+    shapes = [(1, 1), (3, 2), (2, 3), (31, 8), (33, 16), (257, 10), (300, 61)]
+    cases = [(rows, cols, splits, 256) for rows, cols in shapes for splits in (1, 2, 3, 8)]
+    cases += [(300, 5, 2, 128), (300, 5, 2, 32)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "gemv_t"), np.random.default_rng()
-        for rows, cols, splits in cases:
+        for rows, cols, splits, block in cases:
             at = f"rows = {rows}, cols = {cols}, {counted(splits, 'split')}"
+            at += f", blocks of {block}" if block != BLOCK else ""
             ones = np.ones((cols, rows), np.float32), np.ones(cols, np.float32)
-            shares = _gemv_t(kernel, *ones, splits, at)[1]  # how many columns each split has taken
-            _gemv_t(kernel, whole_numbers(rng, cols, rows), whole_numbers(rng, cols), splits, at)
+            shares = _gemv_t(kernel, *ones, splits, at, block)[1]  # how many columns each split has taken
+            _gemv_t(kernel, whole_numbers(rng, cols, rows), whole_numbers(rng, cols), splits, at, block)
             exercise.require(
                 shares.max() - shares.min() <= 1,
                 f"right, but at {at} the splits took {shown(shares[:, 0].astype(int).tolist())} columns: they may "
@@ -235,13 +237,13 @@ def exercise_5(source):
     return exercise.report(f"right on {len(cases)} cases, evenly split, and every request is coalesced")
 
 
-def _gemv_t(kernel, Wt, x, splits, at):
+def _gemv_t(kernel, Wt, x, splits, at, block=BLOCK):
     """Launch; return the report and the partial sums."""
     cols, rows = Wt.shape
     partial, before = unset((splits, rows)), {"Wt": Wt.copy(), "x": x.copy()}
     races = Wt.size < 1000
     args = (Wt, x, partial, np.int32(rows), np.int32(cols))
-    report = launched(kernel, (blocks_for(rows), splits), BLOCK, *args, at=at, check_races=races)
+    report = launched(kernel, (blocks_for(rows, block), splits), block, *args, at=at, check_races=races)
     missing = np.argwhere(np.isnan(partial))
     if len(missing):
         s, r = map(int, missing[0])

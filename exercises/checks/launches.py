@@ -7,7 +7,7 @@ import numpy as np
 
 import simt
 from exercises.checks import counted
-from lab.check import differs
+from lab.check import differs, is_unset
 from lab.exercise import NOT_DONE, Wrong
 
 STEPS = 30_000  # an endless loop is stopped after so many steps of the machine
@@ -66,8 +66,15 @@ def compare(name, got, wanted, at):
         return
     place = tuple(map(int, bad[0]))
     index = ", ".join(map(str, place))
-    what = differs(f"{name}[{index}]", got[place], wanted[place])
+    what = differs(f"{name}[{index}]", got[place], wanted[place]) + _of_nan(got[place])
     raise Wrong(f"wrong at {at}: {len(bad)} of {counted(got.size, 'element')} of {name} differ. {what}")
+
+
+def _of_nan(got):
+    """Where a NaN may come from that was computed."""
+    if not np.isnan(got) or is_unset(got):
+        return ""
+    return ": NaN comes of 0 / 0 or inf - inf, of another NaN, or of a variable that was never set"
 
 
 def unchanged(arrays, before, at):
@@ -140,5 +147,5 @@ def near(name, got, wanted, tolerance, at, size=None):
         return
     place = tuple(map(int, bad[0]))
     index = ", ".join(map(str, place))
-    text = differs(f"{name}[{index}]", got[place], wanted[place])
+    text = differs(f"{name}[{index}]", got[place], wanted[place]) + _of_nan(got[place])
     raise Wrong(f"wrong at {at}: {len(bad)} of {counted(got.size, 'element')} of {name} differ. {text}")

@@ -225,6 +225,7 @@ WRONG = {
             changed(SPLIT, (SHARE, "    int first = 0, last = blockIdx.y ? 0 : kv_len;\n")),
             "right, but not shared: at 100 tokens, 6 splits (8 heads on 2, head_dim = 64) split 0 makes 200 of 200",
         ),
+        "the sum is never set": (changed(SPLIT, ("float sum = 0;", "float sum;")), "`sum` is read before it is set"),
         "threads without a result": (changed(SPLIT, ("if (i >= n_heads * head_dim) return;", "")), "at 1 token"),
     },
     3: {
@@ -266,6 +267,7 @@ WRONG = {
             changed(BUG, (CARDS, "for (int t = 0; warp == h % blockDim.y && t < kv_len && d < head_dim; t++)")),
             "right, but not shared",
         ),
+        "the sum is never set": (changed(BUG, ("float sum = 0;", "float sum;")), "`sum` is read before it is set"),
         "every warp loads all tokens and keeps its own: right, but read again and again": (
             changed(
                 BUG,
@@ -400,6 +402,10 @@ WRONG = {
                 ("for (int w = 0; w < WARPS; w++) total += sums[w][warp][lane]", "total = sums[warp][lane]"),
             ),
             "atomic requests to shared memory; wanted: none, a place of its own for each sum of a warp",
+        ),
+        "the sums are never set": (
+            changed(GROUPED, ("float sum[GROUP] = {};", "float sum[GROUP];")),
+            "is read before it is set",
         ),
         "each warp adds its sums to out with atomics": (
             changed(

@@ -269,6 +269,14 @@ EX5 = {
         _gemv_t(LOOP, row="threadIdx.x * gridDim.x + blockIdx.x"),
         "right, but not coalesced: at rows = 1024, cols = 203, 8 splits a load of a warp touches",
     ),
+    "blocks of 256 threads, whatever was launched": (
+        _gemv_t(LOOP, row="blockIdx.x * 256 + threadIdx.x"),
+        "blocks of 128",
+    ),
+    "the sum is never set": (
+        (_gemv_t(LOOP)[0].replace("float sum = 0;", "float sum;"),),
+        "`sum` is read before it is set",
+    ),
     "no bounds check": ((_gemv_t(LOOP)[0].replace("    if (r >= rows) return;\n", ""),), "has 1 element"),
     "reads everything twice": (
         _gemv_t(

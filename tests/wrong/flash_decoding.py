@@ -338,6 +338,10 @@ WRONG = {
             changed(ONLINE, ("sum1 = correction * sum1", "sum1 = sum1")),
             "kv_len = 2",
         ),
+        "the sums are never set": (
+            changed(ONLINE, ("total = 0, sum0 = 0, sum1 = 0;", "total, sum0, sum1;")),
+            "`total` is read before it is set",
+        ),
         "no maximum": (
             changed(ONLINE, ("float m_new = fmaxf(m, s)", "float m_new = 0"), ("m = -1.0f / 0.0f", "m = 0")),
             "scores around 2000",

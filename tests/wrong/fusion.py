@@ -238,6 +238,18 @@ EX3 = {
         changed(ADD_NORM, ("k < 16", "k < 8")),
         "wrong at tokens = 2, cols = 4096",
     ),
+    "the sum of squares is never set": (
+        changed(ADD_NORM, ("squares = 0;", "squares;")),
+        "NaN comes of 0 / 0 or inf - inf, of another NaN, or of a variable that was never set",
+    ),
+    "kept numbers behind the end are never set": (
+        changed(ADD_NORM, ("        v[k] = 0;\n", "")),
+        "`v` is read before it is set",
+    ),
+    "threads behind the end leave before the shuffle": (
+        changed(ADD_NORM, ("    float v[16]", "    if (threadIdx.x >= cols) return;\n    float v[16]")),
+        "reads lane 16 in this shuffle, which has left the kernel: its value is undefined",
+    ),
     "three tokens only": (
         changed(ADD_NORM, ("    float v[16]", "    if (blockIdx.x >= 3) return;\n    float v[16]")),
         "of h differ. h[3, 0] is",
@@ -417,6 +429,7 @@ EX5 = {
         changed(LAYER_NORM, ("c < cols;", "c < cols / 32 * 32;")),
         "wrong at rows = 1, cols = 1",
     ),
+    "a sum is never set": (changed(LAYER_NORM, ("sum = 0,", "sum,")), "a variable is read before it is set"),
     "512 columns only": (changed(LAYER_NORM, ("c < cols;", "c < min(cols, 512);")), "of out differ"),
     "the variance may be just below 0": (
         changed(

@@ -132,6 +132,7 @@ extern "C" __global__ void rmsnorm(const float *x, const float *weight, float *y
 }
 """
 SECOND = f"    sum = lane < blockDim.x / 32 ? sums[lane] : 0;\n    {ADD}\n"
+LEAVE = "    if (lane >= blockDim.x / 32) return;\n"
 SHARED_TREE = """
     __shared__ float sums[1024];
     float sum = 0;
@@ -213,8 +214,9 @@ WRONG = {
         "lanes without an element leave before the shuffles": (
             changed(SOFTMAX, ("if (row >= rows) return;", "if (row >= rows || lane >= cols) return;")),
             # lanes that have ended are no longer waited for, but what they hold is not to be read
-            "at rows = 1, cols = 1",
+            "reads lane 16 in this shuffle, which has left the kernel: its value is undefined",
         ),
+        "the sum is never set": (changed(SOFTMAX, (", sum = 0;", ", sum;")), "`sum` is read before it is set"),
         "forgets that the last block may have warps without a row": (
             changed(SOFTMAX, ("if (row >= rows) return;", "")),
             "at rows = 1, cols = 1",
@@ -384,6 +386,18 @@ WRONG = {
     },
     6: {
         "no barrier between the two steps": (changed(RMSNORM, ("__syncthreads();", "")), "race on"),
+        "the sum is never set": (changed(RMSNORM, ("float sum = 0;", "float sum;")), "`sum` is read before it is set"),
+        "threads without a column leave before the shuffles": (
+            changed(RMSNORM, ("    __shared__", "    if (threadIdx.x >= cols) return;\n    __shared__")),
+            "reads lane 16 in this shuffle, which has left the kernel: its value is undefined",
+        ),
+        "lanes without a warp's sum leave before the second step": (
+            changed(
+                RMSNORM,
+                ("    sum = lane < blockDim.x / 32 ? sums[lane] : 0;", LEAVE + "    sum = sums[lane];"),
+            ),
+            "reads lane 16 in this shuffle, which has left the kernel: its value is undefined",
+        ),
         "only warp 0 has the total": (
             changed(RMSNORM, (SECOND, f"    if (warp == 0) {{\n    {SECOND}    }}\n")),
             "wrong at rows = ",
