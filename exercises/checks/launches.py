@@ -74,7 +74,7 @@ def _of_nan(got):
     """Where a NaN may come from that was computed."""
     if not np.isnan(got) or is_unset(got):
         return ""
-    return ": NaN comes of 0 / 0 or inf - inf, of another NaN, or of a variable that was never set"
+    return ": NaN comes of 0 / 0, of inf - inf, or of another NaN"
 
 
 def unchanged(arrays, before, at):

@@ -240,7 +240,7 @@ EX3 = {
     ),
     "the sum of squares is never set": (
         changed(ADD_NORM, ("squares = 0;", "squares;")),
-        "NaN comes of 0 / 0 or inf - inf, of another NaN, or of a variable that was never set",
+        "`squares` is read before it is set",
     ),
     "kept numbers behind the end are never set": (
         changed(ADD_NORM, ("        v[k] = 0;\n", "")),
