@@ -32,19 +32,21 @@ IN_AND_OUT = re.compile(r'"\+\w+"\s*\(')  # an operand of inline assembly, which
 NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
 
 
-def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu"):
+def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu", assembled=True):
     """PTX text of a CUDA C++ source.
 
     source   the text of the file, device code
     options  strings for NVRTC, such as "-DPAD=1", "-I<folder>" or "--use_fast_math"; C++17 unless they say otherwise
     arch     the card's architecture, such as "sm_90" or "sm_90a"
     name     what errors and PTX line numbers call the file
+    assembled  False: make no machine code of it, which takes nearly half of the time. What only the assembler
+               refuses, such as an instruction that is none, is then not noticed
 
     CompileError with the first errors in the source's own lines; CompilerMissing where there is no NVRTC;
     TypeError or ValueError for an argument of the wrong kind. Warnings are dropped (see `compiler_log`), but for one: a
     variable that is read where nothing can have set it is an error.
     """
-    return _compile(source, options, arch, name)[0]
+    return _compile(source, options, arch, name, assembled)[0]
 
 
 def compile_to_cubin(source, options=(), arch="sm_90", name="kernel.cu"):
@@ -69,20 +71,26 @@ def architectures():
     return tuple(f"sm_{arch}" for arch in _take(nvrtc.nvrtcGetSupportedArchs()))
 
 
-def _compile(source, options, arch, name):
-    """(PTX text, machine code, log) from the memory or a file, or else from NVRTC, which makes both at once."""
+def _compile(source, options, arch, name, assembled=True):
+    """(PTX text, machine code, log) from the memory or a file, or else from NVRTC, which makes both at once.
+
+    Not assembled: the machine code may be empty."""
     options = _expect(source, options, arch, name)
     included = _included(source, options, name)
     given = [source, arch, name, *options, *(f"{path}\0{text}" for path, text in included.items())]
     here = os.getcwd()
     digest = kept.digest(*given, here)
+    if not assembled and digest not in _compiled:
+        given.append("not assembled")
+        digest = kept.digest(*given, here)
     if digest not in _compiled:
         shared = None  # what a process in any folder may use
         if all(path.is_absolute() for path in included) and not any(map(UNSEEN.search, (source, *included.values()))):
             shared = kept.digest("nvrtc", *given, *_installed())
         found = kept.find(shared) if shared else None
         if found is None:
-            _compiled[digest] = ptx, code, log = _ask(source, options, arch, name)
+            target = arch if assembled else arch.replace("sm_", "compute_")
+            _compiled[digest] = ptx, code, log = _ask(source, options, target, name)
             if shared and here not in ptx + log:
                 kept.keep(shared, b"\0".join((ptx.encode(), log.encode(), code)))
         else:
@@ -186,7 +194,9 @@ def _ask_once(source, options, arch, name, brought=()):
         ptx = re.sub(r"^\s*\.file\s.*$", lambda line: _as_text(line[0]), ptx, flags=re.MULTILINE)
         here = os.getcwd().replace("\\", "/").rstrip("/")
         ptx = ptx.replace(f'"{here}/{name}"', f'"{name}"')  # no folder of this machine before the learner's file
-        return ptx, _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
+        assembled = arch.startswith("sm_")
+        code = _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if assembled else b""
+        return ptx, code, log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = ROOT / "tests" / "order.txt"
 LISTED = 3  # seconds that a file takes at least to be listed
 
+KERNELS = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_trials")
+
 # What PyTorch and NumPy read as they are imported: how many threads they may use.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _before = {}
@@ -94,6 +96,37 @@ def pytest_collection_finish(session):
 def pytest_unconfigure(config):
     os.environ.pop("LAB_HASTE", None)
     gc.unfreeze()  # or Triton's bindings take what they find at the end for lost
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ptx_alone(request):
+    """Tests of kernels run hundreds of variants on the SIMT machine: NVRTC makes their PTX, and need not assemble it.
+
+    One variant of each source is assembled when a file's tests are done, lest it be a kernel that no card would take.
+    """
+    if not request.path.name.startswith(KERNELS) or "lab.cuda" not in sys.modules:
+        yield
+        return
+    from lab import cuda
+    from simt import nvrtc
+
+    def ptx(module, arch=None):
+        arch = arch or module.arch or cuda.DEFAULT_ARCH
+        given = module.source, module.options, arch, module.name
+        left.setdefault(module.source, given)
+        return nvrtc.compile_to_ptx(*given, assembled=False)
+
+    left = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda.Module, "ptx", ptx)
+        yield
+    texts = {path.read_text() for path in (ROOT / "kernels").glob("*/*.cu")}
+    for source in texts & left.keys() - _assembled:
+        assert nvrtc.compile_to_cubin(*left[source])
+        _assembled.add(source)
+
+
+_assembled = set()
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,17 @@ def test_cubin_is_machine_code_for_the_architecture():
         assert f".target {arch}" in nvrtc.compile_to_ptx(KERNEL, arch=arch)
 
 
+def test_without_the_assembler_the_ptx_is_the_same_and_the_machine_code_is_made_when_asked_for(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_compiled", {})
+    alone = nvrtc.compile_to_ptx(KERNEL, ("-DN=7",), assembled=False)
+    assert nvrtc.compile_to_cubin(KERNEL, ("-DN=7",))[:4] == b"\x7fELF"
+    assert nvrtc.compile_to_ptx(KERNEL, ("-DN=7",)) == alone
+    broken = KERNEL.replace("if (", 'asm("nonsense;"); if (')
+    assert "nonsense" in nvrtc.compile_to_ptx(broken, assembled=False)
+    assert "ptxas" in error(broken)
+    assert "undefined" in error(KERNEL.replace("*= 2", "*= two"), assembled=False)
+
+
 def test_options_reach_the_compiler():
     source = KERNEL.replace("2;", "FACTOR;")
     assert "1084227584" in nvrtc.compile_to_ptx(source, ("-DFACTOR=5",)) or "0f40A00000" in nvrtc.compile_to_ptx(
