@@ -140,30 +140,39 @@ def compiled():
     return made
 
 
-def in_a_process(code, cache):
-    command = [
-        sys.executable,
-        "-c",
-        f"import sys; sys.path[:0] = ['tests', '.']; from {Path(__file__).stem} import *; {code}",
-    ]
-    environment = {"TRITON_CACHE_DIR": str(cache), "TRITON_INTERPRET": "0", "PATH": ""}
+FORKS = """
+import os, sys
+sys.path[:0] = ["tests", "."]
+from NAME import *
+for number, code in enumerate(sys.argv[2:]):
+    child = os.fork()
+    if not child:
+        os.environ["TRITON_CACHE_DIR"] = f"{sys.argv[1]}/cache {number}"
+        sys.stdout = open(f"{sys.argv[1]}/said {number}", "w")
+        exec(code)
+        sys.stdout.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def in_processes(folder, *codes):
+    """What each of these prints in a process of its own: copies of one that has imported this file, which takes long."""
+    command = [sys.executable, "-c", FORKS.replace("NAME", Path(__file__).stem), str(folder), *codes]
+    environment = {"TRITON_INTERPRET": "0", "PATH": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return [(folder / f"said {number}").read_text() for number in range(len(codes))]
 
 
 def test_compiled_after_it_was_interpreted(tmp_path):
-    interpreted = "run(much, *arguments()); "
-    alone = in_a_process("print(compiled())", tmp_path / "alone")
-    assert "atom" in alone
-    assert in_a_process(interpreted + "print(compiled())", tmp_path / "after") == alone
-    again = in_a_process(f"compiled(); {interpreted * 2} print(compiled())", tmp_path / "between")
-    assert again == alone
-
-
-def test_ssd_on_a_card_after_the_cpu(tmp_path):
-    """As a caller would: the SSD kernels on CPU tensors first."""
-    code = (
-        "from test_ssd_five import problem; from kernels.ssd.five import five; five(**problem(1, 20, 2, 16, 1, 16)); "
+    """As a caller of the SSD kernels would, too: on CPU tensors first."""
+    interpreted, ssd = "run(much, *arguments()); ", "five(**problem(1, 20, 2, 16, 1, 16)); "
+    alone, after, again, after_ssd = in_processes(
+        tmp_path,
+        "print(compiled())",
+        interpreted + "print(compiled())",
+        f"compiled(); {interpreted * 2} print(compiled())",
+        "from test_ssd_five import problem; from kernels.ssd.five import five; " + ssd + "print(compiled())",
     )
-    assert "atom" in in_a_process(code + "print(compiled())", tmp_path)
+    assert "atom" in alone and after == alone and again == alone and after_ssd == alone
