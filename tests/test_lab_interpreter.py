@@ -157,7 +157,7 @@ for number, code in enumerate(sys.argv[2:]):
 
 
 def in_processes(folder, *codes):
-    """What each of these prints in a process of its own: copies of one that has imported this file, which takes long."""
+    """What each of these prints in a process of its own: a copy of one that has imported this file."""
     command = [sys.executable, "-c", FORKS.replace("NAME", Path(__file__).stem), str(folder), *codes]
     environment = {"TRITON_INTERPRET": "0", "PATH": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
