@@ -37,6 +37,8 @@ GB = 10**9
 # On Linux pip takes the PyTorch that brings CUDA along, with or without a GPU: .venv then takes about 8 GB, else 2.3.
 # pip unpacks before it installs, so a little more must be free.
 SPACE = {"linux": 10 * GB, "other": 3 * GB}
+COURSE = "matmul_to_mamba"  # as pip spells the course's name
+BARE = ("pip", "setuptools", "wheel", "_distutils_hack", "distutils-precedence", "pkg_resources", "__pycache__")
 PROGRAM = """\
 #include <math.h>
 #include <stdint.h>
@@ -175,9 +177,7 @@ def write_stamp(root, installed):
 
 def wanted(root):
     """What VENV must hold, as a hash: a stamp with another one means that pip has work to do."""
-    # The packages too: one that was not there at the last install cannot be imported from a notebook.
-    packages = glob.glob(os.path.join(glob.escape(root), "*", "__init__.py"))
-    h = hashlib.sha256(" ".join(sorted(os.path.relpath(p, root) for p in packages)).encode())
+    h = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         try:
             with open(os.path.join(root, name), "rb") as f:
@@ -206,6 +206,27 @@ def why_anew(root):
     except OSError:
         broken = True
     return f"making {VENV} anew: its Python is gone" if broken else None
+
+
+def check_ours(root):
+    """Nobody else's VENV is made anew: ours has our stamp or the course in it, or holds nothing that was installed."""
+    folder = os.path.join(root, VENV)
+    if not os.path.lexists(folder) or os.path.lexists(stamp_file(root)):
+        return
+    ours = False
+    if os.path.isdir(folder):
+        found = os.listdir(folder)
+        packages = glob.glob(os.path.join(glob.escape(folder), "[Ll]ib*", "python*", "site-packages", "*"))
+        packages += glob.glob(os.path.join(glob.escape(folder), "Lib", "site-packages", "*"))
+        names = {os.path.basename(p).lower() for p in packages}
+        own = any(name.startswith(COURSE) for name in names)
+        bare = "pyvenv.cfg" in found and all(name.startswith(BARE) for name in names)  # killed while it was made
+        ours = own or bare or not found
+    if not ours:
+        raise Stop(
+            f"expected {VENV} to be made by this command and found one that something else made ({folder}): move it "
+            f"away or remove it, then run the same command again"
+        )
 
 
 # Leap: make .venv and fill it.
@@ -274,7 +295,7 @@ def install(root, *options):
         if not os.path.exists(os.path.join(info, "RECORD")):
             shutil.rmtree(info, ignore_errors=True)
     # Python compiles what is imported; of all that comes along, most never is.
-    pip(root, "install", "--no-compile", "-e", ".[test]", *options)
+    pip(root, "install", "--no-compile", ".[test]", *options)
 
 
 def complete(root, pins=False, latest=False):
@@ -284,6 +305,8 @@ def complete(root, pins=False, latest=False):
     check_writable(root)
     with only_one(root):
         why = why_anew(root)
+        if why:
+            check_ours(root)
         if not why and not pins and not latest and read_stamp(root).get("installed") == wanted(root):
             return
         if why:
@@ -308,7 +331,7 @@ def pinned(text):
 
 def installed(root):
     """{package: version} of what is in VENV, the course itself aside."""
-    freeze = [venv_python(root), "-m", "pip", "freeze", "--exclude-editable"]
+    freeze = [venv_python(root), "-m", "pip", "freeze"]  # the course stands there as a folder, without "=="
     return pinned(subprocess.check_output(freeze, cwd=root, env=clean_env()).decode())
 
 

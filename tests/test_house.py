@@ -45,8 +45,14 @@ def test_environment_defers_to_pyproject():
     (by_pip,) = [d["pip"] for d in listed if isinstance(d, dict)]
     (python,) = [d for d in conda if name_of(d) == "python"]
     assert python.removeprefix("python").split(",")[0] == PROJECT["requires-python"]
-    assert by_pip == ["-c constraints.txt", "-e .[test]"]
+    assert by_pip == ["-c constraints.txt", ".[test]"]
     assert not {name_of(d) for d in conda} & {name_of(r) for r in DIRECT}
+
+
+def test_installing_brings_no_package():
+    """Else `pip install .` would write over Hugging Face's `kernels`; setuptools finds packages unless told of none."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings == {"packages": [], "py-modules": []}
 
 
 def test_every_direct_dependency_is_pinned_exactly_and_nothing_of_cuda_is():
@@ -286,10 +292,6 @@ def test_the_second_time_there_is_nothing_to_do_until_something_changes(pipless,
         f.write("# another\n")
     assert pipless() == 1 and pipless() == 0
 
-    (copy / "simt").mkdir()
-    (copy / "simt" / "__init__.py").touch()  # a package that an editable install would not know
-    assert pipless() == 1 and pipless() == 0
-
     (copy / ".venv" / "mark").touch()
     capsys.readouterr()
     for damage, reason in [
@@ -305,6 +307,24 @@ def test_the_second_time_there_is_nothing_to_do_until_something_changes(pipless,
     moved = copy.with_name("moved")
     copy.rename(moved)
     assert "in another place" in bootstrap.why_anew(str(moved))
+
+
+def test_a_venv_that_something_else_made_is_left_alone(pipless, copy):
+    venv.create(copy / ".venv", symlinks=True)
+    (site,) = (copy / ".venv" / "lib").glob("python*/site-packages")
+    (site / "numpy").mkdir()
+    with pytest.raises(bootstrap.Stop, match="found one that something else made .*: move it away or remove it"):
+        pipless()
+    assert (site / "numpy").exists()
+    (site / "matmul_to_mamba-0.1.0.dist-info").mkdir()  # ours, though its stamp is gone
+    assert pipless() == 1
+    shutil.rmtree(copy / ".venv")
+    (copy / ".venv").write_text("a file")
+    with pytest.raises(bootstrap.Stop, match="something else made"):
+        pipless()
+    (copy / ".venv").unlink()
+    (copy / ".venv").mkdir()  # empty
+    assert pipless() == 1
 
 
 def test_a_venv_of_another_python_is_made_anew(pipless, copy, monkeypatch):
