@@ -38,11 +38,12 @@ class UnsetRegister(SimtError):
 
 
 class BarrierFault(SimtError):
-    """Threads of a block wait at different barriers, or for threads that never come."""
+    """Threads of a block wait at different barriers, or part of a warp at one that the others leave out."""
 
 
 class LaneFault(SimtError):
-    """An instruction for lanes together (a shuffle, a vote) that not all the lanes it names have reached."""
+    """An instruction for lanes together (a shuffle, a vote) that not all the lanes it names have reached, or a shuffle
+    that reads a lane which has no part in it."""
 
 
 class AsyncFault(SimtError):

@@ -181,6 +181,33 @@ def test_what_the_optimiser_hides_is_seen_without_it():
         launch("k", text, options=("-G",))
 
 
+WGMMA = """
+__device__ unsigned long long place(const void* p) {  // rows of 8 x 8 halves, one behind the other
+    return (__cvta_generic_to_shared(p) & 0x3FFFF) >> 4 | 8ull << 16 | 16ull << 32;
+}
+extern "C" __global__ void k(float* y, int adds) {
+    __shared__ alignas(128) unsigned short A[64 * 16], B[8 * 16];
+    for (int i = threadIdx.x; i < 64 * 16; i += 128) A[i] = B[i % 128] = 0x3c00;
+    asm volatile("fence.proxy.async;" ::: "memory");
+    __syncthreads();
+    float d[4];
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %6, 0;"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(place(A)), "l"(place(B)), "r"(adds));
+    asm volatile("wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (int i = 0; i < 4; i++) y[threadIdx.x * 4 + i] = d[i];
+}"""
+
+
+def test_the_sums_of_a_wgmma_need_a_value_only_where_it_adds_to_them():
+    kernel, y = simt.compile(WGMMA, arch="sm_90a")["k"], np.zeros(512, np.float32)
+    kernel(1, 128, y, np.int32(0))
+    assert (y == 16).all()
+    with pytest.raises(simt.UnsetRegister, match="line 12 .*`d` is read before it is set"):
+        kernel(1, 128, y, np.int32(1))
+
+
 def test_guards_and_calls():
     """PTX by hand: a guarded write sets its lanes only; a value passes through a call; a guard must be set."""
 
