@@ -86,6 +86,7 @@ class Access:
     """What the lanes of one instruction do together.
 
     strong    Strong; None: an atomic of scope gpu, or an ordinary access
+    values    of a store: one for each lane, or (lanes, elements)
     pending   the store of an asynchronous copy that has been issued and not waited for
     item      the bytes of one element, if the access is to several
     event     what it has been given already, if it comes late (simt/aside.py)
@@ -301,7 +302,7 @@ class Races:
             event = self.event(kind, access.line, access.strong.scope, access.item, NEVER if access.pending else None)
         shadow = self.memory.setdefault(buffer, Shadow(size))
         at, lane = shadow.items_of(places, size)
-        values = None if access.values is None else bits_of(access.values)[lane]
+        values = None if access.values is None else for_items(bits_of(access.values), size // shadow.item)
         threads = numbers if len(at) == len(numbers) else numbers[lane]
         if not late:
             if kind != "load":
@@ -435,6 +436,20 @@ def numbered(blocks, threads):
 
 def nothing_stale(threads, events):
     return np.zeros(len(threads), bool)
+
+
+def for_items(values, each):
+    """Values (accesses, elements) as one for each of `each` items of an access, equal where the values are."""
+    values = values.reshape(len(values), -1)
+    count = values.shape[1]
+    if count < each:
+        values = np.repeat(values, each // count, axis=1)
+    elif count > each:
+        parts = values.reshape(len(values), each, -1)
+        values = parts[..., 0]
+        for k in range(1, parts.shape[2]):
+            values = values * np.int64(0x9E3779B97F4A7C1 | 1) + parts[..., k]
+    return values.reshape(-1)
 
 
 def bits_of(values):

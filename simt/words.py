@@ -164,8 +164,8 @@ class Words:
         line, strong = self.race_facts(site)
         blocks, threads = self.who(lanes)
         held = None
-        if values is not None and len(values) == 1:
-            held = np.broadcast_to(values[0], self.shape).reshape(-1)[lanes]
+        if values is not None:
+            held = np.stack([np.broadcast_to(v, self.shape).reshape(-1)[lanes] for v in values], axis=1)
         if space is self.memory.shared and kind != "load" and (self.bulk.stores or self.warpgroups.flights):
             self.check_readers(flat, size, lanes // (self.shape[1] * 32), threads, line)
         more = {"strong": strong, "item": item, "event": event}
