@@ -29,6 +29,7 @@ from simt.rounding import (
     odd_sum,
     round_to,
 )
+from simt.types import broadcast
 
 MODES = ("rn", "rz", "rm", "rp")
 FORMATS = {"f32": FLOAT32, "f16": FLOAT16, "bf16": BFLOAT16}
@@ -175,7 +176,7 @@ def _tiny(name, mode, target, x):
 
 
 def _pick(where, arrays):
-    return [np.broadcast_to(x, where.shape)[where] for x in arrays]
+    return [broadcast(x, where.shape)[where] for x in arrays]
 
 
 # ---- f32 ----

@@ -3,6 +3,7 @@
 import numpy as np
 
 from simt import integers, lanes
+from simt.types import broadcast
 
 
 def join_parts(dtype, *parts):
@@ -99,7 +100,7 @@ def shuffle(mode, value, lane, clamp):
     """shfl, after all lanes have been spelled out."""
     if lane.size == clamp.size == 1:
         return lanes.shuffle_alike(mode, value, int(lane.item()), int(clamp.item()))
-    value, lane, clamp = (np.broadcast_to(a, a.shape[:2] + (32,)) for a in (value, lane, clamp))
+    value, lane, clamp = (broadcast(a, a.shape[:2] + (32,)) for a in (value, lane, clamp))
     return lanes.shuffle(mode, value, lane, clamp)
 
 

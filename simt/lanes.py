@@ -9,6 +9,8 @@ import functools
 
 import numpy as np
 
+from simt.types import broadcast
+
 U32 = np.uint32
 LANES = np.arange(32)
 BITS = U32(1) << LANES.astype(U32)
@@ -25,15 +27,15 @@ def shuffle(mode, value, lane_operand, clamp_operand):
     """
     source, in_range = sources(mode, lane_operand, clamp_operand)
     shape = np.broadcast_shapes(value.shape, source.shape)
-    source, in_range = np.broadcast_to(source, shape), np.broadcast_to(in_range, shape)
-    return np.take_along_axis(np.broadcast_to(value, shape), source, axis=-1), in_range
+    source, in_range = broadcast(source, shape), broadcast(in_range, shape)
+    return np.take_along_axis(broadcast(value, shape), source, axis=-1), in_range
 
 
 def shuffle_alike(mode, value, lane_operand, clamp_operand):
     """The same where lane and clamp are numbers, one for all lanes."""
     source, in_range = known_sources(mode, lane_operand, clamp_operand)
     shape = value.shape[:-1] + (32,)
-    return np.broadcast_to(value, shape)[..., source], np.broadcast_to(in_range, shape)
+    return broadcast(value, shape)[..., source], np.broadcast_to(in_range, shape)
 
 
 def sources(mode, lane_operand, clamp_operand):

@@ -26,6 +26,7 @@ from simt.errors import Deadlock, LaneFault, SimtError, StepLimit, Unsupported
 from simt.integers import Lazy, unpack
 from simt.memory import Memory
 from simt.threads import Threads
+from simt.types import broadcast
 from simt.unset import MARK
 from simt.waiting import not_begun, what_blocks_wait_for
 from simt.warpgroup import Warpgroups
@@ -155,6 +156,7 @@ class Part(Threads, Words, Company):
         self.launch, self.program, self.numbers = launch, launch.program, numbers
         self.steps = self.work = self.seconds = self.began = 0  # began, seconds: processor time
         self.shape = (len(numbers), launch.warps, 32)
+        self.everyone = np.broadcast_to(True, self.shape)
         self.parameters = launch.parameters
         program = self.program
         self.memory = Memory(
@@ -310,7 +312,7 @@ class Part(Threads, Words, Company):
         return self.shape[0] if self.alive is None else int(self.whole(self.alive).any(axis=(1, 2)).sum())
 
     def whole(self, mask):
-        return np.broadcast_to(True if mask is None else mask, self.shape)
+        return self.everyone if mask is None or mask is True else broadcast(np.asarray(mask), self.shape)
 
     def those(self, mask):
         """The threads of a mask, spelled out; None: all there are."""

@@ -16,6 +16,7 @@ from simt.errors import MemoryFault
 from simt.integers import Known, unpack
 from simt.report import REQUESTS, SHARED
 from simt.rounding import flush
+from simt.types import broadcast
 
 REGION = 36  # each buffer owns 2**36 bytes of addresses
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 60, 1 << 61  # generic addresses of shared and local memory
@@ -212,13 +213,13 @@ class Memory:
 
     def active_addresses(self, space, memory, pattern, shift, size, active, site):
         """(numbers, addresses) of the lanes that take part; a MemoryFault if one is out of bounds or misaligned."""
-        addresses = np.broadcast_to(pattern.array, self.shape).astype(np.int64) + shift
+        addresses = broadcast(pattern.array, self.shape).astype(np.int64) + shift
         lanes = np.flatnonzero(np.broadcast_to(True if active is None else active, self.shape))
         flat = addresses.reshape(-1)[lanes]
         if space == "global":
             regions = flat >> REGION
             inside = np.zeros(flat.size, bool)
-            for region in np.unique(regions):
+            for region in regions[:1] if (regions == regions[:1]).all() else np.unique(regions):
                 buffer = self.buffers.get(int(region))
                 if buffer is not None:
                     inside |= (
@@ -681,7 +682,7 @@ def pick(value, lanes, shape):
     """The values of the given flat lanes of a register."""
     if value.size == 1:
         return np.broadcast_to(value.reshape(()), lanes.shape)
-    return np.broadcast_to(value, shape).reshape(-1)[lanes]
+    return broadcast(value, shape).reshape(-1)[lanes]
 
 
 def is_tiny(values):

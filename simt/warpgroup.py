@@ -163,12 +163,21 @@ class Warpgroups:
         lanes = warps[:, :, None]
         if not deferred:
             return [np.where(lanes, new, old) for new, old in zip(registers, d)]
-        return [self.take_off(flight, new, old, lanes) for new, old in zip(registers, d)]
+        others = {}  # of the lanes that earlier wgmmas fill in, those that this one does not
+        return [self.take_off(flight, new, old, lanes, others) for new, old in zip(registers, d)]
 
-    def take_off(self, flight, values, old, lanes):
+    def take_off(self, flight, values, old, lanes, others):
         """The register that will be `values` in these lanes; NaN until then."""
-        array = np.where(lanes, POISON, np.broadcast_to(old, values.shape))
-        entries = [(f, v, m & ~lanes) for f, v, m in self.entries(old) if (m & ~lanes).any()]
+        array = np.empty(values.shape, values.dtype)
+        np.copyto(array, old)
+        np.copyto(array, POISON, where=lanes)
+        entries = []
+        for f, v, m in self.entries(old):
+            if id(m) not in others:
+                left = m & ~lanes
+                others[id(m)] = left if left.any() else None, m  # m too, lest another get its id
+            if others[id(m)][0] is not None:
+                entries.append((f, v, others[id(m)][0]))
         entries.append((flight, values, lanes))
         for f, v, m in entries:
             f.targets.append((array, v, m))
@@ -321,7 +330,9 @@ class Warpgroups:
     def together(self, registers):
         """Registers -> (register, warpgroups of all blocks, warp, row of a fragment, place in it)."""
         shape, warps = self.part.shape, 4 * self.groups
-        out = np.stack([np.broadcast_to(r, shape)[:, :warps] for r in registers])
+        out = np.empty((len(registers), shape[0], warps, 32), registers[0].dtype)
+        for place, register in zip(out, registers):
+            place[...] = register if register.shape[1] == 1 else register[:, :warps]
         return out.reshape(len(registers), -1, 4, 8, 4)
 
     def from_registers(self, kind, a, chosen):
