@@ -87,14 +87,16 @@ class Aside:
             entries.clear()
             self.spans[kind].clear()
 
-    def settle(self):
-        """A barrier of all who can reach this memory."""
+    def settle(self, copying):
+        """A barrier of all who can reach this memory. copying: asynchronous copies to it are under way."""
         if self.held or self.entries["load"] or self.entries["store"]:
             for entries in self.entries.values():
                 entries.clear()
             self.held = 0
-        for span in (*self.spans.values(), *self.noted.values()):
+        for span in (*self.spans.values(), self.noted["load"]):
             span.clear()
+        if not copying:  # what they write is not settled
+            self.noted["store"].clear()
 
 
 def one_each(pattern, size, shape, own, mask):

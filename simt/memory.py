@@ -608,7 +608,7 @@ class Memory:
             return False
         if kind == "store" and not one_each(pattern, size, self.shape, shared, mask):
             return False
-        held = pattern.array.nbytes if pattern.array.size > 1024 else 0
+        held = sum(a.nbytes for a in (pattern.array, *(values or ())) if a.size > 1024)
 
         def make():
             event = self.races.event(kind, line, 0, size)

@@ -1,13 +1,11 @@
 """What a memory remembers for each few bytes (an item): who wrote it last, and all who have read it since.
 
 Who is a thread number, when an event's number (races.py). Readers of an item are a list of nodes (thread, event, next),
-the latest first. A reader whose warp reads again takes its own node's place, so that a loop that looks at a flag, or
-reads a table, does not make lists grow.
+the latest first. A thread that reads again takes its own node's place, so that a loop that looks at a flag makes no
+list grow.
 """
 
 import numpy as np
-
-from simt.clocks import WARP
 
 NOBODY = -1
 MOST_NODES = 1 << 23  # then the lists are cut to their latest readers
@@ -55,11 +53,12 @@ class Shadow:
         head = self.head[at]
         known = np.flatnonzero(head != NOBODY)
         follow = head.copy()  # what the new nodes stand before
+        events = np.full(len(at), event)
         if len(known):
             node = head[known]
-            again = self.reader[node] // WARP == threads[known] // WARP
-            again &= self.reader[node] == threads[known]
+            again = self.reader[node] == threads[known]
             follow[known[again]] = self.next[node[again]]
+            events[known[again]] = np.maximum(event, self.event[node[again]])  # this one may come late
             rest = known[~again]
             if len(rest):
                 gone = stale(self.reader[head[rest]], self.event[head[rest]])
@@ -69,7 +68,7 @@ class Shadow:
         start = self.nodes
         self.grow(start + many)
         new = np.arange(start, start + many)
-        self.reader[new], self.event[new], self.next[new] = threads, event, follow
+        self.reader[new], self.event[new], self.next[new] = threads, events, follow
         order = np.argsort(at, kind="stable")
         meet = at[order][1:] == at[order][:-1]
         if meet.any():

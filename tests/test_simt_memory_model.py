@@ -425,3 +425,43 @@ def test_check_races_costs_little():
         simt.compile(source.replace("        __syncthreads();\n      }", "      }"))["k"](
             (7, 7), (16, 16), a, b, c, np.int32(n), check_races=True
         )
+
+
+def test_a_copy_that_nobody_has_waited_for_is_not_settled_by_a_barrier():
+    source = r"""
+    #include <cuda_pipeline.h>
+    extern "C" __global__ void k(const float *x, float *y) {
+      __shared__ float s[64];
+      if (threadIdx.x < 32) __pipeline_memcpy_async(&s[threadIdx.x], x + threadIdx.x, 4);
+      __syncthreads();
+      if (threadIdx.x >= 32) s[threadIdx.x - 32] = 1;
+      __pipeline_wait_prior(0);
+      __syncthreads();
+      y[threadIdx.x] = s[threadIdx.x % 32];
+    }"""
+    with pytest.raises(simt.RaceError, match="nothing has waited for"):
+        simt.compile(source)["k"](1, 64, np.zeros(64, np.float32), np.zeros(64, np.float32), check_races=True)
+
+
+def test_a_reader_put_aside_does_not_hide_a_later_one():
+    """Thread 40 reads x twice; thread 0 writes it behind the first read only."""
+    source = r"""
+    extern "C" __global__ void k(volatile unsigned *flag, float *x, float *y) {
+      if (threadIdx.x == 40) {
+        y[0] = x[0];
+        __threadfence();
+        flag[0] = 1;
+        while (flag[1] == 0);
+        y[1] = ((volatile float *)x)[0] + x[1];
+        flag[2] = 1;
+      } else if (threadIdx.x == 0) {
+        while (flag[0] == 0);
+        __threadfence();
+        flag[1] = 1;
+        while (flag[2] == 0);
+        x[0] = 2;
+      }
+    }"""
+    flag, x, y = np.zeros(3, np.uint32), np.zeros(2, np.float32), np.zeros(2, np.float32)
+    with pytest.raises(simt.RaceError, match="race on x"):
+        simt.compile(source)["k"](1, 64, flag, x, y, check_races=True)
