@@ -114,10 +114,11 @@ class Barriers:
         of the arrivals that the mbarrier was initialised for (.noinc).
         """
         for address, lanes in self.places(where, mask, line):
-            phases = self.live(address, lanes, line).phase.copy()
+            barrier = self.live(address, lanes, line)
             chosen = np.zeros(self.part.shape, bool)
             chosen.reshape(-1)[lanes] = True
-            self.memory.promise(address, phases, chosen)
+            self.memory.promise(address, barrier.phase.copy(), chosen)
+            self.publish(barrier, self.blocks(lanes), lanes)
         if counts:
             self.arrive(where, 1, None, mask, line)
         self.memory.version += 1

@@ -137,6 +137,7 @@ class Memory:
         self.arriving = {}  # for simt/bulk.py: loads that nobody has seen arrive
         self.copies, self.commits = [], 0  # asynchronous copies under way; how often they were committed
         self.issued, self.promises = 0, []  # how many there were; those that an mbarrier counts, see `promise`
+        self.counted = np.zeros(shape, np.int64)  # which of them it counts already, for simt/races.py
         self.aside = Aside()  # of shared memory, for simt/races.py
 
     def free(self):
@@ -471,6 +472,14 @@ class Memory:
     def promise(self, address, phases, lanes):
         """cp.async.mbarrier.arrive: all that these lanes have issued counts at an mbarrier, for its phase by block."""
         self.promises.append((address, phases, lanes, self.issued))
+        if self.races is not None:
+            for site, target, offset, values, own, _, number in self.copies:
+                fresh = lanes & (number > self.counted) & (True if own is None else own)
+                if fresh.any():  # the mbarrier's arrival comes behind what they write
+                    size = 4 * len(values)
+                    memory, pattern, shift, _, _ = self.place("shared", target, offset, size, fresh, site)
+                    self.note_race("store", memory, pattern, shift, size, fresh, (site, "arrive"), 4, values, False)
+            self.counted = np.where(lanes, self.issued, self.counted)
 
     def land(self, address, blocks, phases):
         """Somebody has seen the phases of the mbarrier at `address` complete: what counted there has arrived."""
@@ -481,7 +490,7 @@ class Memory:
                 seen = np.zeros(self.shape[0], bool)
                 seen[blocks] = before[blocks] < phases[blocks]
                 now = lanes & seen.reshape(-1, 1, 1)
-                races, self.races = self.races, None  # the mbarrier orders them, as it does the arrivals
+                races, self.races = self.races, None  # they have been noted
                 self.complete(lambda group, number: np.broadcast_to(number <= issued, self.shape), now)  # noqa: B023
                 self.races = races
                 promise = (there, before, lanes & ~now, issued)

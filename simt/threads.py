@@ -162,6 +162,10 @@ class Threads:
         return self.by_members(members, mask, lambda active: lanes.vote(mode, *alike(p, active)))
 
     def match(self, mode, value, members, mask):
+        if self.launch.races is not None:  # no fence to the letter; libcu++'s pipelines take it for one as they end
+            active = self.whole(self.exist if mask is None else mask)
+            named = np.bitwise_or.reduce(np.where(active, unpack(members, 32), np.uint32(0)), axis=2, keepdims=True)
+            self.order_lanes(pack(np.broadcast_to(named, self.shape)), active)
         if mode == "any":
             return self.by_members(members, mask, lambda active: lanes.match_any(*alike(value, active))), None
         both = [
@@ -247,6 +251,10 @@ class Threads:
     def warp_barrier(self, members, mask, line):
         if self.guard is not None:
             self.guard.meet(mask, axes=2)
+        self.order_lanes(members, mask)
+
+    def order_lanes(self, members, mask):
+        """What these lanes of a warp have done comes before what they do next, for simt/races.py."""
         if self.launch.races is not None:
             found = np.argwhere(self.whole(self.exist if mask is None else mask).any(axis=2))
             blocks, warps = self.numbers[found[:, 0]], found[:, 1]

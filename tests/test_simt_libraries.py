@@ -114,6 +114,7 @@ def test_copies_that_an_mbarrier_counts(module):
         module[name](1, 128, x, y, *given)
         wanted = x.reshape(-1, width)[:, ::-1].reshape(-1)
         assert (y == wanted)[: 128 if name == "barrier" else None].all(), name
+        module[name](1, 128, x, y, *given, check_races=True)
     with pytest.raises(simt.MemoryFault, match="an asynchronous copy may not have arrived: nothing has waited for it"):
         module["ring"](1, 128, x, np.zeros_like(x), I32(7), np.False_)
 
