@@ -86,15 +86,15 @@ def exercise_2(source):
     """CUDA source of axpy."""
     exercise = Exercise("Exercise 2: a loop for any grid")
     launches = [(1, 32), (2, 64), (1, 1), (3, 96), (7, 33), (5, 256)]
-    cases = [(n, *shape) for n in (1, 31, 32, 33, 64, 65, 517) for shape in launches]
-    cases += [(1031, 3, 96), (1031, 5, 256)]
+    cases = [(n, *shape) for n in (1, 31, 33, 64, 300) for shape in launches]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "axpy"), np.random.default_rng()
         for n, grid, block in cases:
             at = f"n = {n}, {counted(grid, 'block')} of {block}"
-            _axpy(kernel, grid, block, 1, np.ones(n, np.float32), np.zeros(n, np.float32), at)
+            if n < 64:
+                _axpy(kernel, grid, block, 1, np.ones(n, np.float32), np.zeros(n, np.float32), at)
             _axpy(kernel, grid, block, 3, whole_numbers(rng, n), whole_numbers(rng, n), at)
-        n, grid = 8192, 4
+        n, grid = 2048, 2
         at = f"n = {n}, {grid} blocks of {BLOCK}"
         report = _axpy(kernel, grid, BLOCK, 3, whole_numbers(rng, n), whole_numbers(rng, n), at)
         coalesced(report, at)
@@ -168,7 +168,8 @@ def exercise_4(source):
     cases = [((16, 16), 64, 64)]  # the author's
     sizes = sorted(itertools.product((1, 5, 16, 17, 33), (1, 16, 30, 65)), key=lambda s: (s[0] * s[1], s))
     cases += [((16, 16), *size) for size in sizes]
-    cases += [(block, *size) for block in ((32, 8), (8, 32), (64, 1), (1, 64)) for size in sizes]
+    for block in ((32, 8), (8, 32), (64, 1), (1, 64)):
+        cases += [(block, *size) for size in ((1, 1), (5, 30), (33, 16), (17, 65), (33, 65))]
     with exercise, time_limit(120):
         kernel, rng = compiled(source, "fetch_rows"), np.random.default_rng()
         for block, n, cols in cases:
@@ -203,7 +204,7 @@ def exercise_5(source):
     """CUDA source of gemv_t."""
     exercise = Exercise("Exercise 5: a GEMV with coalesced loads")
     shapes = [(1, 1), (3, 2), (2, 3), (31, 8), (33, 16), (257, 10), (300, 61)]
-    cases = [(rows, cols, splits, 256) for rows, cols in shapes for splits in (1, 2, 3, 8)]
+    cases = [(rows, cols, splits, 256) for rows, cols in shapes for splits in (1, 2, 8)]
     cases += [(300, 5, 2, 128), (300, 5, 2, 32)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "gemv_t"), np.random.default_rng()

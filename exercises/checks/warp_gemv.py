@@ -113,6 +113,7 @@ def exercise_2(source):
     """CUDA source of softmax."""
     exercise = Exercise("Exercise 2: softmax by a warp")
     shapes = [(1, 1), (1, 2), (1, 31), (1, 32), (1, 33), (2, 7), (9, 64), (17, 100), (8, 129), (3, 1000)]
+    largest = [(1, 1), (1, 33), (17, 100)]  # shapes with values near 500 and -500, too
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "softmax"), np.random.default_rng()
         named_lanes(source)
@@ -120,8 +121,9 @@ def exercise_2(source):
             at = f"rows = {rows}, cols = {cols}"
             x = rng.standard_normal((rows, cols)).astype(np.float32)
             _softmax(kernel, x, at)
-            _softmax(kernel, x + 500, f"{at}, with values near 500")
-            _softmax(kernel, x - 500, f"{at}, with values near -500")
+            if (rows, cols) in largest:
+                _softmax(kernel, x + 500, f"{at}, with values near 500")
+                _softmax(kernel, x - 500, f"{at}, with values near -500")
         x = rng.standard_normal((5, 70)).astype(np.float32)
         x[:, rng.permutation(70)[:40]] = -np.inf
         _softmax(kernel, x, "rows = 5, cols = 70, with 40 columns of -inf")
@@ -137,7 +139,7 @@ def exercise_2(source):
                 f"right, but at {at} the warps make {made:,} {word} requests; wanted: at most {most:,}, "
                 f"{times} for each 32 elements",
             )
-    return exercise.report(f"right on {3 * len(shapes) + 2} cases, and every request is coalesced")
+    return exercise.report(f"right on {len(shapes) + 2 * len(largest) + 2} cases, and every request is coalesced")
 
 
 def _softmax(kernel, x, at):
@@ -166,7 +168,8 @@ def exercise_3(source):
         named_lanes(source)
         for rows, cols, grid in dict.fromkeys(cases):
             at = f"rows = {rows}, cols = {cols}, {counted(grid, 'block')}"
-            _gemv(kernel, np.ones((rows, cols), np.float32), np.ones(cols, np.float32), grid, at)
+            if grid == 1:
+                _gemv(kernel, np.ones((rows, cols), np.float32), np.ones(cols, np.float32), grid, at)
             _gemv(kernel, whole_numbers(rng, rows, cols), whole_numbers(rng, cols), grid, at)
         rows, cols, grid = 256, 128, 5
         at = f"rows = {rows}, cols = {cols}, {grid} blocks"
@@ -287,7 +290,8 @@ def exercise_6(source):
     """CUDA source of rmsnorm."""
     exercise = Exercise("Exercise 6: RMSNorm by a block")
     shapes = [(1, 1), (1, 2), (2, 31), (3, 32), (2, 33), (1, 255), (2, 256), (3, 257), (2, 1000), (1, 1025)]
-    cases = [(rows, cols, block) for rows, cols in shapes for block in (256, 32, 96)]
+    cases = [(rows, cols, 256) for rows, cols in shapes]
+    cases += [(rows, cols, block) for rows, cols in shapes[::3] for block in (32, 96)]
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "rmsnorm"), np.random.default_rng()
         named_lanes(source)

@@ -90,11 +90,11 @@ EX2 = {
                 "    for (int i = from; i < from + each && i < n; i++) y[i] += a * x[i];"
             ),
         ),
-        "right, but not coalesced: at n = 8192, 4 blocks of 256 a load of a warp touches 32 sectors",
+        "right, but not coalesced: at n = 2048, 2 blocks of 256 a load of a warp touches 16 sectors",
     ),
     "one thread does it all": (
         (_axpy(f"    if ({FIRST} == 0)\n        for (int i = 0; i < n; i++) y[i] += a * x[i];"),),
-        "the warps make 16,384 load requests; 512 are enough",
+        "the warps make 4,096 load requests; 128 are enough",
     ),
     "forgets what was in y": (
         (_stride().replace("y[i] += a", "y[i] = a"),),
