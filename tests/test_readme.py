@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernels import bench, headline
-from lab import Ladder, Roof, Timing, results
+from lab import Ladder, Roof, Timing, notebooks, results
 from lab.ladder import Figure
 
 README = (results.ROOT / "README.md").read_text()
@@ -31,6 +31,15 @@ def test_the_readmes_headline_is_the_stored_one():
 def test_the_readmes_picture_is_there():
     assert bench.picture_line(bench.readme_ladder()) in README.splitlines(), "run `python -m kernels.bench readme`"
     assert bench.PICTURE.read_bytes().startswith(b"\x89PNG")
+
+
+@measured
+@pytest.mark.parametrize("chapter", sorted({case.chapter for case in headline.CASES}))
+def test_each_row_of_the_headline_stands_in_its_chapter(chapter):
+    (path,) = (results.ROOT / "notebooks").glob(f"{chapter}_*.ipynb")
+    shown = [o.get("data", {}) for cell in notebooks.read(path).cells for o in cell.get("outputs", ())]
+    for ladder in headline.ladders(chapter):
+        assert str(ladder) in [data.get("text/plain") for data in shown], ladder.title
 
 
 @pytest.fixture

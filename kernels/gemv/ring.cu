@@ -9,9 +9,9 @@
      one in the kernel, before the warps' sums are added up. With so much shared memory a block has
      its multiprocessor to itself: a block of the next kernel starts there when this one ends, while
      others still work.
-   - x comes late: it stands in line behind all that has been asked for. By then a whole ring of
-     weights waits for it, so the arithmetic must be short. mma.m16n8k16 does that of 4 columns of 2
-     rows for all lanes in one instruction. It is meant for tiles. Here row g of A is what the 4
+   - x comes late: it stands in line behind all that has been asked for, and a whole ring of weights
+     waits for it. mma.m16n8k16 does the arithmetic of 4 columns of 2 rows for all lanes in one
+     instruction. (With PDL, ordinary multiply-adds take no longer on an H200.) It is meant for tiles. Here row g of A is what the 4
      lanes 4g .. 4g+3 hold of one row of W, row g + 8 what they hold of the next, and column g of B
      what the same lanes hold of x: their product is D[g][g], and D[g+8][g]. The rest of D mixes
      lanes that have nothing to do with each other, and is thrown away.

@@ -2,7 +2,7 @@
 
 Rung 1 with other blocks; what rung 3 owes to its barrier and what to its large blocks; rung 5 with fewer and with more
 bytes under way; and the three steps from rung 5 to the ring, one at a time: dependent launches, the ring, tensor cores.
-Tables say how fast a kernel reads with so many bytes under way, and how long one load takes where nothing else is. A
+Tables say how fast a kernel reads with so many bytes under way, and how long one load of the L2 cache takes. A
 variant is compiled from its rung's source with other options, or with one piece of it replaced.
 """
 
@@ -229,7 +229,10 @@ def read_table():
 
 
 def chain_table():
-    """Nanoseconds of a load by one thread, each from where the one before it said, in an otherwise idle card."""
+    """Nanoseconds of a load by one thread, each from where the one before it said, in an otherwise idle card.
+
+    A graph replays the same steps, so their lines, 2 MB, are in the L2 cache, whose latency this is.
+    """
     count = CHAIN_BYTES // 128
     order = torch.randperm(count, device=rows_of.DEVICE) * 16  # one number of eight bytes in each line of 128
     order = torch.roll(order, -int((order == 0).nonzero()))  # the first is 0
