@@ -145,7 +145,7 @@ class Kernel:
                   dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
                   40,000 instructions of single threads each. None: 100,000, and on until a part has taken 10 seconds
-                  of processor time, so that a long loop is not taken for an endless one
+                  of processor time, so that a long loop is not taken for an endless one (15, where steps take long)
     """
 
     def __init__(self, module, program):

@@ -35,6 +35,7 @@ from simt.words import Words, spans
 PART = 32768  # threads that run together
 EXIT = -1
 STEP_LIMIT, PATIENCE = 100_000, 10  # steps of a part, and seconds of processor time: beyond both a loop is endless
+FEW_STEPS, LONG = 10_000, 15  # ... and beyond both of these, where each step takes long
 WORK_PER_STEP = 40_000  # instructions of single threads that an average step may have, for the limit of steps
 ROOM = 1 << 28  # bytes of shared and local memory that a part may have, if it is more than one block
 
@@ -141,7 +142,8 @@ class Launch:
         part.steps += 1
         part.work += lanes_count * length
         beyond = part.steps > self.step_limit or part.work > self.step_limit * WORK_PER_STEP
-        if beyond and time.thread_time() - part.began >= self.patience:
+        slow = self.patience and part.steps > FEW_STEPS and part.steps % 64 == 0
+        if (beyond or slow) and time.thread_time() - part.began >= (self.patience if beyond else LONG):
             raise StepLimit(
                 f"kernel {self.program.name}: stopped after {part.steps} steps without an end, at line "
                 f"{part.line_now()}; {part.first_text(mask)}; an endless loop? If not, a longer run needs a larger "

@@ -535,6 +535,11 @@ def test_a_long_loop_is_not_taken_for_an_endless_one(monkeypatch):
     monkeypatch.setattr("simt.machine.PATIENCE", 0.2)
     with pytest.raises(simt.StepLimit, match="now 100000"):
         run("(int* y) { while (true); }", 1, 32, ints(1))
+    monkeypatch.setattr("simt.machine.PATIENCE", 10)
+    monkeypatch.setattr("simt.machine.FEW_STEPS", 500)
+    monkeypatch.setattr("simt.machine.LONG", 0.05)  # few steps, of which each takes long
+    with pytest.raises(simt.StepLimit):
+        run("(int* y) { while (true) atomicAdd(y, 1); }", 1, 32, ints(1))
     with pytest.raises(simt.LaunchError, match="step_limit: expected a whole number; got str 'long'"):
         run("(int* y) {}", 1, 32, ints(1), step_limit="long")
 
