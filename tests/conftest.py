@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = ROOT / "tests" / "order.txt"
 LISTED = 3  # seconds that a file takes at least to be listed
 
-KERNELS = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_trials")
+# The tests of kernels, and of the SIMT machine those whose sources have run on a card or are PTX in all but name.
+PTX_ALONE = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_trials")
+PTX_ALONE += ("test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic", "test_simt_math")
 
 # What PyTorch and NumPy read as they are imported: how many threads they may use.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -104,25 +106,23 @@ def ptx_alone(request):
 
     One variant of each source is assembled when a file's tests are done, lest it be a kernel that no card would take.
     """
-    if not request.path.name.startswith(KERNELS) or "lab.cuda" not in sys.modules:
+    if not request.path.name.startswith(PTX_ALONE):
         yield
         return
-    from lab import cuda
     from simt import nvrtc
 
-    def ptx(module, arch=None):
-        arch = arch or module.arch or cuda.DEFAULT_ARCH
-        given = module.source, module.options, arch, module.name
-        left.setdefault(module.source, given)
-        return nvrtc.compile_to_ptx(*given, assembled=False)
+    compile_to_ptx, left = nvrtc.compile_to_ptx, {}
 
-    left = {}
+    def alone(source, options=(), arch="sm_90", name="kernel.cu"):
+        left.setdefault(source, (options, arch, name))
+        return compile_to_ptx(source, options, arch, name, assembled=False)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda.Module, "ptx", ptx)
+        patch.setattr(nvrtc, "compile_to_ptx", alone)
         yield
     texts = {path.read_text() for path in (ROOT / "kernels").glob("*/*.cu")}
     for source in texts & left.keys() - _assembled:
-        assert nvrtc.compile_to_cubin(*left[source])
+        assert nvrtc.compile_to_cubin(source, *left[source])
         _assembled.add(source)
 
 
