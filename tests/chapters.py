@@ -18,7 +18,7 @@ TESTS = {
     "01": "exercises_roofline ref",
     "02": "cpu_gemv cpu_matmul exercises_cpu_matmul lab_cache lab_compiler ref",
     "03": "exercises_first_cuda_kernel gemv gemv_gpu ref",
-    "04": "exercises_warp_gemv gemv gemv_gpu lab_plots_cuda",
+    "04": "exercises_warp_gemv gemv gemv_bench gemv_gpu lab_plots_cuda",
     "05": "exercises_fusion fusion* lab_plots_fusion ref_fusion",
     "06": "exercises_lowbit_weights lowbit* lab_plots_lowbit ref_lowbit",
     "07": "exercises_attention_mix attention_mix* lab_plots_attention ref_attention",
@@ -26,11 +26,11 @@ TESTS = {
     "09": "exercises_kv_quantization kv_cache* attention_bench lab_plots_attention ref_kv_cache",
     "11": "exercises_ssd_math lab_plots_ssd ref_ssd",
     "12": "exercises_five_kernels ssd_five* ssd_stack* ssd_dropin ssd_bench",
-    "13": "exercises_fused_ssd ssd_fused* ssd_rungs* ssd_bench ssd_studies",
+    "13": "exercises_fused_ssd ssd_fused* ssd_rungs* ssd_orderings ssd_bench ssd_studies",
 }
 HOUSE = """
     compiling forked_kernels house lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder
-    lab_misc lab_results lab_table lab_tensor_map lab_tensor_map_gpu lab_timing_roof notebook_tools notebooks readme
+    lab_misc lab_results lab_table lab_tensor_map lab_tensor_map_gpu lab_timing_roof mutations notebook_tools notebooks offsets readme
     roof_cuda simt_* suite trials
 """  # what all chapters stand on
 
