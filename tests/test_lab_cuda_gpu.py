@@ -125,8 +125,10 @@ def test_every_kind_of_argument(module):
         1, 1, out, 3, 300, np.int32(2**31 - 1), np.int64(2**40), False, np.float32(3), 4, pair, out.float()
     )
     assert out.tolist() == [3, 300, 2**31 - 1, 2**40, 0, 3, 4, 1.25, -7, 0]
-    module.all_kinds(1, 1, out, 255, 65535, 2**32 - 2, 2**64 - 3, np.True_, float("inf"), np.float64(2), pair, None)
-    assert out.tolist() == [-1, -1, -2, -3, 1, float("inf"), 2, 1.25, -7, 1], "as unsigned numbers of the same bits"
+    module.all_kinds(1, 1, out, -1, -1, -2, -3, np.True_, float("inf"), np.float64(2), pair, None)
+    assert out.tolist() == [-1, -1, -2, -3, 1, float("inf"), 2, 1.25, -7, 1]
+    with pytest.raises(ValueError, match="s = 65535 does not fit in 16 bits"):
+        module.all_kinds(1, 1, out, 1, 65535, 1, 1, True, 1.0, 1.0, pair, None)
 
 
 def test_unchecked(module):
