@@ -15,8 +15,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 
 STORED = Path(__file__).parent / "simt_truth" / "h200_synccheck.json"
 CARD = json.loads(STORED.read_text())["kernels"] if STORED.exists() else {}
-# What synccheck does not report, though the value is undefined; and what it is stricter about.
-UNSEEN = {"shuffle_reads_who_has_left", "shuffle_reads_who_is_not_named"}
+# What synccheck does not report: values of shuffles that are undefined, and a barrier that a part of a warp passes by
+# when, by the time the others are there, it has left.
+UNSEEN = {"shuffle_reads_who_has_left", "shuffle_reads_who_is_not_named", "shuffle_by_who_is_not_named"}
+UNSEEN |= {"rounds_that_differ"}
+# What it reports though it is legal, and ends, and is right: those that return have something to store first, and are
+# not gone when the others of their warp come to the barrier.
+TOO_STRICT = {"early_return_that_stores"}
 
 
 def run(name):
@@ -40,9 +45,11 @@ def test_what_the_machine_says(name):
 
 @pytest.mark.parametrize("name", CARD)
 def test_what_an_h200_says(name):
-    """An H200's synccheck reports what the machine reports, and what is legal ends and writes the same."""
+    """An H200's synccheck reports what the machine reports, or the kernel hangs; what is legal ends and writes the
+    same."""
     legal, card = KERNELS[name][1] is None, CARD[name]
-    assert bool(card["synccheck"]) == (not legal and name not in UNSEEN)
+    told = bool(card["synccheck"]) or not card["ended"]
+    assert told == (name in TOO_STRICT if legal else name not in UNSEEN)
     if legal:
         assert card["ended"] and card["wrote"] == run(name).tolist()
 
