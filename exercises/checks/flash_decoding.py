@@ -39,6 +39,7 @@ def exercise_1(stream_mean):
         "scores that grow": [-1.0, 0.0, 2.0, 3.5],
         "scores that fall": [3.5, 2.0, 0.0, -1.0],
         "scores that grow by 2000": [-1000.0, 0.3, 999.0, 1000.0],
+        "scores that grow by 40,000": [-20000.0, 0.3, 19999.0, 20000.0],
         "scores that grow by 1 from token to token": np.arange(1600.0) - 800,
         "scores that grow by 300 and fall again": [0.0, 300.0, 600.0, 900.0, 899.0, 300.0],
         "scores around 2000": 2000 + rng.standard_normal(5),

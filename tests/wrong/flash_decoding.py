@@ -46,6 +46,15 @@ def _by_the_first(pairs):
     return mixed / total
 
 
+def _in_long_double(pairs):
+    """No correction, in numbers of 80 bits, whose largest is e to the 11,356."""
+    total, mixed = np.longdouble(0), np.longdouble(0)
+    for s, value in pairs:
+        p = np.exp(np.longdouble(s))
+        total, mixed = total + p, mixed + p * value
+    return mixed / total
+
+
 def _starts_anew(pairs):
     """With each new maximum, what was before is forgotten where it should be corrected."""
     m, total, mixed = -np.inf, 0.0, 0.0
@@ -276,6 +285,7 @@ WRONG = {
             _by_the_first,
             "with scores that grow by 2000 element 0 is nan",
         ),
+        "no maximum, in long double": (_in_long_double, " element 0 is nan"),
         "forgets in place of correcting": (_starts_anew, "with scores that grow element 0 is"),
         "overwrites the values": (_overwritten, "your function changed the value of token"),
         "in fp32": (_in_single, "rounded"),
