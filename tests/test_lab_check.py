@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab import check, compile_c, hostile_shapes
-from lab.check import GUARD, between_guards, differs, is_unset, unset
+from lab.check import GUARD, apart, between_guards, differs, is_unset, unset
 
 # Each function computes y = W x; all but the first have one defect.
 PLANTED = """
@@ -143,6 +143,7 @@ def test_numbers_that_differ_are_told_apart():
         "y[0] is 2.510831, expected 2.5108311 (right to 7 digits: is something rounded on the way?)"
     )
     assert differs("y[0]", np.nextafter(3.0, 4), 3.0).startswith("y[0] is 3.0000000000000004, expected 3 (")
+    assert apart(0.1, 0.1) == ("0.1", "0.1") and apart(0.1, 0.1 + 1e-9, 3) == ("0.1", "0.100000001")
     for one, other in ((np.nan, 1.0), (np.inf, 1.0), (1.0, np.inf), (-np.inf, np.inf), (0.0, 1e-300)):
         assert differs("y", one, other) == f"y is {one:g}, expected {other:g}"
 

@@ -13,7 +13,7 @@ from exercises.checks import call_text, counted, number_from, shown, time_limit
 from exercises.checks.costs import counted_memory
 from exercises.checks.launches import blocks_for, coalesced, compiled, launched, near, requests, unchanged
 from exercises.checks.warp_gemv import named_lanes, no_shared
-from lab.check import differs, unset
+from lab.check import apart, differs, unset
 from lab.exercise import Exercise, Wrong
 
 TOLERANCE = 1e-4  # of a kernel in fp32: scores of a thousand are rounded by 1e-4
@@ -209,7 +209,8 @@ def exercise_4(best_splits):
             call, wanted = call_text(best_splits, *args), 1 + int(times.argmin())
             exercise.require(1 <= got <= kv_len, f"{call} gave {got:,}, expected 1 to {kv_len:,}")
             mine, best = times[got - 1], times[wanted - 1]
-            text = f"{call} gave {got:,}, which takes {mine:.6g} µs; {wanted:,} takes {best:.6g} µs"
+            longer, shortest = apart(mine, best)
+            text = f"{call} gave {got:,}, which takes {longer} µs; {wanted:,} takes {shortest} µs"
             exercise.require(mine <= best * (1 + 1e-9), text)
             exercise.require(got <= wanted, f"{text}, as long, and is smaller")
     return exercise.report(f"right in {len(cases)} cases")

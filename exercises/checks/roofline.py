@@ -139,7 +139,8 @@ def _against_ridge(batch, weight_bytes, ridge):
     intensity = 2 * batch / Fraction(weight_bytes)
     where = "below" if intensity < ridge else "exactly at" if intensity == ridge else "above"
     tokens = f"{counted(batch, 'token')} {'gives' if batch == 1 else 'give'}"
-    says = f"{tokens} {float(intensity):.12g} flops per byte, {where} the ridge of {float(ridge):.12g}"
+    given, limit = apart(float(intensity), float(ridge), 12)
+    says = f"{tokens} {given} flops per byte, {where} the ridge of {limit}"
     return intensity >= ridge, says
 
 

@@ -262,9 +262,10 @@ def exercise_4(chunk_flops, best_chunk):
             call = call_text(best_chunk, *case)
             exercise.require(got in times, f"{call} gave {got}, which is none of the sizes")
             best = min(times.values())
+            longer, shortest = apart(times[got], best)
             exercise.require(
                 close(times[got], best),
-                f"{call} gave {got}: {times[got]:.6g} s, and {min(times, key=times.get)} takes {best:.6g} s",
+                f"{call} gave {got}: {longer} s, and {min(times, key=times.get)} takes {shortest} s",
             )
             smallest = min(Q for Q in sizes if close(times[Q], best))
             exercise.require(got == smallest, f"{call} gave {got}; {smallest} takes as long, and is smaller")
