@@ -136,7 +136,7 @@ def differs(what, got, wanted, digits=6):
 
 def apart(one, other, digits=6):
     """Two numbers as texts, with as many digits as show that they differ."""
-    for precision in range(digits, 18 if one != other else digits + 1):
+    for precision in range(digits, 18 if float(one) != float(other) else digits + 1):
         texts = f"{one:.{precision}g}", f"{other:.{precision}g}"
         if texts[0] != texts[1]:
             break
