@@ -71,7 +71,8 @@ def garbage_in_empty():
     def filled(make):
         def empty(*args, **named):
             array = make(*args, **named)
-            ctypes.memset(array.ctypes.data, 0xFF, array.nbytes)  # NaN, or -1
+            if not array.dtype.hasobject:
+                ctypes.memset(array.ctypes.data, 0xFF, array.nbytes)  # NaN, or -1
             return array
 
         return empty
