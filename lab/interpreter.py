@@ -10,6 +10,7 @@ would fail. Here all of it is put back, whatever happens in between.
 
 import builtins
 import contextlib
+import inspect
 import sys
 import threading
 
@@ -31,7 +32,7 @@ def interpreter(kernel):
     those of Triton that are written in Triton (tl.max and others). `range` gets whole numbers: of Triton 3.6's scalars
     NumPy has made none since 2.4. Threads take turns.
     """
-    with LANGUAGE, _language_kept(), _interpretable(kernel), _changed_once():
+    with LANGUAGE, _language_kept(), _interpretable(kernel), _changed_once(), _shapes_once():
         yield _for_interpreter(kernel)
 
 
@@ -101,6 +102,53 @@ def _changed_once():
         yield
     finally:
         of_triton._patch_lang = change
+
+
+@contextlib.contextmanager
+def _shapes_once():
+    """Triton builds the shape of every tensor and of its type anew, of a dozen objects each, and a table of NumPy's
+    types whenever it wants one: almost half of the time. Here tensors of one type and shape share what is the same.
+    """
+    block, tensor = tl.core.block_type, tl.core.tensor  # which _language_kept puts back
+    make_block, make_tensor, numpy_type = block.__init__, tensor.__init__, getattr(of_triton, "_get_np_dtype", None)
+    given = [list(inspect.signature(made).parameters) for made in (make_block, make_tensor)]
+    if given != [["self", "element_ty", "shape"], ["self", "handle", "type"]]:  # a newer Triton
+        yield
+        return
+    blocks, scalars, numpy_types = {}, {}, {}
+
+    def block_init(self, element_ty, shape):
+        key = type(element_ty), str(element_ty), *(s.value if isinstance(s, tl.constexpr) else s for s in shape)
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = vars(self) | {"of_tensors": {}}
+        vars(self).update(blocks[key])
+
+    def tensor_init(self, handle, type):
+        known = vars(type).get("of_tensors")
+        if known is None and type.__class__ is tl.dtype:
+            known = scalars.setdefault(type.name, {})
+        if not known:
+            make_tensor(self, handle, type)
+            if known is not None:
+                known.update((name, value) for name, value in vars(self).items() if name not in ("handle", "type"))
+        else:
+            vars(self).update(known, handle=handle, type=type)
+
+    def numpy_type_once(type):
+        name = type.scalar.name  # a pointer's is one of its own
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type(type)
+        return numpy_types[name]
+
+    block.__init__, tensor.__init__ = block_init, tensor_init
+    if numpy_type is not None:
+        of_triton._get_np_dtype = numpy_type_once
+    try:
+        yield
+    finally:
+        if numpy_type is not None:
+            of_triton._get_np_dtype = numpy_type
 
 
 def _modules(kernel):
