@@ -208,7 +208,7 @@ def test_a_card_gets_the_bytes(module):
     assert [parameter.is_map for parameter in parameters] == [False, True, False, False]
     map = on(TensorMap(X, (8, 64), 128), 0)
     convert = cuda_signature.converter("takes", parameters[1], True)
-    slot = cuda_driver._Slot(parameters)
+    slot = cuda_driver._Slot(parameters, cooperative=False)
     slot.pack(slot.values, 0, 4096, convert(map), 7, bytes(128))
     assert slot.values[16 : 16 + 128] == bytes(range(128)) and slot.pointers[1] - slot.pointers[0] == 16
     with pytest.raises(struct.error):

@@ -216,8 +216,8 @@ def imports(source):
 
 
 def upward(room, path):
-    """The rooms that a file of this room imports and may not. A bench compares with the references, too."""
-    allowed = MAY_IMPORT[room] | ({"ref"} if path.name == "bench.py" else set())
+    """The rooms that a file of this room imports and may not. What measures compares with the references, too."""
+    allowed = MAY_IMPORT[room] | ({"ref"} if path.name in ("bench.py", "trials.py") else set())
     return (imports(path.read_text()) & ROOMS) - allowed
 
 

@@ -130,11 +130,10 @@ def exercise_3(look_back):
         "two heads, cut in different segments": (4, 2, [(0, 1), (2, 0)]),
         "heads that are all cut": (3, 3, [(1, 0), (1, 1), (1, 2)]),
     }
-    for segments, heads in rng.integers(1, 7, (6, 2)).tolist():
+    for n, (segments, heads) in enumerate(rng.integers(1, 7, (6, 2)).tolist(), 1):
         cuts = [(s, h) for s in range(segments) for h in range(heads) if rng.random() < 0.2]
-        named[f"{counted(segments, 'segment')}, {counted(heads, 'head')}, {counted(len(cuts), 'cut')}"] = (
-            segments, heads, cuts,
-        )  # fmt: skip
+        drawn = f"{counted(segments, 'segment')}, {counted(heads, 'head')}, {counted(len(cuts), 'cut')}"
+        named[f"draw {n}: {drawn}"] = segments, heads, cuts
     with exercise, time_limit(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, case in named.items():
