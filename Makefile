@@ -6,6 +6,8 @@
 PY := .venv/bin/python
 ARGS ?=
 export CHAPTER
+# The tests start a hundred processes: let them find the course compiled (make clean removes it).
+unexport PYTHONDONTWRITEBYTECODE
 # Jupyter refuses to run as root (as in a container) unless it is told to.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 

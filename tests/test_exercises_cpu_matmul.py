@@ -1,6 +1,8 @@
 """The exercises of chapter 02: stubs say so, solutions pass, planted wrong answers are rejected."""
 
 import itertools
+import os
+import socket
 import time
 
 import numpy as np
@@ -10,6 +12,7 @@ from exercise_tools import printed
 from wrong.cpu_matmul import WRONG
 
 from exercises.checks import cpu_matmul as checks
+from exercises.checks import own_process
 from exercises.checks.own_process import OwnProcess
 from lab.exercise import Wrong
 
@@ -227,6 +230,34 @@ def test_a_process_is_stopped_when_the_check_ends():
     with OwnProcess("int one(void) { return 1; }", {}) as c:
         assert c.call("one") == 1
     assert c._process.returncode is not None
+
+
+def test_what_makes_copies_may_be_killed():
+    with OwnProcess("int one(void) { return 1; }", {}) as c:
+        copies = own_process._copies(os.getpid())
+        copies.process.kill()
+        copies.process.wait()
+        assert c.call("one") == 1
+    with OwnProcess("int two(void) { return 2; }", {}) as c:
+        assert c.call("two") == 2
+    assert own_process._copies(os.getpid()) is not copies
+
+
+def test_an_interrupted_question_gets_no_late_answer(monkeypatch):
+    with OwnProcess("int one(void) { return 1; }", {}) as c:
+        assert c.call("one") == 1
+        copies = own_process._copies(os.getpid())
+
+    def interrupted(asked, size):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket.socket, "recv", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        OwnProcess("int one(void) { return 1; }", {})
+    with OwnProcess("int two(void) { return 2; }", {}) as c:
+        assert c.call("two") == 2
+    assert own_process._copies(os.getpid()) is not copies
 
 
 def test_an_endless_loop_costs_its_limit_and_no_more():
