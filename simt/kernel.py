@@ -422,6 +422,8 @@ def hint(a):
     if isinstance(a, bool):
         return ": write np.bool_(...)"
     if isinstance(a, int):
+        if not -(2**31) <= a < 2**31:
+            return ", which no np.int32 can hold"
         return f": write np.int32({a}), or whatever type the kernel declares"
     if isinstance(a, float):
         return f": write np.float32({a})"

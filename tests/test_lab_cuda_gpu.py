@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from cooperative_kernels import TURNS, turned
 
 from lab import cuda, cuda_driver
 
@@ -269,32 +270,13 @@ def test_clusters(module):
         module.ranks(32, 32, out, cluster=(5, 1, 1))
 
 
-GRID_BARRIER = r"""
-#include <cooperative_groups.h>
-extern "C" __global__ void turns(int* a, int* b, int rounds) {
-  auto grid = cooperative_groups::this_grid();
-  int i = grid.thread_rank(), n = grid.size();
-  a[i] = i;
-  for (int r = 0; r < rounds; r++) {
-    grid.sync();
-    b[i] = a[n - 1 - i] + r;
-    grid.sync();
-    a[i] = b[(i + 37) % n];
-  }
-}
-"""
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_blocks_wait_for_each_other(device):
     """A launch of grid.sync() is cooperative by itself; a grid that finds no room is refused by the driver."""
-    turns = cuda.compile(GRID_BARRIER).turns
+    turns = cuda.compile(TURNS).turns
     a, b = torch.zeros((2, 100 * 128), dtype=torch.int32, device=device)
     turns(100, 128, a, b, 5)
-    wanted = torch.arange(100 * 128, dtype=torch.int32)
-    for r in range(5):
-        wanted = torch.roll(wanted.flip(0) + r, -37)
-    assert torch.equal(a.cpu(), wanted)
+    assert torch.equal(a.cpu(), torch.from_numpy(turned(100 * 128, 5)))
     if device == "cuda":
         with pytest.raises(cuda_driver.CudaError, match="COOPERATIVE_LAUNCH_TOO_LARGE"):
             turns(100_000, 128, a, b, 5)

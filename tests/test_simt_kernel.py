@@ -121,6 +121,7 @@ def test_how_many_arguments(module):
     ("wrong", "message"),
     [
         ({"n": 64}, r"n: expected np.int32; got int 64: write np.int32\(64\)"),
+        ({"n": 2**31 + 5}, "n: expected np.int32; got int 2147483653, which no np.int32 can hold"),
         ({"n": True}, r"n: expected np.int32; got bool True"),
         ({"n": 64.0}, r"n: expected np.int32; got float 64.0"),
         ({"n": F32(64)}, "n: expected np.int32; got np.float32"),

@@ -2,26 +2,15 @@
 
 import numpy as np
 import pytest
+from cooperative_kernels import TURNS, turned
 
 import simt
 
 F32, I32 = np.float32, np.int32
 
 SOURCE = r"""
-#include <cooperative_groups.h>
 #include <cuda/barrier>
 #include <cuda/pipeline>
-extern "C" __global__ void turns(int* a, int* b, int rounds) {
-    auto grid = cooperative_groups::this_grid();
-    int i = grid.thread_rank(), n = grid.size();
-    a[i] = i;
-    for (int r = 0; r < rounds; r++) {
-        grid.sync();
-        b[i] = a[n - 1 - i] + r;
-        grid.sync();
-        a[i] = b[(i + 37) % n];
-    }
-}
 extern "C" __global__ void add(float2* pairs, float4* four, float4* old, int n) {
     int i = threadIdx.x;
     if (i < n) {
@@ -76,21 +65,19 @@ extern "C" __global__ void barrier(const float* x, float* y) {
 
 @pytest.fixture(scope="module")
 def module():
-    return simt.compile(SOURCE)
+    return simt.compile(TURNS + SOURCE)
 
 
 def test_blocks_wait_for_each_other(module):
-    turns, wanted = module["turns"], np.arange(600 * 128)
-    for r in range(3):
-        wanted = np.roll(wanted[::-1] + r, -37)
+    turns = module["turns"]
     a, b = np.zeros((2, 600 * 128), I32)
     turns(600, 128, a, b, I32(3))  # three parts of the machine's
-    assert (a == wanted).all()
+    assert (a == turned(600 * 128, 3)).all()
     small, other = np.zeros((2, 96), I32)
     with pytest.raises(simt.Deadlock, match="has not begun"):
         turns(3, 32, small, other, I32(1), places=2)
     turns(3, 32, small, other, I32(1), check_races=True)  # what the failed launch left does not count
-    assert (small == np.roll(np.arange(96)[::-1], -37)).all()
+    assert (small == turned(96, 1)).all()
 
 
 def test_atomics_on_vectors(module):

@@ -12,9 +12,8 @@
    New since the four kernels: the ring does not end with a phase. While a block waits at a barrier,
    it already has the first weights of the next phase on their way. The groups of all phases are
    numbered in one go, so that no block has more than one group above the others. Fewest launches is
-   not fastest: on an H200 this beats four launches, and loses to four launches with PDL. A likely
-   reason: a barrier in memory, and the reading of x after it, pass through the traffic of the
-   weights; the end of a kernel does not.
+   not fastest: on an H200 this beats four launches, and loses to four launches with PDL. Its barriers
+   are not what it loses by: without them it takes as long, and with PDL hardly less (trials.py).
 
    R, TILES for rows of `hidden` columns, R_F, TILES_F for those of `ffn`; DEPTH groups in the ring.
    The barrier needs every block of the grid to be running: launch at most one a multiprocessor, and

@@ -21,7 +21,7 @@ mix(const float *att, const T *v, float *out, int n_heads, int n_kv_heads, long 
     const float *scores = att + h * kv_len;
     const T *column = v + (long long)(h / (n_heads / n_kv_heads)) * head_dim + d;
     float sum = 0;
-    if (d < head_dim) // no early return: every warp must reach the barrier
+    if (d < head_dim) // lanes without a channel come to the barrier like the others
         for (long long t = slice; t < kv_len; t += SLICES) sum += scores[t] * (float)column[t * stride];
     sums[slice][lane] = sum;
     __syncthreads();

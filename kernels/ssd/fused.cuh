@@ -39,7 +39,7 @@ constexpr int MULTIPLY_REGISTERS = 192, SCORE_REGISTERS = 72, BRING_REGISTERS = 
 constexpr int BRINGER = 14, STORER = 15;
 constexpr int MOST_TICKETS = 159, MOST_ROWS = 512;
 constexpr float NEVER = -1e30f;      // what is below is a stop of -inf
-constexpr float PASS_1 = 0.4f;       // what a chunk of pass 1 costs, if one of pass 2 costs 1
+constexpr float PASS_1 = 0.4f;       // what a chunk of pass 1 counts, if one of pass 2 counts 1
 constexpr float TINY = 1.f / 1024;   // of dt, where halves begin to lose digits of it
 constexpr int AHEAD = 6, RING = 8;   // chunks of dt that are asked for ahead of time; places for them, a power of two
 constexpr int MINE = WIDTH * DSTATE; // numbers of a state
