@@ -26,6 +26,7 @@ from lab import machine
 from lab.compiler import BASE_FLAGS
 from lab.ladder import Figure, Ladder
 from lab.roof import Roof
+from lab.source import with_includes
 from lab.table import Table
 from lab.timing import Timing
 
@@ -82,7 +83,8 @@ def _blank(lines, node):
 def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", keep=False):
     """Write what was measured on this machine to folder/measured/<card>.json, whole or not at all.
 
-    ladders   Ladder objects whose figures name their sources (paths from the course's folder)
+    ladders   Ladder objects whose figures name their sources (paths from the course's folder); what these include is
+              added
     versions  {"numpy": "2.4.6", ...}: whatever the figures depend on
     sources   further sources that they rest on, as the roof does
     tables    Table objects that name theirs
@@ -91,7 +93,17 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", kee
               rests on code that is no longer what was measured is left out, and named
     Returns the path.
     """
-    groups = [sources, *(f.sources for ladder in ladders for f in ladder.figures), *(x.sources for x in tables)]
+
+    def whole(item):
+        return replace(item, sources=with_includes(*item.sources, root=ROOT))
+
+    ladders = [replace(x, figures=[whole(f) for f in x.figures]) for x in ladders]
+    tables = [whole(x) for x in tables]
+    groups = [
+        with_includes(*sources, root=ROOT),
+        *(f.sources for x in ladders for f in x.figures),
+        *(x.sources for x in tables),
+    ]
     sources = {source for group in groups for source in (*group, *_flags(group))}
     if gone := [s for s in sources if _hash_now(s) is None]:
         raise FileNotFoundError(f"there is no source {gone[0]} in the course's folder")
@@ -232,6 +244,19 @@ class Stored:
             _write(self.path, self.record | {"stale": sorted({*self.stale, *changed})})
         return changed
 
+    def move(self, old, new):
+        """Name a source `new` that was `old` when it was measured, its code the same. Whether anything was to do.
+
+        ResultsError where the code differs: then the figures must be measured again.
+        """
+        if old not in self.sources:
+            return False
+        if _hash_now(new) != self.sources[old]:
+            raise ResultsError(f"{new} is not the code that {_shown(self.path)} was measured with as {old}")
+        text = json.dumps(self.record, indent=1).replace(json.dumps(old), json.dumps(new))
+        _write(self.path, json.loads(text))
+        return True
+
 
 def _expect_text(*values):
     for value in values:
@@ -335,24 +360,36 @@ def table(run, title):
     return found
 
 
+USAGE = """usage: python -m lab.results                 which figures are out of date
+       python -m lab.results stale           mark them
+       python -m lab.results moved OLD NEW   a source has another path, and the code that was measured"""
+
+
 def main(arguments):
-    """`python -m lab.results`: say which figures are out of date; `... stale`: mark them."""
-    if arguments not in ([], ["stale"]):
-        print("usage: python -m lab.results [stale]")
+    """The command `python -m lab.results`: 0, 1 if a file cannot be read or a move is none, 2 for other arguments."""
+    moved = arguments[1:] if arguments[:1] == ["moved"] and len(arguments) == 3 else None
+    if arguments not in ([], ["stale"]) and not moved:
+        print(USAGE)
         return 2
-    damaged = False
+    failed, found = False, 0
     for path in paths():
         try:
             item = Stored(path)
+            if moved:
+                found += item.move(*moved)
+                continue
         except ResultsError as error:
             print(error)
-            damaged = True
+            failed = True
             continue
         changed = item.mark_stale() if arguments else item.changed()
         verb = "marked stale" if arguments else "changed since"
         state = f"{verb}: {', '.join(changed)}" if changed else "up to date"
         print(f"{_shown(path)} ({item.date}): {state}" + (f"; stale: {', '.join(item.stale)}" if item.stale else ""))
-    return int(damaged)
+    if moved:
+        print(f"{moved[1]} stands for {moved[0]} in {found} file{'s' * (found != 1)}")
+        failed |= not found
+    return int(failed)
 
 
 if __name__ == "__main__":

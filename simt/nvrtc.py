@@ -29,6 +29,7 @@ DIAGNOSTIC = re.compile(
 # A warning that a variable is used before its value is set, with the line that is quoted below it.
 UNSET = re.compile(r"^(?P<file>[^\n]+?)\(\d+\): warning #549-D(?=: [^\n]*\n(?P<code>[^\n]*))", re.M)
 IN_AND_OUT = re.compile(r'"\+\w+"\s*\(')  # an operand of inline assembly, which may not read it (wgmma's accumulators)
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
 NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
 
 
@@ -148,14 +149,15 @@ def _included(source, options, name):
     flags = zip(options, (*options[1:], ""))
     folders = [option[2:] or after for option, after in flags if option.startswith("-I")]
     folders += [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
-    folders = [Path(name).parent, Path(), *map(Path, folders)]
-    todo, seen = [source], {}
+    folders = [Path(), *map(Path, folders)]
+    todo, seen = [(Path(name).parent, source)], {}
     while todo:
-        for header in re.findall(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', todo.pop(), flags=re.M):
-            for path in (folder / header for folder in folders):
+        beside, text = todo.pop()  # what a header includes is first looked for beside it
+        for header in INCLUDE.findall(text):
+            for path in (Path(os.path.normpath(folder / header)) for folder in (beside, *folders)):
                 if path not in seen and path.is_file():
                     seen[path] = path.read_text(errors="replace")
-                    todo.append(seen[path])
+                    todo.append((path.parent, seen[path]))
     return seen
 
 

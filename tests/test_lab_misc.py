@@ -261,7 +261,7 @@ def test_show_one_function_of_a_file(monkeypatch, tmp_path):
     assert repr(show("two.c", "half")) == half and repr(show("two.c", "twice")) == twice
     assert repr(show("two.c", "twice", "half")) == f"{twice}\n{half}"
     for missing in ("thrice", "hal", "if"):
-        with pytest.raises(ValueError, match=f"show: two.c has no function '{missing}'"):
+        with pytest.raises(ValueError, match=f"show: two.c, and what it includes, define no '{missing}'"):
             show("two.c", missing)
 
 

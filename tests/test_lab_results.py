@@ -570,11 +570,38 @@ def test_the_command(course, capsys):
     assert "marked stale: kernels/toy/fast.c" in capsys.readouterr().out
     assert results.main([]) == 0
     assert "up to date; stale: kernels/toy/fast.c" in capsys.readouterr().out
-    assert results.main(["fresh"]) == 2
-    assert "usage: python -m lab.results [stale]" in capsys.readouterr().out
+    for wrong in (["fresh"], ["moved"], ["moved", "kernels/toy/fast.c"], ["stale", "moved", "a"]):
+        assert results.main(wrong) == 2
+        assert capsys.readouterr().out == results.USAGE + "\n"
     path.write_text("{")
     assert results.main([]) == 1
     assert "cannot be read" in capsys.readouterr().out
+
+
+def test_a_source_that_moved_keeps_its_figures(course, capsys):
+    path = save(course)
+    (course / "kernels/toy/fast.c").rename(course / "kernels/toy/faster.c")
+    move = ["moved", "kernels/toy/fast.c", "kernels/toy/faster.c"]
+    assert results.main(move) == 0
+    assert capsys.readouterr().out == "kernels/toy/faster.c stands for kernels/toy/fast.c in 1 file\n"
+    item = Stored(path)
+    assert item.changed() == [] and item.ladder("GEMV 3").figures[1].sources == (
+        "kernels/toy/faster.c",
+        "kernels/toy/vec.h",
+    )
+    assert results.main(move) == 1 and "in 0 files" in capsys.readouterr().out
+    before = path.read_bytes()
+    assert results.main(["moved", "kernels/toy/naive.c", "kernels/toy/faster.c"]) == 1 and path.read_bytes() == before
+    assert "kernels/toy/faster.c is not the code that" in capsys.readouterr().out
+
+
+def test_a_figure_rests_on_what_its_sources_include(course):
+    (course / "kernels/toy/fast.c").write_text('#include "vec.h"\n' + FAST)
+    (course / "kernels/toy/naive.c").write_text('#include "vec.h"\n' + NAIVE)
+    item = Stored(save(course))
+    assert item.ladder("GEMV 3").figures[0].sources == ("kernels/toy/naive.c", "kernels/toy/vec.h")
+    (course / "kernels/toy/vec.h").write_text("typedef long vec;\n")
+    assert item.changed() == ["kernels/toy/vec.h"]
 
 
 def test_the_command_runs():

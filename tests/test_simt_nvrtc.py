@@ -92,6 +92,17 @@ def test_a_changed_header_is_compiled_again(tmp_path):
     assert nvrtc.compile_to_ptx(source, options) != before
 
 
+def test_a_changed_header_of_a_header_in_another_folder_is_compiled_again(tmp_path):
+    (tmp_path / "topic").mkdir()
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device/factor.h").write_text('#include "deeper.h"\n')  # beside it, not beside the source
+    (tmp_path / "device/deeper.h").write_text("#define FACTOR 5.0f\n")
+    source, name = '#include "../device/factor.h"\n' + KERNEL.replace("2;", "FACTOR;"), f"{tmp_path}/topic/kernel.cu"
+    before = nvrtc.compile_to_ptx(source, name=name)
+    (tmp_path / "device/deeper.h").write_text("#define FACTOR 7.0f\n")
+    assert nvrtc.compile_to_ptx(source, name=name) != before
+
+
 @pytest.mark.parametrize(
     "header",
     "cuda_fp16.h cuda_bf16.h cuda_fp8.h mma.h cooperative_groups.h cuda/std/cstdint cuda/std/limits "

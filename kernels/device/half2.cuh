@@ -1,0 +1,55 @@
+/* Two 16-bit numbers in one register, the first in the lower half: as tensor cores take them, and as one instruction
+   works on both. The last argument, T(), only says which type they have. */
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+/* Two floats, rounded. */
+__device__ __forceinline__ unsigned pack(float low, float high, __half) {
+    __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<unsigned *>(&pair);
+}
+__device__ __forceinline__ unsigned pack(float low, float high, __nv_bfloat16) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<unsigned *>(&pair);
+}
+
+/* Two floats, exactly. A bfloat16 is the upper half of a float. */
+__device__ __forceinline__ float2 unpack(unsigned pair, __half) {
+    return __half22float2(*reinterpret_cast<__half2 *>(&pair));
+}
+__device__ __forceinline__ float2 unpack(unsigned pair, __nv_bfloat16) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
+}
+
+/* One number, twice. */
+__device__ __forceinline__ unsigned broadcast_x2(float v, __half) {
+    const __half2 pair = __float2half2_rn(v);
+    return reinterpret_cast<const unsigned &>(pair);
+}
+__device__ __forceinline__ unsigned broadcast_x2(float v, __nv_bfloat16) {
+    const __nv_bfloat162 pair = __float2bfloat162_rn(v);
+    return reinterpret_cast<const unsigned &>(pair);
+}
+
+/* a * b, and a * b + c rounded once, of both halves. */
+__device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __half) {
+    unsigned c;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+__device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __nv_bfloat16) {
+    unsigned c;
+    asm("mul.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+    return c;
+}
+__device__ __forceinline__ unsigned fma_x2(unsigned a, unsigned b, unsigned c, __half) {
+    unsigned d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+__device__ __forceinline__ unsigned fma_x2(unsigned a, unsigned b, unsigned c, __nv_bfloat16) {
+    unsigned d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
