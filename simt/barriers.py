@@ -74,7 +74,7 @@ class Barriers:
         for address, lanes in self.places(where, mask, line):
             blocks = self.blocks(lanes)
             self.live(address, lanes, line).live[blocks] = 0
-            self.part.race_at("store", blocks, address, 8, lanes, line)  # nobody may still wait there
+            self.part.race_at("store", blocks, address, 8, lanes, line, ends=True)  # nobody may still wait there
         self.memory.version += 1
 
     def arrive(self, where, count, expected, mask, line, drop=False):

@@ -16,7 +16,10 @@ A release publishes what a thread knows at a place in memory; an acquire by one 
 
 Both have a scope, and each must reach the other's thread: that of a block (.cta) does not leave the block. So a fence
 by thread 0 behind a barrier speaks for its whole block, since thread 0 knows it then; one before the barrier does not.
-An atomic adds what it releases to what is held at its place; a plain strong store replaces it.
+An atomic adds what it releases to what is held at its place; a plain strong store replaces it, but for what its own
+thread has released there.
+
+A thread that has left has no part in the barriers that come: they say nothing of what it did behind its last one.
 """
 
 import numpy as np
@@ -42,18 +45,22 @@ class Clock:
             return True
         return time <= self.warps.get(thread // WARP, 0) or time <= self.threads.get(thread, 0)
 
-    def covers_many(self, threads, times):
-        """covers() of arrays."""
+    def covers_many(self, threads, times, in_company):
+        """covers() of arrays. in_company: see Knowledge."""
         out = np.zeros(len(threads), bool)
         if len(self.base):
             blocks = threads // WIDTH
             inside = blocks < len(self.base)
-            out[inside] = times[inside] <= self.base[blocks[inside]]
+            out[inside] = in_company(threads[inside], times[inside], self.base[blocks[inside]])
         for known, numbers in (self.warps, threads // WARP), (self.threads, threads):
             if known and not out.all():
                 rest = np.flatnonzero(~out)
                 names, back = np.unique(numbers[rest], return_inverse=True)
-                out[rest] = times[rest] <= np.array([known.get(n, 0) for n in names.tolist()])[back]
+                until = np.array([known.get(n, 0) for n in names.tolist()])[back]
+                if known is self.threads:
+                    out[rest] = times[rest] <= until
+                else:
+                    out[rest] = in_company(threads[rest], times[rest], until)
         return out
 
     def join(self, other):
@@ -88,7 +95,7 @@ def together(*clocks):
 
 
 class Held:
-    """What is published at a place: `wide` for all, `own[block]` for that block. by: the thread that stored last."""
+    """What is published at a place: `wide` for all, `own[block]` for that block. by: whose it is, -1 if of several."""
 
     __slots__ = ("wide", "own", "by")
 
@@ -116,7 +123,7 @@ class Knowledge:
     def __init__(self):
         self.barriers = Grown()  # block -> time of its last barrier
         self.met = Grown()  # warp -> time of its last __syncwarp with all its lanes
-        self.lanes = {}  # warp -> [lane, other lane] -> time, where only some lanes have met
+        self.lanes = Squares()  # warp -> [lane, other lane] -> time, where only some lanes have met
         self.parts = {}  # block -> [warp, other warp] -> time, by barriers for a part of the block
         self.arrived = {}  # (block, number of a barrier) -> [times of warps, Clock]: bar.arrive
         self.of_block, self.of_warp, self.of_thread = {}, {}, {}  # block -> Clock; block -> {warp or thread: Clock}
@@ -124,6 +131,8 @@ class Knowledge:
         self.pending = {}  # thread -> Pending
         self.held = {}  # buffer -> {place: Held}
         self.told = False  # has any block stored what another may look at, a flag?
+        self.left, self.until = Grown(), Grown()  # thread -> when it left; up to when it took part in barriers
+        self.fewer = set()  # blocks that some of their threads have left
 
     # Barriers.
 
@@ -133,7 +142,9 @@ class Knowledge:
         if not (self.parts or self.of_warp or self.of_thread):
             return
         for block in np.unique(blocks).tolist():
-            self.parts.pop(block, None)
+            rows = self.parts.pop(block, None)
+            if rows is not None and block in self.fewer:  # what those have told that have left
+                self.parts[block] = np.tile(rows.max(axis=0), (WARPS, 1))
             some = [*self.of_warp.pop(block, {}).values(), *self.of_thread.pop(block, {}).values()]
             if some:
                 self.of_block[block] = together(self.of_block.get(block), *some)
@@ -155,6 +166,34 @@ class Knowledge:
             if clock is not None:
                 self.acquire_warp(block, block * WARPS + warp, clock)
 
+    def thread_barrier(self, block, number, arriving, waiting, now):
+        """The same where threads come by themselves, not whole warps."""
+        times, clock = self.arrived.pop((block, number), (np.zeros(WARPS, np.int64), None))
+        if len(arriving):
+            clock = together(clock, self.now_lanes(arriving, now))
+        if not len(waiting):
+            self.arrived[block, number] = times, clock
+            return
+        known = {block * WARPS + int(n): int(times[n]) for n in np.flatnonzero(times)}
+        self.acquire_lanes(waiting, Clock((), known).join(clock))
+
+    def leave(self, threads, now):
+        blocks, warps = threads // WIDTH, threads // WARP
+        until = np.maximum(self.barriers.get(blocks), self.met.get(warps))
+        for n, (block, warp) in enumerate(zip(blocks.tolist(), warps.tolist())) if self.parts else ():
+            until[n] = max(until[n], self.row(block, warp % WARPS)[warp % WARPS])
+        self.left.set(threads, now)
+        self.until.set(threads, until)
+        self.fewer.update(blocks.tolist())
+
+    def in_company(self, threads, times, known):
+        """Is what threads did at `times` known, if all that took part is known up to `known`? Arrays."""
+        out = times <= known
+        if self.fewer:
+            left = self.left.get(threads)
+            out &= (left == 0) | (known <= left) | (times <= self.until.get(threads))
+        return out
+
     def row(self, block, warp):
         """Up to when a warp knows the warps of its block by barriers for a part of it."""
         found = self.parts.get(block)
@@ -174,12 +213,14 @@ class Knowledge:
         if self.of_thread:
             for warp in warps[full].tolist():
                 self.share(warp, range(WARP), True)
-        for warp, mask in zip(warps[~full].tolist(), masks[~full].tolist()):
-            lanes = [n for n in range(WARP) if mask >> n & 1]
-            known = self.lanes.setdefault(warp, np.zeros((WARP, WARP), np.int64))
-            known[lanes, lanes] = now
-            known[lanes] = known[lanes].max(axis=0)
-            self.share(warp, lanes, False)
+        for mask in np.unique(masks[~full]).tolist():
+            some, lanes = warps[masks == mask], np.array([n for n in range(WARP) if mask >> n & 1])
+            known = self.lanes.of(some)
+            known[:, lanes, lanes] = now
+            known[:, lanes] = known[:, lanes].max(axis=1, keepdims=True)
+            self.lanes.set(some, known)
+            for warp in some.tolist() if self.of_thread else ():
+                self.share(warp, lanes.tolist(), False)
 
     def share(self, warp, lanes, whole):
         """What some of these lanes have acquired, all of them have acquired."""
@@ -235,7 +276,7 @@ class Knowledge:
             row = self.parts[block][warp % WARPS]
             out = Clock((), {block * WARPS + int(n): int(row[n]) for n in np.flatnonzero(row)}).join(out)
         if warp in self.lanes:
-            row = self.lanes[warp][thread % WARP]
+            row = self.lanes.of(np.array([warp]))[0, thread % WARP]
             out = Clock((), {}, {warp * WARP + int(n): int(row[n]) for n in np.flatnonzero(row)}).join(out)
         return out
 
@@ -282,13 +323,13 @@ class Knowledge:
         blocks, warps = threads // WIDTH, threads // WARP
         barriers, met = self.barriers.get(blocks), self.met.get(warps)
         more = {}
-        if self.of_block or self.of_warp or self.of_thread or self.parts or self.lanes:
+        if self.of_block or self.of_warp or self.of_thread or self.parts or len(self.lanes):
             more = {t: m for t in threads.tolist() if (m := self.more(t)) is not None}
         for level in (CTA, GPU)[: 2 if scope >= GPU else 1]:
             self.fences[level].note(threads, now, barriers, met, more)
 
-    def strong(self, buffer, kind, places, threads, how, line, now):
-        """A strong access to these places, one each. how: Strong."""
+    def strong(self, buffer, kind, places, threads, how, line, now, wrote=None):
+        """A strong access to these places, one each. how: Strong; wrote: has it written (None: as its kind does)?"""
         held = self.held.get(buffer)
         self.told = self.told or (kind != "load" and how.scope >= GPU)
         if held is None:
@@ -302,10 +343,11 @@ class Knowledge:
             there = held.get(place)
             if kind != "store" and there is not None:
                 self.read(thread, there, how, line)
-            if kind == "load":
+            if kind == "load" or (wrote is not None and not wrote[n]):
                 continue
             if there is None or (kind == "store" and there.by != thread):  # a thread's own release goes on to hold
                 there = Held()
+                there.by = thread
             block = thread // WIDTH
             for level, (times, barriers, met) in fenced.items():
                 if times[n]:
@@ -314,7 +356,8 @@ class Knowledge:
                     there.add(clock, block, level == GPU)
             if how.release:
                 there.add(self.now(thread, now), block, how.scope >= GPU)
-            there.by = thread
+            if there.by != thread:
+                there.by = -1
             if there.own:
                 held[place] = there
             else:
@@ -348,35 +391,35 @@ class Knowledge:
         """Is what thread before[n] did at times[n] known to thread now[n]? Arrays."""
         blocks_before, blocks = before // WIDTH, now // WIDTH
         same = blocks_before == blocks
-        out = (before == now) | (same & (times <= self.barriers.get(blocks)))
+        out = (before == now) | (same & self.in_company(before, times, self.barriers.get(blocks)))
         rest = np.flatnonzero(~out)
         if not len(rest):
             return out
         warps = now // WARP
         inside = rest[before[rest] // WARP == warps[rest]]
         if len(inside):
-            out[inside] = times[inside] <= self.met.get(warps[inside])
-            if self.lanes:
-                for n in inside[~out[inside]].tolist():
-                    known = self.lanes.get(int(warps[n]))
-                    out[n] = known is not None and times[n] <= known[now[n] % WARP, before[n] % WARP]
+            out[inside] = self.in_company(before[inside], times[inside], self.met.get(warps[inside]))
+            if len(self.lanes):
+                some = inside[~out[inside]]
+                out[some] = times[some] <= self.lanes.get(warps[some], now[some] % WARP, before[some] % WARP)
         if self.parts:
             for block in np.unique(blocks[rest[same[rest]]]).tolist():
                 if block in self.parts:
                     some = rest[same[rest] & (blocks[rest] == block)]
-                    out[some] |= times[some] <= self.parts[block][warps[some] % WARPS, before[some] // WARP % WARPS]
+                    known = self.parts[block][warps[some] % WARPS, before[some] // WARP % WARPS]
+                    out[some] |= self.in_company(before[some], times[some], known)
         rest = rest[~out[rest]]
         for block in np.unique(blocks[rest]).tolist():
             here = rest[blocks[rest] == block]
             if (clock := self.of_block.get(block)) is not None:
-                out[here] = clock.covers_many(before[here], times[here])
+                out[here] = clock.covers_many(before[here], times[here], self.in_company)
             for found, numbers in (self.of_warp, warps), (self.of_thread, now):
                 if block in found:
                     here = here[~out[here]]
                     for number in np.unique(numbers[here]).tolist():
                         if (clock := found[block].get(number)) is not None:
                             some = here[numbers[here] == number]
-                            out[some] = clock.covers_many(before[some], times[some])
+                            out[some] = clock.covers_many(before[some], times[some], self.in_company)
         return out
 
     def missing(self, before, time, now):
@@ -441,6 +484,36 @@ class Fences:
     def get(self, threads):
         """(times, of the block's barrier before, of the warp's) of these threads; 0 where there is none."""
         return tuple(g.get(threads) for g in (self.times, self.barriers, self.met))
+
+
+class Squares:
+    """For some warps, what each lane knows of each: times [lane, other lane]."""
+
+    def __init__(self):
+        self.rows = Grown()  # warp -> its place below, from 1 on
+        self.times = np.zeros((1, WARP, WARP), np.int64)  # at 0: nothing
+
+    def __len__(self):
+        return len(self.times) - 1
+
+    def __contains__(self, warp):
+        return bool(self.rows.get(np.array([warp]))[0])
+
+    def of(self, warps):
+        return self.times[self.rows.get(warps)]
+
+    def get(self, warps, lanes, others):
+        return self.times[self.rows.get(warps), lanes, others]
+
+    def set(self, warps, times):
+        rows = self.rows.get(warps)
+        new = np.flatnonzero(rows == 0)
+        if len(new):
+            rows[new] = len(self.times) + np.arange(len(new))
+            self.rows.reserve(int(warps.max()) + 1)
+            self.rows.items[warps] = rows
+            self.times = np.concatenate([self.times, np.zeros((len(new), WARP, WARP), np.int64)])
+        self.times[rows] = times
 
 
 class Grown:

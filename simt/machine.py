@@ -303,6 +303,7 @@ class Part(Threads, Words, Company):
             return
         alive = True if self.alive is None else self.alive
         self.alive = alive & ~mask
+        self.tell_left(mask)
         self.bulk.check_arrived()
         for kind in {w[0] for w in self.waiting}:
             self.release(kind)

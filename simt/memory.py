@@ -11,7 +11,7 @@ that moves through a loop costs one lookup: are its elements evenly spaced, whic
 import numpy as np
 
 from simt import banks, coalesce
-from simt.aside import Aside, one_each
+from simt.aside import Aside, Piece, one_each
 from simt.errors import MemoryFault
 from simt.integers import Known, unpack
 from simt.report import REQUESTS, SHARED
@@ -338,6 +338,8 @@ class Memory:
         if not memory.writable:
             lanes, flat = self.active_addresses("global", memory, pattern, shift, size, mask, site)
             self.raise_read_only(flat, lanes, size, site)
+        if self.races is not None:
+            self.note_race("store", memory, pattern, shift, size, mask, site, item, values)
         for k, value in enumerate(values):
             scatter(memory, pattern, shift, low, dtype, k * item, value, mask)
         if memory.written is not None:
@@ -345,8 +347,6 @@ class Memory:
                 width = min(size, 8)
                 scatter(memory.written, pattern, shift, low, MARKS[width], k, ONES_ARRAY[width], mask)
         self.count(site, memory, pattern, shift, size, mask)
-        if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, site, item, values)
 
     def store_some(self, site, memory, space, pattern, shift, values, dtype, mask):
         """A store by some threads, each looked at by itself."""
@@ -354,17 +354,19 @@ class Memory:
         lanes, flat = self.active_addresses(self.space_name(memory, space), memory, pattern, shift, size, mask, site)
         if not lanes.size:
             return
-        for buffer, chosen, where in self.parts(memory, lanes, flat):
+        parts = self.parts(memory, lanes, flat)
+        for buffer, chosen, where in parts:
             if not buffer.writable:
                 self.raise_read_only(where + buffer.origin, chosen, size, site)
+        if self.races is not None:
+            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, whole=False)
+        for buffer, chosen, where in parts:
             for k, value in enumerate(values):
                 picked = pick(value, chosen, self.shape)
                 buffer.view(dtype)[(where + k * dtype.itemsize) // dtype.itemsize] = picked
             if buffer.written is not None:
                 buffer.written.bytes[where[:, None] + np.arange(size)] = 1
         self.count(site, buffer, pattern, shift, size, mask)
-        if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, whole=False)
 
     def raise_read_only(self, addresses, lanes, size, site):
         raise MemoryFault(
@@ -395,6 +397,7 @@ class Memory:
         lanes, flat = self.active_addresses(self.space_name(memory, space), memory, pattern, shift, size, mask, site)
         out = np.zeros(self.shape, dtype)
         changed = not wanted  # a lock that is still taken is no news to those who wait
+        compares, wrote = len(values) == 2, np.zeros(self.shape, bool)  # compare and swap may fail
         for buffer, chosen, where in self.parts(memory, lanes, flat):
             if not buffer.writable:
                 self.raise_read_only(where + buffer.origin, chosen, size, site)
@@ -410,11 +413,14 @@ class Memory:
             if old is not None:
                 out.reshape(-1)[chosen] = old
             changed = changed or bool((view[index] != before).any())
+            if compares:
+                wrote.reshape(-1)[chosen] = old == given[0]
         self.version += changed
         if lanes.size:
             self.count(site, buffer, pattern, shift, size, mask)
         if self.races is not None and lanes.size:
-            self.note_race("atomic", memory, pattern, shift, size, mask, site, size, whole=False)
+            written = [wrote] if compares else None
+            self.note_race("atomic", memory, pattern, shift, size, mask, site, size, written, whole=False)
         return out
 
     def atomics(self, site, space, address, offset, dtype, update, values, mask, wanted):
@@ -454,9 +460,10 @@ class Memory:
         for buffer, _, where in self.parts(memory, lanes, flat):
             buffer.written.bytes[where[:, None] + np.arange(size)] = 0
         memory.generation += 1
+        self.issued += 1
         if self.races is not None:
             self.note_race("store", memory, pattern, shift, size, mask, (site, "issue"), size, whole=False)
-        self.issued += 1
+            self.note_source(site, source, source_offset, size, reading)
         self.copies.append((site, target, target_offset, values, mask, self.commits, self.issued))
 
     def commit(self, mask):
@@ -506,7 +513,7 @@ class Memory:
             done = np.broadcast_to(done, self.shape) if done.ndim else done
             if mask is None and done.ndim == 0:
                 if done:
-                    self.arrive(site, target, offset, values, lanes)
+                    self.arrive(site, target, offset, values, lanes, number)
                     continue
                 remaining.append((site, target, offset, values, lanes, group, number))
                 continue
@@ -514,21 +521,49 @@ class Memory:
             now = everyone & done & (everyone if mask is None else mask) & (everyone if lanes is None else lanes)
             later = everyone & ~now & (everyone if lanes is None else lanes)
             if now.any():
-                self.arrive(site, target, offset, values, now)
+                self.arrive(site, target, offset, values, now, number)
             if later.any():
                 remaining.append((site, target, offset, values, later, group, number))
         self.copies = remaining
 
-    def arrive(self, site, target, offset, values, mask):
-        self.store(
-            None if self.races is None else (site, "arrive"),
-            "shared",
-            target,
-            offset,
-            values,
-            np.dtype(np.uint32),
-            mask,
-        )
+    def arrive(self, site, target, offset, values, mask, number):
+        if self.describe.launch.races is not None:
+            self.read_source(self.describe.launch.races.sources, number, mask)
+        site = None if self.races is None else (site, "arrive")
+        self.store(site, "shared", target, offset, values, np.dtype(np.uint32), mask)
+
+    # An asynchronous copy reads until its thread has waited for it: nobody may write there before.
+
+    def note_source(self, site, source, offset, size, mask):
+        memory, pattern, shift, _, _ = self.place("global", source, offset, size, mask, site)
+        lanes, flat = self.active_addresses("global", memory, pattern, shift, size, mask, site)
+        if lanes.size:
+            line = self.describe.race_facts(site)[0]
+            self.races.sources[id(self), self.issued] = (line, size, lanes, flat, *self.describe.who(lanes))
+
+    def read_source(self, sources, number, mask):
+        found = sources.pop((id(self), number), None)
+        if found is not None and mask is not None:
+            line, size, lanes, *more = found
+            left = ~np.broadcast_to(mask, self.shape).reshape(-1)[lanes]
+            if left.any():
+                sources[id(self), number] = (line, size, lanes[left], *(a[left] for a in more))
+
+    def check_sources(self, kind, pattern, shift, size, mask, site):
+        """A store or atomic to global memory: does an asynchronous copy still read there?"""
+        low, high = (n + shift for n in pattern.known.range(True))
+        for line, width, _, flat, blocks, threads in self.races.sources.values():
+            if low < flat.max() + width and flat.min() < high + size:
+                lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
+                places = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
+                words = [(a[:, None] + np.arange(0, n, 4)) // 4 for a, n in ((flat, width), (places, size))]
+                hit = np.isin(words[1], words[0]).any(axis=1)
+                if hit.any():
+                    at = int(np.argmax(hit))
+                    source = int(np.argmax(np.isin(words[0], words[1][at]).any(axis=1)))
+                    self.describe.race_with_copy(
+                        kind, int(places[at]), int(lanes[at]), site, (line, int(blocks[source]), int(threads[source]))
+                    )
 
     # Counting.
 
@@ -591,44 +626,74 @@ class Memory:
         return int(each.sum()) * (self.shape[0] * self.shape[1]) // each.size
 
     def note_race(self, kind, memory, pattern, shift, size, mask, site, item, values=None, whole=True):
-        """Tell the race detector of an access by every lane in `mask`; `item`: the bytes of one element."""
+        """Tell the race detector of an access by every lane in `mask`; `item`: the bytes of one element.
+
+        Of a store, before it happens. values: what is stored; of an atomic: where it writes. whole: see `place`.
+        """
         if memory is self.local:
             return
-        aside = None if memory is None else self.aside_of(memory)
-        if aside is None:
-            for one in self.races.aside.values():
-                one.note_all()
-        else:
+        if kind != "load" and self.races.sources and memory is not self.shared:
+            self.check_sources(kind, pattern, shift, size, mask, site)
+        if whole:
+            aside = self.aside_of(memory)
             low, high = (n + shift for n in pattern.known.range(True))
-            if whole and self.set_aside(aside, kind, memory, pattern, shift, low, high + size, mask, site, values):
+            if self.set_aside(aside, kind, memory, pattern, shift, low, high + size, mask, site, item):
                 return
             aside.look_at(kind, low, high + size)
-        self.note_now(kind, memory, pattern, shift, size, mask, site, item, values)
+        self.note_now(kind, memory, pattern, shift, size, mask, site, item, values, whole)
 
     def aside_of(self, memory):
-        return self.aside if memory is self.shared else self.races.aside.setdefault(memory.name, Aside())
+        if memory is self.shared:
+            return self.aside
+        found = self.races.aside.get(memory.origin)
+        if found is None:
+            found = self.races.aside[memory.origin] = Aside(memory)
+        return found
 
-    def set_aside(self, aside, kind, memory, pattern, shift, low, high, mask, site, values):
+    def set_aside(self, aside, kind, memory, pattern, shift, low, high, mask, site, item):
         """Put an access aside, if that can be done."""
         line, strong = self.describe.race_facts(site)
         shared = memory is self.shared
         size = high - pattern.known.range(True)[1] - shift
-        if strong.scope or (shared and kind == "store" and self.describe.program.asynchronous):
+        if kind == "atomic" or strong.scope:
             return False
-        if kind == "store" and not one_each(pattern, size, self.shape, shared, mask):
+        if shared and kind == "store" and self.describe.program.asynchronous:
             return False
-        held = sum(a.nbytes for a in (pattern.array, *(values or ())) if a.size > 1024)
+        alone = one_each(pattern, size, self.shape, shared, None)
+        alone_here = alone or (mask is not None and one_each(pattern, size, self.shape, shared, mask))
+        if kind == "store" and not alone_here:
+            return False
 
         def make():
             event = self.races.event(kind, line, 0, size)
-            return lambda: self.note_now(kind, memory, pattern, shift, size, mask, site, size, values, event)
+            return lambda: self.note_now(kind, memory, pattern, shift, size, mask, site, item, None, True, event)
 
-        return aside.take(kind, low, high, held, make)
+        piece = Piece(pattern, shift, size, mask, low, high, id(self), alone, alone_here)
+        return aside.take(kind, piece, make)
 
-    def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, event=None):
+    def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, whole, event=None):
+        """event: given if it comes late; then memory still holds what was stored."""
         lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
+        if not lanes.size:
+            return
         flat = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
-        self.describe.race(self, kind, memory, flat, size, lanes, site, item, values, event)
+        for buffer, chosen, where in self.parts(memory, lanes, flat):
+            addresses = flat if buffer is self.shared else where + buffer.origin
+            if buffer is not self.shared:
+                aside = self.aside_of(buffer)
+                if not whole:
+                    aside.look_at(kind, int(addresses.min()), int(addresses.max()) + size)
+                if event is None:
+                    aside.blot(kind, addresses, size)
+            elif not whole:
+                self.aside.look_at(kind, int(addresses.min()), int(addresses.max()) + size)
+            held = None
+            if values is not None:
+                held = np.stack([np.broadcast_to(v, self.shape).reshape(-1)[chosen] for v in values], axis=1)
+            elif event is not None and kind == "store":
+                view = buffer.bytes[where[:, None] + np.arange(size)]
+                held = view.view(f"u{item}")
+            self.describe.race(kind, buffer, addresses, size, chosen, site, item, held, event)
 
 
 MARKS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}

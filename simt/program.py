@@ -107,7 +107,10 @@ class Program:
         self.shared_size, self.local_size = start, ends["local"]
 
     def global_spaces(self, kept):
-        """{region: Space} of the module's variables; `kept` holds their bytes from launch to launch."""
+        """{region: Space} of the module's variables; `kept` holds their bytes from launch to launch.
+
+        One that is called like an argument gets a name of its own, ::name.
+        """
         spaces = {}
         for region, v in self.globals.items():
             if v.name not in kept or v.name == GRID_BARRIER:  # a launch that failed may have left it in any state
@@ -118,7 +121,8 @@ class Program:
                         address = self.address_of(name) + offset
                         data[at : at + 8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
                 kept[v.name] = data
-            spaces[region] = Space(v.name, kept[v.name], region << REGION, v.size, writable=v.space == "global")
+            name = f"::{v.name}" if v.name in self.argument_names else v.name
+            spaces[region] = Space(name, kept[v.name], region << REGION, v.size, writable=v.space == "global")
         return spaces
 
     def address_of(self, name):

@@ -6,10 +6,11 @@
     races.shared("load", ...)                                                      raises RaceError at a race
 
 What order is, is said in simt/clocks.py: PTX's causality order. Every access is an event; for every few bytes of memory
-its last write and all reads since are remembered (simt/shadow.py), and an access is checked against them. Two strong
-accesses (volatile, relaxed, acquire, release, atomics) are no race if each one's scope reaches the other's thread and
-they are of one size. Lanes of one warp are not ordered by running together: without a __syncwarp between them they are
-two threads like others. Threads that write the same value by the same line are let pass.
+its last ordinary write, all reads since and all strong accesses since are remembered (simt/shadow.py), and an access is
+checked against them. Two strong accesses (volatile, relaxed, acquire, release, atomics) are no race if each one's scope
+reaches the other's thread and they are of one size. Lanes of one warp are not ordered by running together: without a
+__syncwarp between them they are two threads like others. Threads that write the same value by the same line are let
+pass.
 
 An asynchronous copy (cp.async) writes from its issue on, until its thread has waited for it. mbarriers order: an
 arrival releases, a wait that sees the phase complete acquires, within the block. A fence.sc is a fence like any other:
@@ -30,6 +31,7 @@ from simt.shadow import NOBODY, Shadow
 REMEMBERED = 1 << 22  # places in the blocks' shared memory, together
 NEVER = 1 << 62  # when an asynchronous copy is done that nobody has waited for
 TOO_NARROW = "one of the two has the scope of a block (.cta) only, and they are in different blocks"
+NOT_WAITED = "the first is an asynchronous copy that nothing has waited for: it writes until cp.async.wait_group"
 KINDS = [None, "load", "store", "atomic"]
 
 
@@ -86,8 +88,12 @@ class Access:
     """What the lanes of one instruction do together.
 
     strong    Strong; None: an atomic of scope gpu, or an ordinary access
-    values    of a store: one for each lane, or (lanes, elements)
+    values    of a store: one for each lane, or (lanes, elements); of an atomic: has it written (a compare-and-swap
+              that fails has not)? None: yes
     pending   the store of an asynchronous copy that has been issued and not waited for
+    arriving  the same store once more: it has been waited for
+    ends      an mbarrier ends: of a warp that was there, one lane speaks for all (cuda::pipeline's destructor orders
+              them by __match_any_sync, which orders nothing else)
     item      the bytes of one element, if the access is to several
     event     what it has been given already, if it comes late (simt/aside.py)
     """
@@ -98,6 +104,8 @@ class Access:
     values: object = None
     strong: Strong = None
     pending: bool = False
+    arriving: bool = False
+    ends: bool = False
     item: int = None
     event: int = None
 
@@ -143,6 +151,8 @@ class Races:
         self.proxy = Grown()  # thread -> time of its last fence.proxy.async
         self.read = {}  # block -> {reader: (16-byte pieces, line, {its first thread: (its threads, time of the wait)})}
         self.copied = set()  # events of what bulk copies have written
+        self.copying = False  # has there been an asynchronous copy (cp.async)?
+        self.sources = {}  # what asynchronous copies under way read: see simt/memory.py
 
     def event(self, kind=None, line=0, scope=0, size=0, when=None):
         """Time goes on: the number of this event."""
@@ -168,6 +178,19 @@ class Races:
     def part_barrier(self, block, number, arriving, waiting):
         """Warps of a block have come to a barrier for a part of it; those that wait go on."""
         self.knowledge.part_barrier(int(block), int(number), arriving, waiting, self.event())
+
+    def thread_barrier(self, block, number, arriving, waiting):
+        """The same where warps have not come as a whole: threads."""
+        arriving, waiting = (numbered(int(block), threads) for threads in (arriving, waiting))
+        self.knowledge.thread_barrier(int(block), int(number), arriving, waiting, self.event())
+
+    def has_come(self, block, number):
+        """Has anybody come to this barrier and not waited (bar.arrive)?"""
+        return (int(block), int(number)) in self.knowledge.arrived
+
+    def leave(self, blocks, threads):
+        """These threads have left the kernel while others of their blocks stay: no barrier behind speaks for them."""
+        self.knowledge.leave(numbered(blocks, threads), self.event())
 
     def warp_barrier(self, blocks, warps, lanes_mask):
         """__syncwarp: in each of these warps, the lanes of its mask (bit n for lane n) have met."""
@@ -209,7 +232,10 @@ class Races:
         self.event("load", line)
         shadow = self.memory.setdefault(None, Shadow(size))
         at, lane = shadow.items_of(places, size)
-        writers, events = shadow.writer[at], shadow.write_event[at]
+        found, strong_writers, strong_events, writes = shadow.strong_ones(at, self.stale)
+        writers = np.concatenate([shadow.writer[at], strong_writers[writes]])
+        events = np.concatenate([shadow.write_event[at], strong_events[writes]])
+        lane = np.concatenate([lane, lane[found[writes]]])
         numbers = block * WIDTH + threads
         fenced = int(self.proxy.get(numbers).max())
         known = np.flatnonzero(writers != NOBODY)
@@ -298,18 +324,26 @@ class Races:
         kind, size = access.kind, access.size
         late = access.event is not None
         event = access.event
+        self.copying |= access.pending
         if not late:
             event = self.event(kind, access.line, access.strong.scope, access.item, NEVER if access.pending else None)
         shadow = self.memory.setdefault(buffer, Shadow(size))
         at, lane = shadow.items_of(places, size)
-        values = None if access.values is None else for_items(bits_of(access.values), size // shadow.item)
+        values = None
+        if kind == "store" and access.values is not None:
+            values = for_items(bits_of(access.values), size // shadow.item)
         threads = numbers if len(at) == len(numbers) else numbers[lane]
         if not late:
             if kind != "load":
                 self.check_together(access, buffer, at, lane, offsets, threads, values)
             self.check(access, buffer, shadow, at, lane, threads, values, offsets)
-        if kind == "load":
-            shadow.note_readers(at, threads, event, self.stale if buffer is None else nothing_stale)
+        stale = self.stale if buffer is None else nothing_stale
+        if access.strong.scope:
+            for k in range(0, size, access.item):
+                what = kind != "load", access.strong.scope, access.item, access.line
+                shadow.note_strong(at, places + k, numbers, access.item, event, what, stale)
+        elif kind == "load":
+            shadow.note_readers(at, threads, event, stale)
         else:
             shadow.note_writer(at, threads, event, values)
         if not late:
@@ -321,13 +355,16 @@ class Races:
         size, item = access.size, access.item
         if access.strong.scope:
             for k in range(0, size, item):
-                self.knowledge.strong(buffer, access.kind, names + k, numbers, access.strong, access.line, event)
+                self.knowledge.strong(
+                    buffer, access.kind, names + k, numbers, access.strong, access.line, event,
+                    access.values if access.kind == "atomic" else None,
+                )  # fmt: skip
         elif access.kind == "store" and self.knowledge.held.get(buffer):
             self.knowledge.weak_store(buffer, (names[:, None] + np.arange(0, size, min(item, 4))).reshape(-1))
 
     def stale(self, threads, events):
-        """Readers of shared memory before their block's last barrier: all that comes is behind them."""
-        return events <= self.knowledge.barriers.get(threads // WIDTH)
+        """Accesses to shared memory before their block's last barrier: all that comes is behind them."""
+        return self.knowledge.in_company(threads, events, self.knowledge.barriers.get(threads // WIDTH))
 
     def rows_of(self, blocks, end):
         """The row of each block in the shadow of shared memory; `end` is what a row must hold."""
@@ -389,9 +426,29 @@ class Races:
                 which, events = which[differ], events[differ]
             compare(which, writer[which], events)
         if access.kind != "load":
+            self.check_own_copies(access, buffer, shadow, at, lane, threads, offsets)
             for which, readers, events in shadow.readers(at):
                 other = readers != threads[which]
                 compare(which[other], readers[other], events[other])
+        if shadow.log.logged and not (
+            access.strong.scope and shadow.log.only(CTA if buffer is None else GPU, access.item)
+        ):
+            which, others, events, writes = shadow.strong_ones(at, self.stale if buffer is None else nothing_stale)
+            other = others != threads[which]
+            if access.kind == "load":
+                other &= writes
+            compare(which[other], others[other], events[other])
+
+    def check_own_copies(self, access, buffer, shadow, at, lane, threads, offsets):
+        """Not even its own thread may write where an asynchronous copy that it has not waited for does."""
+        if access.arriving or not self.copying or buffer is not None:
+            return
+        events = shadow.write_event[at]
+        own = (shadow.writer[at] == threads) & (self.when.get(events) == NEVER)
+        if own.any():
+            n = int(np.argmax(own))
+            first, second = self.access_of(int(events[n]), threads[n]), (access.kind, access.line, threads[n])
+            self.report(buffer, offsets[lane[n]], first, second, NOT_WAITED)
 
     def unordered(self, access, before, events, now):
         """(n, what is missing) of the first pair before[n] -> now[n] that is a race, or None."""
@@ -405,12 +462,15 @@ class Races:
             return None
         times = self.when.get(events[which])
         ordered = self.knowledge.ordered(before[which], times, now[which])
+        if access.ends:
+            for lane in range(WARP):
+                ordered |= self.knowledge.ordered(before[which] // WARP * WARP + lane, times, now[which])
         if ordered.all():
             return None
         first = int(np.argmin(ordered))
         n, time = int(which[first]), int(times[first])
         if time == NEVER:
-            need = "the first is an asynchronous copy that nothing has waited for: it writes until cp.async.wait_group"
+            need = NOT_WAITED
         elif narrow[n]:
             need = TOO_NARROW
         else:
@@ -435,6 +495,7 @@ def numbered(blocks, threads):
 
 
 def nothing_stale(threads, events):
+    """Of global memory: a barrier of one block says nothing to others."""
     return np.zeros(len(threads), bool)
 
 

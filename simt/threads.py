@@ -162,10 +162,6 @@ class Threads:
         return self.by_members(members, mask, lambda active: lanes.vote(mode, *alike(p, active)))
 
     def match(self, mode, value, members, mask):
-        if self.launch.races is not None:  # no fence to the letter; libcu++'s pipelines take it for one as they end
-            active = self.whole(self.exist if mask is None else mask)
-            named = np.bitwise_or.reduce(np.where(active, unpack(members, 32), np.uint32(0)), axis=2, keepdims=True)
-            self.order_lanes(pack(np.broadcast_to(named, self.shape)), active)
         if mode == "any":
             return self.by_members(members, mask, lambda active: lanes.match_any(*alike(value, active))), None
         both = [
@@ -238,28 +234,45 @@ class Threads:
         if self.guard is not None:
             self.guard.meet(waiting)
         if self.launch.races is not None:
-            come, go = arriving.any(axis=2), waiting.any(axis=2)
             alive = self.whole(self.alive)
-            for block in np.flatnonzero(come.any(axis=1)).tolist():
-                warps = [np.flatnonzero(m[block]).tolist() for m in (come, go)]
+            races = self.launch.races
+            for block in np.flatnonzero(arriving.any(axis=(1, 2))).tolist():
+                come, go, there = arriving[block], waiting[block], alive[block]
                 block_number = int(self.numbers[block])
-                if not (alive[block] & ~waiting[block]).any():
-                    self.launch.races.barrier(np.array([block_number]))
-                else:
-                    self.launch.races.part_barrier(block_number, number, *warps)
+                everyone = not (there & ~go).any()
+                if not everyone or races.has_come(block_number, number):
+                    if any((m.any(axis=1) & (there & ~m).any(axis=1)).any() for m in (come, go)):
+                        threads = [np.flatnonzero(m) for m in (come, go)]
+                        races.thread_barrier(block_number, number, *threads)
+                    else:
+                        warps = [np.flatnonzero(m.any(axis=1)).tolist() for m in (come, go)]
+                        races.part_barrier(block_number, number, *warps)
+                if everyone:
+                    races.barrier(np.array([block_number]))
 
     def warp_barrier(self, members, mask, line):
         if self.guard is not None:
             self.guard.meet(mask, axes=2)
-        self.order_lanes(members, mask)
+        if self.launch.races is None:
+            return
+        here = self.whole(self.exist if mask is None else mask)
+        named = np.broadcast_to(unpack(members, 32), self.shape)
+        alive = self.whole(self.alive)
+        for one in [members] if type(members) is int else np.unique(named[here]).tolist():
+            lanes = here if type(members) is int else here & (named == one)
+            found = np.argwhere(lanes.any(axis=2))
+            if one != 0xFFFFFFFF:  # those that have left are not here
+                one = lanes_as_bits(alive[found[:, 0], found[:, 1]]) & one
+            self.launch.races.warp_barrier(self.numbers[found[:, 0]], found[:, 1], one)
 
-    def order_lanes(self, members, mask):
-        """What these lanes of a warp have done comes before what they do next, for simt/races.py."""
+    def tell_left(self, mask):
+        """Threads have left. To simt/races.py, if others of their blocks have not."""
         if self.launch.races is not None:
-            found = np.argwhere(self.whole(self.exist if mask is None else mask).any(axis=2))
-            blocks, warps = self.numbers[found[:, 0]], found[:, 1]
-            named = np.broadcast_to(unpack(members, 32), self.shape)[..., 0]
-            self.launch.races.warp_barrier(blocks, warps, named[found[:, 0], found[:, 1]])
+            alive = self.whole(self.alive)
+            left = self.whole(mask) & alive.any(axis=(1, 2), keepdims=True)
+            if left.any():
+                self.memory.aside.leave(left)
+                self.launch.races.leave(*self.who(np.flatnonzero(left)))
 
     def grid_wait(self, mask):
         """griddepcontrol.wait: these threads have waited for the launch ahead."""
@@ -313,12 +326,13 @@ class Threads:
 
     # For simt/races.py.
 
-    def race_at(self, kind, blocks, address, size, lanes, line):
-        """An access by these threads to one place in shared memory."""
+    def race_at(self, kind, blocks, address, size, lanes, line, ends=False):
+        """An access by these threads to one place in shared memory. ends: it is the last to what lies there."""
         if self.launch.races is not None:
             self.memory.aside.look_at(kind, address, address + size)
             numbers, threads = self.who(lanes)
-            self.tell(lambda races: races.shared(kind, np.full(len(lanes), address), size, numbers, threads, line))
+            places = np.full(len(lanes), address)
+            self.tell(lambda races: races.shared(kind, places, size, numbers, threads, line, ends=ends))
 
     def race_async(self, kind, block, offsets, size, lanes, line):
         """A bulk copy or a wgmma, issued by these threads of a block, reads or writes shared memory."""
@@ -355,6 +369,11 @@ class Threads:
         if operation == "and":
             value = (total | ~arrived).all(axis=(1, 2), keepdims=True)
         self.registers[slot] = np.where(ready, value, self.registers[slot])
+
+
+def lanes_as_bits(lanes):
+    """Truth values (warps, 32) as a number for each warp."""
+    return (lanes.astype(np.int64) << np.arange(32)).sum(axis=1)
 
 
 def squeeze(a):

@@ -159,19 +159,28 @@ class Words:
             found = self.program.race_facts[number] = self.program.counters[number].line, strength(parts)
         return found
 
-    def race(self, memory, kind, space, flat, size, lanes, site, item, values, event):
-        """Hand an access to the race detector. item: bytes of one element; event: given if it comes late."""
+    def race(self, kind, space, flat, size, lanes, site, item, values, event):
+        """Hand an access to one memory to the race detector. item: bytes of one element; event: given if it is late."""
         line, strong = self.race_facts(site)
         blocks, threads = self.who(lanes)
-        held = None
-        if values is not None:
-            held = np.stack([np.broadcast_to(v, self.shape).reshape(-1)[lanes] for v in values], axis=1)
         if space is self.memory.shared and kind != "load" and (self.bulk.stores or self.warpgroups.flights):
             self.check_readers(flat, size, lanes // (self.shape[1] * 32), threads, line)
         more = {"strong": strong, "item": item, "event": event}
-        if type(site) is tuple and site[1] == "issue":
-            more["pending"] = True
-        self.tell(lambda races: self.hand_over(races, kind, space, flat, size, blocks, threads, line, held, more))
+        if type(site) is tuple and site[1] in ("issue", "arrive"):
+            more["pending" if site[1] == "issue" else "arriving"] = True
+        self.tell(lambda races: self.hand_over(races, kind, space, flat, size, blocks, threads, line, values, more))
+
+    def race_with_copy(self, kind, address, lane, site, reader):
+        """An asynchronous copy under way, (line, block, thread), reads what a thread writes."""
+        buffer = self.launch.buffers[address >> REGION]
+        block, thread = self.who(lane)
+        first, second = ("load", *reader), (kind, self.race_facts(site)[0], int(block), int(thread))
+        need = "the first is an asynchronous copy that nothing has waited for: it reads until cp.async.wait_group"
+
+        def found(races):
+            raise RaceError("global", buffer.name, address - buffer.origin, first, second, None, need)
+
+        self.tell(found)
 
     def tell(self, access):
         """Make an access known to the race detector; the error it raises gets this part's words."""
@@ -196,20 +205,13 @@ class Words:
                     f"{self.quote(line)}, while {reader} still reads it: nothing has waited for it",
                 )  # fmt: skip
 
-    def hand_over(self, races, kind, space, flat, size, blocks, threads, line, held, more):
-        if space is not None and space is self.memory.shared:
+    def hand_over(self, races, kind, space, flat, size, blocks, threads, line, values, more):
+        if space is self.memory.shared:
             if kind != "load" and races.read:
                 races.overwritten(flat, size, blocks, threads, line)
-            races.shared(kind, flat, size, blocks, threads, line, held, **more)
-        elif space is None or space.steps == (0, 0, 0):
-            regions = flat >> REGION
-            for region in np.unique(regions):
-                here = regions == region
-                buffer = self.launch.buffers[int(region)]
-                races.global_(
-                    kind, buffer.name, flat[here] - buffer.origin, size, blocks[here], threads[here], line,
-                    None if held is None else held[here], **more,
-                )  # fmt: skip
+            races.shared(kind, flat, size, blocks, threads, line, values, **more)
+        else:
+            races.global_(kind, space.name, flat - space.origin, size, blocks, threads, line, values, **more)
 
     def race_text(self, race):
         """The two accesses in words."""

@@ -465,3 +465,197 @@ def test_a_reader_put_aside_does_not_hide_a_later_one():
     flag, x, y = np.zeros(3, np.uint32), np.zeros(2, np.float32), np.zeros(2, np.float32)
     with pytest.raises(simt.RaceError, match="race on x"):
         simt.compile(source)["k"](1, 64, flag, x, y, check_races=True)
+
+
+# Small kernels, each of which a detector could take for its contrary. when() orders nothing: it only makes sure of what
+# has happened by then.
+MORE = (
+    PRELUDE
+    + r"""
+__device__ unsigned add(unsigned *p, unsigned v) {
+  unsigned old; asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(v) : "memory");
+  return old;
+}
+__device__ void bar_sync(int n) { asm volatile("bar.sync %0, 64;" :: "r"(n) : "memory"); }
+__device__ void bar_arrive(int n) { asm volatile("bar.arrive %0, 64;" :: "r"(n) : "memory"); }
+__device__ void some_sync() { asm volatile("barrier.sync 1, 32;" ::: "memory"); }
+#define when(flag) while (relaxed(flag) == 0)
+extern "C" __global__ void k(unsigned *x, unsigned *flag, unsigned *y) {
+  __shared__ __align__(16) unsigned s[64], other[64];
+  int t = threadIdx.x, lane = t % 32;
+  switch (blockIdx.x) { BLOCKS }
+}"""
+)
+# name, what blocks 0, 1, 2 do, and whether that is right
+SMALL = [
+    # What one thread releases, another's atomic passes on, and its plain store does not.
+    ("an atomic passes a release on", "if (t == 0) { x[0] = 1; release(flag, 1); }",
+     "if (t == 0) { when(flag); add(flag, 1); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); y[0] = acquire(flag); y[1] = x[0]; }", True),
+    ("a store behind an atomic does not", "if (t == 0) { x[0] = 1; release(flag, 1); }",
+     "if (t == 0) { when(flag); add(flag, 1); store(flag, 3); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); y[0] = acquire(flag); y[1] = x[0]; }", False),
+    ("a compare-and-swap that fails", "if (t == 0) { x[0] = 1; __threadfence(); y[9] = atomicCAS(flag, 7, 5);"
+     " store(flag + 1, 1); }", "if (t == 0) { when(flag + 1); y[0] = acquire(flag); y[1] = x[0]; }", "", False),
+    ("a compare-and-swap", "if (t == 0) { x[0] = 1; __threadfence(); y[9] = atomicCAS(flag, 0, 5);"
+     " store(flag + 1, 1); }", "if (t == 0) { when(flag + 1); y[0] = acquire(flag); y[1] = x[0]; }", "", True),
+    # Strong accesses need no order, so the last one does not stand for those before.
+    ("one of two atomics is known", "if (t == 0) { atomicAdd(x, 1); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); atomicAdd(x, 1); release(flag, 1); }",
+     "if (t == 0) { while (acquire(flag) == 0); y[0] = x[0]; }", False),
+    ("both atomics are known", "if (t == 0) { atomicAdd(x, 1); release(flag + 1, 1); }",
+     "if (t == 0) { while (acquire(flag + 1) == 0); atomicAdd(x, 1); release(flag, 1); }",
+     "if (t == 0) { while (acquire(flag) == 0); y[0] = x[0]; }", True),
+    ("one of two strong stores is known", "if (t == 0) { store(x, 1); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); store(x, 2); release(flag, 1); }",
+     "if (t == 0) { while (acquire(flag) == 0); y[0] = x[0]; }", False),
+    ("a strong read, then an atomic, then a store", "if (t == 0) { y[0] = relaxed(x); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); atomicAdd(x, 1); release(flag, 1); }",
+     "if (t == 0) { while (acquire(flag) == 0); x[0] = 5; }", False),
+    ("an ordinary read, then a strong one", "if (t == 0) { y[0] = x[0]; y[1] = relaxed(x); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); store(x, 1); }", "", False),
+    ("an ordinary store, then a strong one", "if (t == 0) { x[0] = 0; store(x, 1); store(flag + 1, 1); }",
+     "if (t == 0) { when(flag + 1); y[0] = relaxed(x); }", "", False),
+    ("atomics in shared memory, and a read", "s[t] = 0; __syncthreads(); atomicAdd(s + t % 2, 1);"
+     " if (t == 0) y[0] = s[0];", "", "", False),
+    ("atomics in shared memory, a barrier, a read", "s[t] = 0; __syncthreads(); for (int n = 0; n < 3; n++) {"
+     " atomicAdd(s + t % 2, 1); __syncthreads(); y[t] = s[t % 2]; __syncthreads(); }", "", "", True),
+    # Lanes with addresses in different memories.
+    ("a buffer for each lane, and a reader", "unsigned *p = t & 1 ? x : y; p[t] = 1; store(flag + 1, 1);",
+     "if (t == 0) when(flag + 1); __syncthreads(); flag[100 + t] = y[t];", "", False),
+    ("another buffer than that of the lanes left out", "unsigned *p = lane < 16 ? x : y;"
+     " if (lane >= 16) p[t] = 1; store(flag + 1, 1);",
+     "if (t == 0) when(flag + 1); __syncthreads(); flag[100 + t] = y[t];", "", False),
+    ("a buffer for each lane", "unsigned *p = t & 1 ? x : y; p[t] = 1;",
+     "unsigned *p = t & 1 ? y : x; p[t] = 1;", "", True),
+    # Threads that have left have no part in what comes.
+    ("a thread that has left, and a barrier", "s[t] = t; if (t >= 32) return; __syncthreads(); y[t] = s[t + 32];",
+     "", "", False),
+    ("a thread that leaves behind the barrier", "s[t] = t; __syncthreads(); if (t >= 32) return; __syncthreads();"
+     " y[t] = s[t + 32];", "", "", True),
+    ("a reader that has left", "s[t] = t; __syncthreads(); y[t] = s[t ^ 32]; if (t >= 32) return; __syncthreads();"
+     " s[t] = 1;", "", "", False),
+    ("lanes that have left, and __syncwarp", "s[t] = t; if (lane >= 16) return; __syncwarp(); y[t] = s[t + 16];",
+     "", "", False),
+    ("lanes that leave behind it", "s[t] = t; __syncwarp(); if (lane >= 16) return; __syncwarp(); y[t] = s[t + 16];",
+     "", "", True),
+    ("a warp that arrives, stores, and leaves", "if (t < 32) { s[t] = t; bar_arrive(1); other[t] = 1; }"
+     " else { bar_sync(1); if (t < 40) y[t] = s[lane]; __syncthreads(); y[t] = other[lane]; }", "", "", False),
+    ("a warp that stores, arrives, and leaves", "if (t < 32) { s[t] = t; other[t] = 1; bar_arrive(1); }"
+     " else { bar_sync(1); if (t < 40) y[t] = s[lane]; __syncthreads(); y[t] = other[lane]; }", "", "", True),
+    # Barriers for some lanes.
+    ("barrier.sync of half warps", "s[t] = t; if (lane < 16) { some_sync(); y[t] = s[t ^ 32]; }", "", "", True),
+    ("a lane that was not at it", "s[t] = t; if (lane < 16) { some_sync(); y[t] = s[t + 16]; }", "", "", False),
+    ("__syncwarp with a mask for each half", "s[t] = t; __syncwarp(lane < 16 ? 0xffffu : 0xffff0000u);"
+     " y[t] = s[t ^ 15];", "", "", True),
+    ("across the halves", "s[t] = t; __syncwarp(lane < 16 ? 0xffffu : 0xffff0000u);"
+     " y[t] = s[t ^ 16];", "", "", False),
+    ("a shuffle", "s[t] = t; y[t] = s[__shfl_xor_sync(~0u, t, 1)];", "", "", False),
+    # Asynchronous copies.
+    ("a copy's own thread stores there", "__pipeline_memcpy_async(s + t, x + t, 4); s[t] = 5;"
+     " __pipeline_commit(); __pipeline_wait_prior(0); y[t] = s[t];", "", "", False),
+    ("two copies to one place", "__pipeline_memcpy_async(s + t, x + t, 4);"
+     " __pipeline_memcpy_async(s + t, x + t + 64, 4); __pipeline_commit(); __pipeline_wait_prior(0); y[t] = s[t];",
+     "", "", False),
+    ("a store to what a copy reads", "__pipeline_memcpy_async(s + t, x + t, 4); __pipeline_commit(); __syncthreads();"
+     " x[t ^ 32] = 1; __pipeline_wait_prior(0); y[t] = s[t];", "", "", False),
+    ("its own thread's", "__pipeline_memcpy_async(s + t, x + t, 4); __pipeline_commit(); x[t] = 1;"
+     " __pipeline_wait_prior(0); y[t] = s[t];", "", "", False),
+    ("a store behind the wait", "__pipeline_memcpy_async(s + t, x + t, 4); __pipeline_commit();"
+     " __pipeline_wait_prior(0); __syncthreads(); x[t ^ 32] = s[t]; y[t] = s[t ^ 1];", "", "", True),
+    # What is put aside.
+    ("each thread its own element", "for (int n = 0; n < 4; n++) x[t] += n;",
+     "x[64 + t] = x[64 + t] * 2 + 1;", "", True),
+    ("columns between columns", "for (int n = 0; n < 9; n++) x[32 * n + t / 2 * 2 % 32] = x[32 * n + t / 2 * 2 % 32];",
+     "for (int n = 0; n < 9; n++) x[32 * n + t / 2 * 2 % 32 + 1] = n;", "", True),
+    ("columns that meet", "for (int n = 0; n < 9; n++) x[32 * n + t / 2 * 2 % 32] = n;",
+     "for (int n = 0; n < 9; n++) x[32 * n + t / 2 * 2 % 32 + (n < 8)] = n + 1;", "", False),
+    ("an element of another column", "for (int n = 0; n < 9; n++) if (t < 16) x[32 * n + 2 * t] = n;",
+     "for (int n = 0; n < 9; n++) if (t < 16) x[32 * n + 2 * t + 1] = n; if (t == 3) y[0] = x[70];", "", False),
+    ("own elements, then a neighbour's", "x[t] += 1; x[t] += 2; y[t] = x[t ^ 1];", "", "", False),
+    ("bytes in a word", "((unsigned char *)x)[4 * t + 1] = 1;", "y[t] = x[t];", "", False),
+    ("bytes beside each other", "((unsigned char *)x)[4 * t + 1] = 1;",
+     "((unsigned char *)x)[4 * t + 2] = 1;", "", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+@pytest.mark.parametrize(("blocks", "right"), [pytest.param(c[1:4], c[4], id=c[0]) for c in SMALL])
+def test_small(blocks, right, order):
+    cases = "".join(f"case {n}: {{ {does} }} break;\n" for n, does in enumerate(blocks))
+    source = "#include <cuda_pipeline.h>\n" + MORE.replace("BLOCKS", cases)
+    if right:
+        run(source, sum(map(bool, blocks)), order)
+    else:
+        with pytest.raises(simt.RaceError):
+            run(source, sum(map(bool, blocks)), order)
+
+
+GROUPS = r"""
+#include <cooperative_groups.h>
+#include <cuda/barrier>
+#include <cuda/pipeline>
+namespace cg = cooperative_groups;
+extern "C" __global__ void tiles(unsigned *y, int across) {
+  __shared__ unsigned s[64];
+  auto tile = cg::tiled_partition<16>(cg::this_thread_block());
+  s[threadIdx.x] = threadIdx.x;
+  tile.sync();
+  y[threadIdx.x] = s[threadIdx.x ^ across];
+}
+extern "C" __global__ void copies(const unsigned *x, unsigned *y, bool waits) {
+  __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+  __shared__ alignas(16) unsigned s[64];
+  if (threadIdx.x == 0) init(&bar, 64);
+  __syncthreads();
+  for (int n = 0; n < 3; n++) {
+    cuda::memcpy_async(s + threadIdx.x, x + 64 * n + threadIdx.x, 4, bar);
+    bar.arrive_and_wait();
+    y[threadIdx.x] += s[threadIdx.x ^ 32];
+    if (waits) bar.arrive_and_wait();
+  }
+}
+extern "C" __global__ void ring(const unsigned *x, unsigned *y, bool early) {
+  __shared__ alignas(16) unsigned s[2][64];
+  __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 2> state;
+  auto pipe = cuda::make_pipeline(cg::this_thread_block(), &state);
+  for (int i = 0, n = 0; i < 5; i++) {
+    for (; n < 5 && n < i + 2; n++) {
+      pipe.producer_acquire();
+      cuda::memcpy_async(s[n % 2] + threadIdx.x, x + 64 * n + threadIdx.x, 4, pipe);
+      pipe.producer_commit();
+    }
+    pipe.consumer_wait();
+    if (early) pipe.consumer_release();
+    y[threadIdx.x] += s[i % 2][threadIdx.x ^ 32];
+    if (!early) pipe.consumer_release();
+  }
+}
+"""
+
+
+def test_groups_and_mbarriers_of_the_cuda_headers():
+    module = simt.compile(GROUPS)
+    x, y = np.arange(320, dtype=np.uint32), np.zeros(64, np.uint32)
+    module["tiles"](1, 64, y, np.int32(15), check_races=True)
+    assert (y == np.arange(64) ^ 15).all()
+    with pytest.raises(simt.RaceError, match="both are in one warp"):
+        module["tiles"](1, 64, y, np.int32(16), check_races=True)
+    for kernel, right, tiles in ("copies", True, 3), ("ring", False, 5):
+        y[:] = 0
+        module[kernel](1, 64, x, y, np.bool_(right), check_races=True)
+        assert (y == x.reshape(5, 64)[:tiles].sum(0)[np.arange(64) ^ 32]).all()
+        with pytest.raises(simt.RaceError, match=r"shared memory \(s\)"):
+            module[kernel](1, 64, x, y, np.bool_(not right), check_races=True)
+
+
+def test_a_variable_called_like_an_argument():
+    source = r"""
+    __device__ unsigned x[64];
+    __device__ unsigned *own() { return x; }
+    extern "C" __global__ void k(unsigned *x) {
+      if (blockIdx.x == 0) x[threadIdx.x] = 1; else own()[threadIdx.x / WIDE] = threadIdx.x;
+    }"""
+    simt.compile(source, ("-DWIDE=1",))["k"](2, 64, np.zeros(64, np.uint32), check_races=True)
+    with pytest.raises(simt.RaceError, match=r"race on ::x\[0\]"):
+        simt.compile(source, ("-DWIDE=2",))["k"](2, 64, np.zeros(64, np.uint32), check_races=True)
