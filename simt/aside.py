@@ -151,14 +151,28 @@ class Aside:
             self.spans[kind].clear()
         self.arrays, self.held = {}, 0
 
-    def settle(self, copying):
-        """A barrier of all who can reach this memory. copying: asynchronous copies to it are under way."""
+    def settle(self, blocks, copying):
+        """A barrier of all threads that these blocks (truth values) have. copying: asynchronous copies are under way."""
+        if not blocks.all():
+            self.settle_some(~blocks.reshape(-1, 1, 1))
+            return
         if self.entries["load"] or self.entries["store"]:
             self.drop()
         for kind, span in self.noted.items():
             if kind == "load" or not copying:  # what they write is not settled
                 span.clear()
             span.add(self.left[kind].low, self.left[kind].high)
+
+    def settle_some(self, rest):
+        """The same where the `rest` has not come: what has been put aside of nobody there."""
+        for kind, entries in self.entries.items():
+            if 0 < len(entries) <= LOOKED_AT:
+                self.spans[kind].clear()
+                for name, entry in list(entries.items()):
+                    if entry.mask is None or (entry.mask & rest).any():
+                        self.spans[kind].add(entry.low, entry.high)
+                    else:
+                        del entries[name]
 
     def leave(self, lanes):
         """These threads have left (truth values): what they have done since the last barrier, none behind settles."""
@@ -295,7 +309,7 @@ def one_each(pattern, size, shape, own, mask):
     if pattern.strides is None:
         found = pattern.counts.get(("apart", size))
         if found is None:
-            found = pattern.residue(size) is not None and len(np.unique(array)) == array.size
+            found = pattern.residue(size) is not None and all_differ((array.reshape(-1) - int(array.min())) // size)
             pattern.counts["apart", size] = found
         return found
     reach = size
@@ -304,3 +318,14 @@ def one_each(pattern, size, shape, own, mask):
             return False
         reach = stride * (length - 1) + reach
     return True
+
+
+def all_differ(numbers):
+    """Is each of these numbers, all 0 or more, there once?"""
+    most = int(numbers.max())
+    if most < 64 * len(numbers):  # ticking them off takes a tenth of sorting them
+        seen = np.zeros(most + 1, bool)
+        seen[numbers] = True
+        return np.count_nonzero(seen) == len(numbers)
+    numbers = np.sort(numbers)
+    return bool((numbers[1:] != numbers[:-1]).all())

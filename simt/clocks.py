@@ -456,8 +456,9 @@ class Knowledge:
             )
         if self.told:
             return (
-                "no release covers it: between it and the flag it takes a barrier of its block, then a fence "
-                "(__threadfence()) by the thread that sets the flag, or the fence of its own thread"
+                "no release covers it: before the flag it takes a fence (__threadfence()) by the thread that sets the "
+                "flag and, for what others of its block have done, a barrier before that fence (fences in front "
+                "of the barrier are not enough)"
             )
         return ""
 

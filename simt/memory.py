@@ -97,11 +97,12 @@ class Space:
         self.generation = 0
 
     def view(self, dtype):
-        """The bytes as elements of `dtype`; a rest too short for one is left out."""
+        """The bytes from the first aligned address on as elements of `dtype`; a rest too short for one is left out."""
         found = self.views.get(dtype)
         if found is None:
             item = np.dtype(dtype).itemsize
-            found = self.views[dtype] = self.bytes[: self.bytes.size // item * item].view(dtype)
+            aligned = self.bytes[-self.origin % item :]
+            found = self.views[dtype] = aligned[: aligned.size // item * item].view(dtype)
         return found
 
     def watch(self):
@@ -281,6 +282,9 @@ class Memory:
             own = blocks * memory.steps[0] + warps * memory.steps[1] + lane * memory.steps[2]
             return [(memory, lanes, flat + own)]
         regions = flat >> REGION
+        if regions.size and (regions == regions[0]).all():
+            buffer = self.buffers[int(regions[0])]
+            return [(buffer, lanes, flat - buffer.origin)]
         found = []
         for region in np.unique(regions):
             here = regions == region
@@ -334,7 +338,7 @@ class Memory:
         size = item * len(values)
         memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
         if not whole or (mask is not None and not self.fits(memory, pattern, values, mask)):
-            return self.store_some(site, memory, space, pattern, shift, values, dtype, mask)
+            return self.store_some(site, memory, space, pattern, shift, values, dtype, mask, whole)
         if not memory.writable:
             lanes, flat = self.active_addresses("global", memory, pattern, shift, size, mask, site)
             self.raise_read_only(flat, lanes, size, site)
@@ -348,7 +352,7 @@ class Memory:
                 scatter(memory.written, pattern, shift, low, MARKS[width], k, ONES_ARRAY[width], mask)
         self.count(site, memory, pattern, shift, size, mask)
 
-    def store_some(self, site, memory, space, pattern, shift, values, dtype, mask):
+    def store_some(self, site, memory, space, pattern, shift, values, dtype, mask, whole):
         """A store by some threads, each looked at by itself."""
         size = dtype.itemsize * len(values)
         lanes, flat = self.active_addresses(self.space_name(memory, space), memory, pattern, shift, size, mask, site)
@@ -359,7 +363,7 @@ class Memory:
             if not buffer.writable:
                 self.raise_read_only(where + buffer.origin, chosen, size, site)
         if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, whole=False)
+            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, whole)
         for buffer, chosen, where in parts:
             for k, value in enumerate(values):
                 picked = pick(value, chosen, self.shape)

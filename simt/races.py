@@ -26,7 +26,7 @@ import numpy as np
 
 from simt.clocks import CTA, GPU, SYS, WARP, WARPS, WIDTH, Grown, Knowledge
 from simt.errors import SimtError
-from simt.shadow import NOBODY, Shadow
+from simt.shadow import Shadow
 
 REMEMBERED = 1 << 22  # places in the blocks' shared memory, together
 NEVER = 1 << 62  # when an asynchronous copy is done that nobody has waited for
@@ -238,7 +238,7 @@ class Races:
         lane = np.concatenate([lane, lane[found[writes]]])
         numbers = block * WIDTH + threads
         fenced = int(self.proxy.get(numbers).max())
-        known = np.flatnonzero(writers != NOBODY)
+        known = np.flatnonzero(events)
         _, first = np.unique(writers[known] * (self.now + 1) + events[known], return_index=True)
         which = known[first]
         warps, leaders = np.unique(numbers // WARP, return_index=True)
@@ -417,10 +417,10 @@ class Races:
                 second = access.kind, access.line, int(threads[which[n]])
                 self.report(buffer, offsets[lane[which[n]]], first, second, need)
 
-        writer = shadow.writer[at]
-        which = np.flatnonzero((writer != NOBODY) & (writer != threads))
+        writer, written = shadow.writer[at], shadow.write_event[at]
+        which = np.flatnonzero((written != 0) & (writer != threads))
         if len(which):
-            events = shadow.write_event[at[which]]
+            events = written[which]
             if access.kind == "store" and values is not None:
                 differ = (shadow.value[at[which]] != values[which]) | (self.lines.get(events) != access.line)
                 which, events = which[differ], events[differ]

@@ -5,28 +5,31 @@ Who is a thread number, when an event's number (races.py). An ordinary store is 
 or it is a race: so what comes behind it need only be compared with it. Strong accesses need no order among themselves,
 none makes another be forgotten: they are kept in a log, which is sorted when somebody has to look at it.
 
-Readers of an item are a list of nodes (thread, event, next), the latest first. A thread that reads again takes its own
-node's place, so that a loop makes no list grow.
+Readers of an item are a list of nodes (thread, event, next), the latest first. Where the latest reads again its node
+stays and gets the new event, so that a loop makes no list grow.
 """
 
 import numpy as np
 
-NOBODY = -1
+NOBODY = 0  # where the list of an item's readers ends
+FEW_NODES = 1 << 18  # so many may be there before those are given up that are in no list any more
 MOST_NODES = 1 << 23  # then the lists are cut to their latest readers
+MOST_STEPS = 64  # so many readers of one item are followed for that
 MOST_LOGGED = 1 << 22  # accesses in a log, before those are dropped that others stand for
 MOST_PAIRS = 1 << 22  # accesses of a log that one instruction is compared with: of each item the latest
 ALIKE = 8  # so many of the log's last instructions may come again
 
 
 class Shadow:
-    FIELDS = {"writer": NOBODY, "write_event": 0, "value": 0, "head": NOBODY, "strong": 0}  # and what nothing is
+    FIELDS = "writer", "write_event", "value", "head", "strong"  # 0 until set: pages that nobody touches cost nothing
 
     def __init__(self, item):
         self.item, self.length = item, 0
         for name in self.FIELDS:
             setattr(self, name, np.zeros(0, np.int8 if name == "strong" else np.int64))
-        self.nodes = 0
-        self.reader, self.event, self.next, self.top = (np.zeros(0, np.int64) for _ in range(4))
+        self.nodes, self.most = 1, FEW_NODES  # the first is nobody's
+        self.shared = 0  # nodes before this one may be in the lists of several items
+        self.reader, self.event, self.next, self.top = (np.zeros(1, np.int64) for _ in range(4))
         self.log = Log()
 
     def items_of(self, places, size):
@@ -34,8 +37,9 @@ class Shadow:
         low = int(np.bitwise_or.reduce(places)) | size
         need = min(low & -low, self.item)
         if need < self.item:
-            for name in self.FIELDS:  # the parts of an item share its list
+            for name in self.FIELDS:
                 setattr(self, name, np.repeat(getattr(self, name), self.item // need))
+            self.shared = self.nodes
             self.length *= self.item // need
             self.log.index, self.item = None, need
         each = size // self.item
@@ -49,47 +53,46 @@ class Shadow:
 
     def reserve(self, length):
         if length > self.length:
-            length = max(length, 2 * self.length)
-            for name, nothing in self.FIELDS.items():
+            length = max(length, 4 * self.length)
+            for name in self.FIELDS:
                 old = getattr(self, name)
-                new = np.full(length, nothing, old.dtype)
+                new = np.zeros(length, old.dtype)
                 new[: len(old)] = old
                 setattr(self, name, new)
             self.length = length
 
     def note_readers(self, at, threads, event, stale):
         """These items are read. stale(threads, events): which readers need not be remembered any more."""
-        head = self.head[at]
-        known = np.flatnonzero(head != NOBODY)
-        follow = head.copy()  # what the new nodes stand before
-        events = np.full(len(at), event)
-        tops = events.copy()  # the last event of a whole list
-        if len(known):
-            node = head[known]
-            again = self.reader[node] == threads[known]
-            follow[known[again]] = self.next[node[again]]
-            events[known[again]] = np.maximum(event, self.event[node[again]])  # this one may come late
-            tops[known] = np.maximum(event, self.top[node])
-            rest = known[~again]
-            if len(rest):
-                gone = rest[stale(self.reader[head[rest]], self.top[head[rest]])]
-                follow[gone], tops[gone] = NOBODY, event
-        # Of several lanes at one item only one can be its head: the others stand behind it, one after another.
-        many = len(at)
-        start = self.nodes
-        self.grow(start + many)
-        new = np.arange(start, start + many)
-        self.reader[new], self.event[new], self.next[new], self.top[new] = threads, events, follow, tops
-        order = np.argsort(at, kind="stable")
-        meet = at[order][1:] == at[order][:-1]
-        if meet.any():
-            behind, before = new[order[:-1][meet]], new[order[1:][meet]]
-            self.next[before] = behind
-        last = np.r_[~meet, True]
-        self.head[at[order[last]]] = new[order[last]]
-        self.nodes = start + many
-        if self.nodes > MOST_NODES:
-            self.cut()
+        node = self.head[at]
+        again = (node >= max(self.shared, NOBODY + 1)) & (self.reader[node] == threads)
+        if again.any():
+            mine = node[again]
+            self.event[mine] = np.maximum(self.event[mine], event)  # this one may come late
+            self.top[mine] = np.maximum(self.top[mine], event)
+            rest = ~again
+            at, threads, node = at[rest], threads[rest], node[rest]
+            if not len(at):
+                return
+        start, end = self.nodes, self.nodes + len(at)
+        self.grow(end)
+        tops = event  # the last event of a whole list
+        if node.any():
+            tops = np.maximum(self.top[node], event)
+            gone = stale(self.reader[node], self.top[node])
+            node[gone], tops[gone] = NOBODY, event
+        self.reader[start:end], self.event[start:end], self.top[start:end] = threads, event, tops
+        self.next[start:end] = node
+        new = np.arange(start, end)
+        self.head[at] = new
+        if (self.head[at] != new).any():  # of several lanes at one item one is its head, the others stand behind it
+            order = np.argsort(at, kind="stable")
+            meet = at[order][1:] == at[order][:-1]
+            self.next[new[order[1:][meet]]] = new[order[:-1][meet]]
+            last = np.r_[~meet, True]
+            self.head[at[order[last]]] = new[order[last]]
+        self.nodes = end
+        if end > self.most:
+            self.compact()
 
     def grow(self, length):
         if length > len(self.reader):
@@ -99,14 +102,34 @@ class Shadow:
                 new[: len(old)] = old
                 setattr(self, name, new)
 
-    def cut(self):
-        """Keep the latest reader of each item only."""
-        at = np.flatnonzero(self.head != NOBODY)
-        nodes = self.head[at]
-        self.reader, self.event, self.top = self.reader[nodes].copy(), self.event[nodes].copy(), self.top[nodes].copy()
-        self.next = np.full(len(nodes), NOBODY, np.int64)
-        self.head[at] = np.arange(len(nodes))
-        self.nodes = len(nodes)
+    def compact(self):
+        """Give up the nodes that are in no list any more; of too many, or of long lists, keep the latest readers."""
+        at = np.flatnonzero(self.head)
+        steps, which = [], np.arange(len(at))
+        node = self.head[at]
+        while len(node) and len(steps) < MOST_STEPS:
+            steps.append((which, node))
+            node = self.next[node]
+            on = node != NOBODY
+            which, node = which[on], node[on]
+        if len(node) and self.nodes < MOST_NODES:
+            self.most = 2 * self.nodes
+            return
+        if len(node) or sum(len(node) for _, node in steps) > MOST_NODES // 2:
+            steps = steps[:1]
+        kept, follow, end = [[NOBODY]], [[NOBODY]], 1
+        head = np.zeros(len(at), np.int64)
+        for which, node in reversed(steps):  # a list that several items share becomes one for each
+            kept.append(node)
+            follow.append(head[which])
+            head[which] = np.arange(end, end + len(node))
+            end += len(node)
+        self.grow(end)
+        kept, self.head[at] = np.concatenate(kept), head
+        self.next[:end] = np.concatenate(follow)
+        for of_node in (self.reader, self.event, self.top):
+            of_node[:end] = of_node[kept]
+        self.nodes, self.most, self.shared = end, max(FEW_NODES, 2 * end), 0
 
     def readers(self, at):
         """Yields (positions in `at`, readers, events): first the latest reader of each item, then the one before."""
@@ -144,17 +167,16 @@ class Shadow:
 
     def forget(self, place, size):
         part = slice(place // self.item, (place + size) // self.item)
-        self.writer[part] = self.head[part] = NOBODY
-        self.strong[part] = 0
+        self.write_event[part] = self.head[part] = self.strong[part] = 0
         self.log.change(keep=lambda places: (places < place) | (places >= place + size))
 
     def lengthen_rows(self, old, new):
         """Rows of `old` bytes become rows of `new`."""
         rows = -(-self.length * self.item // old)
-        for name, empty in self.FIELDS.items():
+        for name in self.FIELDS:
             was = getattr(self, name)
-            wide = np.full((rows, new // self.item), empty, was.dtype)
-            padded = np.full(rows * old // self.item, empty, was.dtype)
+            wide = np.zeros((rows, new // self.item), was.dtype)
+            padded = np.zeros(rows * old // self.item, was.dtype)
             padded[: len(was)] = was
             wide[:, : old // self.item] = padded.reshape(rows, -1)
             setattr(self, name, wide.reshape(-1))

@@ -225,8 +225,7 @@ class Threads:
             self.guard.meet(mask)
         if self.launch.races is not None:
             blocks = self.whole(True if mask is None else mask).any(axis=(1, 2))
-            if blocks.all():
-                self.memory.aside.settle(bool(self.memory.copies))
+            self.memory.aside.settle(blocks | ~self.whole(self.alive).any(axis=(1, 2)), bool(self.memory.copies))
             self.launch.races.barrier(self.numbers[blocks])
 
     def part_barrier(self, number, arriving, waiting):

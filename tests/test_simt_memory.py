@@ -115,6 +115,28 @@ def test_a_view_of_a_tensor_may_be_misaligned():
     assert "multiple of 16 bytes" in fault(vector, 1, 8, simt.Buffer(floats(32), 8), floats(32))
 
 
+@pytest.mark.parametrize("misalignment", [0, 3, 12])
+def test_words_in_an_array_of_bytes_that_starts_anywhere(misalignment):
+    body = """(unsigned char* x, const int* at, unsigned* y) {
+        while ((size_t)x % 8) x++;
+        unsigned* words = (unsigned*)x;
+        y[threadIdx.x] = words[64 + threadIdx.x] + words[64 + at[threadIdx.x]];
+        words[at[threadIdx.x]] = threadIdx.x;
+        if (threadIdx.x % 2) words[32 + at[threadIdx.x]] = ((const uint2*)x)[32 + at[threadIdx.x] / 2].y;
+        atomicAdd(words + 96 + at[threadIdx.x] / 2, 3);
+    }"""
+    x = np.random.default_rng(misalignment).integers(0, 256, 520, np.uint8)
+    at, y = np.random.default_rng(0).permutation(32).astype(np.int32), np.zeros(32, np.uint32)
+    words = x[-misalignment % 8 :][:512].copy().view(np.uint32)
+    wanted, odd = words.copy(), at[1::2]
+    wanted[at] = np.arange(32)
+    wanted[32 + odd] = words[64 + odd // 2 * 2 + 1]
+    np.add.at(wanted, 96 + at // 2, 3)
+    run(body, 1, 32, simt.Buffer(x, misalignment), at, y)
+    assert (y == words[64:96] + words[64 + at]).all()
+    assert (x[-misalignment % 8 :][:512].view(np.uint32) == wanted).all()
+
+
 def test_arrays_that_nothing_may_be_written_to():
     y = floats(64)
     y.flags.writeable = False

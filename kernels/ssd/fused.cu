@@ -411,7 +411,8 @@ DEVICE void wait_for(const unsigned *flag, unsigned value, int side) {
         while (look(flag) != value) continue;
     meet<128>(1 + side);
 }
-/* All threads' stores come before the flag. */
+/* All threads' stores come before the flag: they are in order before this thread by the barrier, and what it knows is
+   published by the release. The fence in front of it would do as well, with a relaxed store; one of the two is enough. */
 DEVICE void publish(unsigned *flag, unsigned value, int side) {
     meet<128>(1 + side);
     if (threadIdx.x % 128 == 0) {
