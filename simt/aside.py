@@ -66,7 +66,7 @@ class Aside:
     """Of one memory: a buffer (space), or the shared memory of a part of the grid (None)."""
 
     def __init__(self, space=None):
-        self.entries = {"load": {}, "store": {}}  # Piece.again -> Piece
+        self.entries = {"store": {}, "load": {}}  # Piece.again -> Piece; stores are noted first: readers come behind
         self.spans = {"load": Span(), "store": Span()}  # of the entries
         self.noted = {"load": Span(), "store": Span()}
         self.left = {"load": Span(), "store": Span()}  # of what threads have done that have left
@@ -152,7 +152,7 @@ class Aside:
         self.arrays, self.held = {}, 0
 
     def settle(self, blocks, copying):
-        """A barrier of all threads that these blocks (truth values) have. copying: asynchronous copies are under way."""
+        """A barrier of all threads of these blocks (truth values). copying: asynchronous copies are under way."""
         if not blocks.all():
             self.settle_some(~blocks.reshape(-1, 1, 1))
             return

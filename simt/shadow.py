@@ -12,7 +12,7 @@ stays and gets the new event, so that a loop makes no list grow.
 import numpy as np
 
 NOBODY = 0  # where the list of an item's readers ends
-FEW_NODES = 1 << 18  # so many may be there before those are given up that are in no list any more
+FEW_NODES = 1 << 20  # so many may be there before those are given up that are in no list any more
 MOST_NODES = 1 << 23  # then the lists are cut to their latest readers
 MOST_STEPS = 64  # so many readers of one item are followed for that
 MOST_LOGGED = 1 << 22  # accesses in a log, before those are dropped that others stand for
@@ -79,7 +79,8 @@ class Shadow:
         if node.any():
             tops = np.maximum(self.top[node], event)
             gone = stale(self.reader[node], self.top[node])
-            node[gone], tops[gone] = NOBODY, event
+            if gone.any():
+                node[gone], tops[gone] = NOBODY, event
         self.reader[start:end], self.event[start:end], self.top[start:end] = threads, event, tops
         self.next[start:end] = node
         new = np.arange(start, end)

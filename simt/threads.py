@@ -302,8 +302,9 @@ class Threads:
 
     def who(self, lane):
         """(block in the grid, thread in the block)"""
-        block, thread = np.divmod(lane, self.shape[1] * 32)
-        return self.numbers[block], thread
+        many = self.shape[1] * 32
+        block = lane // many  # np.divmod is slower
+        return self.numbers[block], lane - block * many
 
     def shared_lanes(self, where, mask, line, what):
         """(addresses in shared memory, numbers of the threads) of an operand (space, address, offset)."""

@@ -543,6 +543,13 @@ SMALL = [
      " else { bar_sync(1); if (t < 40) y[t] = s[lane]; __syncthreads(); y[t] = other[lane]; }", "", "", False),
     ("a warp that stores, arrives, and leaves", "if (t < 32) { s[t] = t; other[t] = 1; bar_arrive(1); }"
      " else { bar_sync(1); if (t < 40) y[t] = s[lane]; __syncthreads(); y[t] = other[lane]; }", "", "", True),
+    ("a warp that stores, arrives, reads, and leaves", "if (t < 32) { s[t] = t; bar_arrive(1); y[t] = s[t]; }"
+     " else { bar_sync(1); s[lane] = 1; }", "", "", False),
+    ("a warp that stores, reads, arrives, and leaves", "if (t < 32) { s[t] = t; y[t] = s[lane]; bar_arrive(1); }"
+     " else { bar_sync(1); s[lane] = 1; }", "", "", True),
+    ("blocks that leave, and a barrier of the others", "s[t] = t;", "s[t] = t; __syncthreads(); y[t] = s[t ^ 32];"
+     " __syncthreads(); s[t ^ 1] = 1;", "", True),
+    ("... that lacks one", "s[t] = t;", "s[t] = t; __syncthreads(); y[t] = s[t ^ 32]; s[t ^ 1] = 1;", "", False),
     # Barriers for some lanes.
     ("barrier.sync of half warps", "s[t] = t; if (lane < 16) { some_sync(); y[t] = s[t ^ 32]; }", "", "", True),
     ("a lane that was not at it", "s[t] = t; if (lane < 16) { some_sync(); y[t] = s[t + 16]; }", "", "", False),
