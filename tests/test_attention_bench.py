@@ -343,9 +343,9 @@ def test_a_line_for_each_row_over_context():
 
 
 def test_labels_at_the_ends_of_lines_keep_apart():
-    assert plots._apart([10, 50, 51, 52], 5, 100) == [10, 50, 55, 60]
-    assert plots._apart([10, 97, 98, 99], 5, 100) == [10, 90, 95, 100]
-    assert plots._apart([0, 0, 0], 5, 100) == [0, 5, 10] and plots._apart([], 5, 100) == []
+    assert plots.ladders._apart([10, 50, 51, 52], 5, 100) == [10, 50, 55, 60]
+    assert plots.ladders._apart([10, 97, 98, 99], 5, 100) == [10, 90, 95, 100]
+    assert plots.ladders._apart([0, 0, 0], 5, 100) == [0, 5, 10] and plots.ladders._apart([], 5, 100) == []
 
 
 def test_a_row_that_no_ladder_has_is_named():

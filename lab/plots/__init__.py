@@ -1,0 +1,70 @@
+"""The course's pictures: one style, units on every axis, colours that a colour-blind reader can tell apart.
+
+    style       colours, figures                    launches    what shares one, gaps, waves of blocks
+    charts      curves, stacked and grouped bars    memory      addresses, cache lines, loads on their way
+    ladders     rungs and roofs                     numbers     formats, codes in words, shared scales
+    warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
+                                                    chunks      the matrix of SSD and its blocks
+
+Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
+"""
+
+from lab.plots.attention import cache_reads, merge_tree, online_softmax, operand_layout, slices_meet, token_shares
+from lab.plots.charts import curves, error_bars, panels, stacked
+from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
+from lab.plots.ladders import bars, roof_over_context, roofline
+from lab.plots.launches import fused_operations, launch_timeline, waves
+from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
+from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
+from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
+from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, shuffle_reduction
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "COLOURS",
+    "DENSE",
+    "GONE",
+    "GREEN",
+    "INSTRUCTIONS",
+    "ORANGE",
+    "PURPLE",
+    "RED",
+    "SKY",
+    "STATES",
+    "bars",
+    "bit_fields",
+    "block_transpose",
+    "bytes_in_flight",
+    "cache_reads",
+    "chunk_blocks",
+    "chunk_matrix",
+    "chunk_steps",
+    "code_layout",
+    "code_values",
+    "curves",
+    "error_bars",
+    "figure",
+    "finish",
+    "fused_operations",
+    "instruction_order",
+    "launch_timeline",
+    "loads_in_flight",
+    "merge_tree",
+    "online_softmax",
+    "operand_layout",
+    "panels",
+    "rectangle",
+    "register_block",
+    "roof_over_context",
+    "roofline",
+    "shared_scales",
+    "shuffle_reduction",
+    "slices_meet",
+    "stacked",
+    "token_matrices",
+    "token_shares",
+    "walk",
+    "warp_addresses",
+    "waves",
+]

@@ -1,0 +1,111 @@
+"""Plain charts: parts of a whole, curves, curves in panels, bars in groups."""
+
+import numpy as np
+
+from lab.plots.style import BLACK, COLOURS, figure, finish
+
+
+def stacked(parts, unit, title):
+    """One horizontal bar cut into named parts. parts  {name: amount}."""
+    picture, axis = figure(8, 2.4)
+    left = 0
+    for i, (name, amount) in enumerate(parts.items()):
+        axis.barh([0], [amount], left=left, color=COLOURS[i % len(COLOURS)], label=f"{name}: {amount:.3g}")
+        left += amount
+    axis.set_yticks([])
+    axis.set_xlabel(unit)
+    axis.set_title(title, loc="left")
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3, frameon=False, fontsize=10)
+    return finish(picture)
+
+
+def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None):
+    """Curves over one x axis. lines  {name: values};  log  "x", "y", "xy" or False;  level  (value, name): a dashed
+    line across."""
+    picture, axis = figure(8, 4)
+    for i, (name, values) in enumerate(lines.items()):
+        axis.plot(x, values, marker=marker, color=COLOURS[i % len(COLOURS)], label=name, linewidth=2)
+    if level:
+        axis.axhline(level[0], color=BLACK, linestyle="--", linewidth=1.2, label=level[1])
+    _scales(axis, x, log)
+    if len(lines) > 1 or level:
+        axis.legend(frameon=False)
+    axis.set_xlabel(xlabel)
+    axis.set_ylabel(ylabel)
+    axis.set_title(title, loc="left")
+    return finish(picture)
+
+
+def _scales(axis, x, log, steps=(1, 2, 5)):
+    """Axes from 0 or logarithmic, as in `curves`, and a grid. steps: the ticks in a power of ten"""
+    from matplotlib.ticker import LogLocator
+
+    if log and "x" in log:
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
+    elif len(x) <= 16:
+        axis.set_xticks(x)
+    if log and "y" in log:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=steps))
+        axis.yaxis.set_major_formatter(lambda v, _: f"{v:,g}")
+        axis.yaxis.set_minor_formatter(lambda v, _: "")
+    if not log or "y" not in log:
+        axis.set_ylim(bottom=0)
+    axis.grid(True, alpha=0.25)
+
+
+def panels(x, lines, xlabel, ylabel, title=None, *, log="x"):
+    """Curves in panels, two beside each other, over the same axes and with one legend. log  as in `curves`
+
+    lines  {panel: {name: values}}, the same names in each
+    """
+    picture, axes = figure(9, 0.9 + 2.4 * -(-len(lines) // 2), columns=2, rows=-(-len(lines) // 2))
+    axes = np.ravel(axes)
+    for axis, (panel, curves_of) in zip(axes, lines.items()):
+        for i, (name, values) in enumerate(curves_of.items()):  # each a little thinner: one behind another still shows
+            look = {"marker": "os^Dv"[i % 5], "markersize": max(4, 9 - 2 * i), "linewidth": max(1.2, 2.7 - 0.5 * i)}
+            axis.plot(x, values, color=COLOURS[i % len(COLOURS)], label=name, **look)
+        _scales(axis, x, log, steps=(1,))
+        axis.set_title(panel, loc="left", fontsize=10.5)
+        axis.tick_params(labelsize=9)
+        axis.set(xlabel=xlabel, ylabel=ylabel)
+    found = np.array([axis.get_ylim() for axis in axes[: len(lines)]])
+    for axis in axes:
+        axis.set_ylim(found.min(), 1.08 * found.max())
+        axis.label_outer()
+    for axis in axes[len(lines) :]:
+        axis.axis("off")
+    picture.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=10
+    )
+    if title:
+        picture.suptitle(title, fontsize=12, x=0.01, ha="left")
+    return finish(picture)
+
+
+def error_bars(errors, title, ylabel="error of the output, percent"):
+    """Groups of bars side by side, logarithmic. errors {group: {bar: percent}}, the same bars in each group."""
+    picture, axis = figure(8, 4)
+    names = list(next(iter(errors.values())))
+    wide = 0.8 / len(names)
+    for n, name in enumerate(names):
+        heights = [of[name] for of in errors.values()]
+        at = np.arange(len(errors)) + (n - (len(names) - 1) / 2) * wide
+        axis.bar(at, heights, 0.92 * wide, color=COLOURS[n], label=name)
+        above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+        for x, height in zip(at, heights):
+            axis.annotate(f"{height:.2g}", (x, height), **above)
+    axis.set_xticks(range(len(errors)), errors)
+    axis.set_yscale("log")
+    found = [height for of in errors.values() for height in of.values()]
+    low, high = min(found) / 3, 2 * max(found)
+    if max(found) < 100 * min(found):  # powers of ten alone would be one or two
+        axis.set_yticks([n * 10.0**p for p in range(-9, 10) for n in (1, 2, 5) if low <= n * 10.0**p <= high])
+    axis.set_ylim(low, high)
+    axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    axis.yaxis.set_minor_formatter(lambda v, _: "")
+    axis.set_ylabel(ylabel)
+    axis.set_title(title, loc="left")
+    axis.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1, 1))
+    return finish(picture)
