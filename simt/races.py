@@ -410,7 +410,7 @@ class Races:
         """The access against what was there before."""
 
         def compare(which, before, events):
-            bad = self.unordered(access, before, events, threads[which])
+            bad = self.unordered(access, before, events, threads[which]) if len(which) else None
             if bad is not None:
                 n, need = bad
                 first = self.access_of(int(events[n]), int(before[n]))
@@ -452,30 +452,31 @@ class Races:
 
     def unordered(self, access, before, events, now):
         """(n, what is missing) of the first pair before[n] -> now[n] that is a race, or None."""
-        which, narrow = np.arange(len(now)), np.zeros(len(now), bool)
+        which, narrow = range(len(now)), None
         if access.strong.scope and len(now):
             scopes = self.scopes.get(events)
             near = (before // WIDTH == now // WIDTH) | ((scopes >= GPU) & (access.strong.scope >= GPU))
-            narrow = (scopes > 0) & ~near
             which = np.flatnonzero((scopes == 0) | ~near | (self.sizes.get(events) != access.item))
-        if not len(which):
+            narrow = ((scopes > 0) & ~near)[which]
+            before, events, now = before[which], events[which], now[which]
+        if not len(now):
             return None
-        times = self.when.get(events[which])
-        ordered = self.knowledge.ordered(before[which], times, now[which])
+        times = self.when.get(events)
+        ordered = self.knowledge.ordered(before, times, now)
         if access.ends:
             for lane in range(WARP):
-                ordered |= self.knowledge.ordered(before[which] // WARP * WARP + lane, times, now[which])
+                ordered |= self.knowledge.ordered(before // WARP * WARP + lane, times, now)
         if ordered.all():
             return None
-        first = int(np.argmin(ordered))
-        n, time = int(which[first]), int(times[first])
+        n = int(np.argmin(ordered))
+        time = int(times[n])
         if time == NEVER:
             need = NOT_WAITED
-        elif narrow[n]:
+        elif narrow is not None and narrow[n]:
             need = TOO_NARROW
         else:
             need = self.knowledge.missing(int(before[n]), time, int(now[n]))
-        return n, need
+        return int(which[n]), need
 
     def access_of(self, event, thread):
         return KINDS[self.kinds.items[event]], int(self.lines.items[event]), thread

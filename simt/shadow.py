@@ -134,8 +134,9 @@ class Shadow:
 
     def readers(self, at):
         """Yields (positions in `at`, readers, events): first the latest reader of each item, then the one before."""
-        which = np.flatnonzero(self.head[at] != NOBODY)
-        node = self.head[at[which]]
+        head = self.head[at]
+        which = np.flatnonzero(head)
+        node = head[which]
         while len(which):
             yield which, self.reader[node], self.event[node]
             node = self.next[node]
