@@ -1,7 +1,6 @@
 """The benches of attention and of the quantised cache, on a made-up card: what is timed was right, before and after."""
 
 import functools
-import re
 import sys
 from types import SimpleNamespace
 
@@ -40,16 +39,8 @@ def only(monkeypatch, *names):
 
 
 def sources_are_there(ladder):
-    """Whether all are files of the course, and with each CUDA source is what it includes."""
-    for figure in ladder.figures:
-        for source in figure.sources:
-            text = (results.ROOT / source).read_text()
-            home = (results.ROOT / source).parent
-            for name in re.findall(r'^#include "(.+)"', text, re.M):
-                path = (home / name).resolve()
-                if path.is_file():  # not one of CUDA's own
-                    assert path.relative_to(results.ROOT).as_posix() in figure.sources, (figure.name, name)
-    return True
+    """Whether all are files of the course; what they include is added when they are stored."""
+    return all((results.ROOT / source).is_file() for figure in ladder.figures for source in figure.sources)
 
 
 # The ladders
