@@ -25,6 +25,22 @@ def with_includes(*sources, root=None):
     return tuple(found)
 
 
+def inlined(path, root=None, seen=None):
+    """The text of a source, a path from the course's folder, with what it includes by `#include "..."` in its place,
+    each once: for a variant in which a piece of a header is replaced."""
+    root, seen = root or ROOT, set() if seen is None else seen
+    at = (root / path).resolve()
+    seen.add(at)
+
+    def text_of(found):
+        header = (at.parent / found[1]).resolve()
+        if root not in header.parents or not header.is_file():
+            return found[0]
+        return "" if header in seen else inlined(header.relative_to(root), root, seen)
+
+    return INCLUDE.sub(text_of, at.read_text(encoding="utf-8")).replace("#pragma once\n", "")
+
+
 def _definition(path, name):
     """(source, text) of a function or a struct of a C or CUDA file or of what it includes, with the comment above."""
     *outer, last = name.split("::")

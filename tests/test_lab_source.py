@@ -3,7 +3,7 @@
 import pytest
 
 from lab import results, show, source
-from lab.source import with_includes
+from lab.source import inlined, with_includes
 
 TOY = """/* Twice. */
 #include "parts/more.cuh"
@@ -61,6 +61,13 @@ def test_every_header_of_the_kernels_is_found():
         name = path.relative_to(results.ROOT).as_posix()
         text = path.read_text()
         assert len(with_includes(name)) >= 1 + text.count('#include "'), name
+
+
+def test_a_source_with_its_headers_in_place(course):
+    (course / "kernels/twice.cu").write_text('#include "parts/deeper.cuh"\n#include "toy.cu"\n')
+    text = inlined("kernels/twice.cu")
+    assert text.index(DEEPER) < text.index("struct Others") < text.index("struct Sums") and text.count(DEEPER) == 1
+    assert [line for line in text.splitlines() if "#include" in line] == TOY.splitlines()[2:4]
 
 
 def test_show_finds_a_function_and_what_stands_before_it(course):

@@ -22,6 +22,16 @@ __device__ __forceinline__ float2 unpack(unsigned pair, __nv_bfloat16) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
 }
 
+/* Eight numbers of 16 bytes, exactly. */
+template <typename T> __device__ __forceinline__ void widen(uint4 word, float (&to)[8], T) {
+    const unsigned pairs[4] = {word.x, word.y, word.z, word.w};
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+        const float2 pair = unpack(pairs[i / 2], T());
+        to[i] = pair.x, to[i + 1] = pair.y;
+    }
+}
+
 /* One number, twice. */
 __device__ __forceinline__ unsigned broadcast_x2(float v, __half) {
     const __half2 pair = __float2half2_rn(v);
