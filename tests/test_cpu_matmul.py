@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ref.matmul
-from kernels.cpu_matmul import RUNGS, matmul, work
-from lab import check, hostile_shapes, machine, results
+from kernels.cpu_matmul import HEADERS, RUNGS, blocking, matmul, work
+from lab import check, hostile_shapes, machine, plots, results
+from lab.compiler import compile_c
 
 THREADS = (1, 2, 3, 7)
 ISAS = machine.isas()
@@ -188,7 +189,7 @@ def test_bad_input_is_refused_and_out_is_untouched(name, rung, kind):
 def test_no_memory_for_the_panels_is_a_memory_error(monkeypatch):
     import kernels.cpu_matmul as room
 
-    for name in ("registers", "threads"):
+    for name in ("panels", "five_loops", "threads"):
         rung = dict(ALL)[name]
         key = (name, ISAS[0])
         rung(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
@@ -209,8 +210,49 @@ def test_work_counts_bytes_and_flops():
     assert work(2, 3, 5) == (4 * (2 * 5 + 5 * 3 + 2 * 3), 2 * 2 * 3 * 5)
 
 
+@every_isa
+def test_the_sizes_of_blocks_and_panels_are_those_of_the_compiled_code(isa):
+    sizes, lanes = blocking(isa), {"avx512": 16, "avx2": 8, "portable": 4}[isa]
+    assert list(sizes) == ["MR", "NR", "KC", "MC", "NC"] and sizes["NR"] == 2 * lanes
+    assert sizes["MC"] % sizes["MR"] == 0 and sizes["NC"] % sizes["NR"] == 0  # else a panel would be cut
+    text = (results.ROOT / "kernels/cpu_matmul/block.h").read_text()
+    assert f"KC = {sizes['KC']}," in text and f"MR = {sizes['MR']} }}" in text
+    with pytest.raises(ValueError, match="blocking: isa must be one of .*, got 'sse9'"):
+        blocking("sse9")
+
+
+def test_the_picture_of_packing_shows_where_pack_a_and_pack_b_put_each_number():
+    packing = """#include "block.h"
+    void both(const float *A, const float *B, float *to_a, float *to_b, int64_t m, int64_t n, int64_t k) {
+        pack_a(A, to_a, k, m, k);
+        for (int64_t j = 0; j < n; j += NR) pack_b(B + j, to_b + j * k, n, NR, k);
+    }"""
+    sizes, steps = blocking("portable"), 5
+    m, n = 2 * sizes["MR"], 2 * sizes["NR"]
+    A, B = (
+        np.arange(m * steps, dtype=np.float32).reshape(m, steps),
+        np.arange(steps * n, dtype=np.float32).reshape(-1, n),
+    )
+    to_a, to_b = np.empty(A.size, np.float32), np.empty(B.size, np.float32)
+    library = compile_c(packing, flags=machine.ISA_FLAGS["portable"], headers=HEADERS, name="packing.c")
+    library.both(A, B, to_a, to_b, m, n, steps)
+    picture = plots.packing_order(m, steps, sizes["MR"], sizes["NR"])
+    for axis, matrix, packed in zip(picture.axes, (A, B), (to_a, to_b), strict=True):
+        places = [int(text.get_text()) for text in axis.texts]  # row after row
+        assert np.array_equal(packed[places], matrix.ravel())
+
+
+def test_the_picture_of_the_five_loops_has_all_parts_inside_the_matrices():
+    picture = plots.cache_blocks(blocking("portable"), 1000)
+    for axis, parts in zip(picture.axes[1:], (2, 2, 2), strict=True):
+        assert axis.get_xlabel() in "pj" and axis.get_ylabel() in "ip" and len(axis.patches) == parts
+        assert all(b.get_x() + b.get_width() <= 1000 and b.get_y() + b.get_height() <= 1000 for b in axis.patches)
+
+
 def test_every_rung_names_its_sources_and_all_they_include():
-    assert [r.name for r in RUNGS] == ["python_loops", "naive", "loop_order", "tiled", "registers", "threads"]
+    assert [r.name for r in RUNGS] == [
+        "python_loops", "naive", "loop_order", "tiled", "registers", "panels", "five_loops", "threads"
+    ]  # fmt: skip
     for rung in RUNGS:
         assert rung.sources
         for source in rung.sources:

@@ -56,12 +56,22 @@ def tiled(A, B, *, out=None, threads=None, isa=None):
 
 
 def registers(A, B, *, out=None, threads=None, isa=None):
-    """Rung 5: a block of C in vector registers, packed panels of A and B."""
+    """Rung 5: a block of C in vector registers; A and B are read where they lie."""
     return _run("registers", A, B, out, threads, isa)
 
 
+def panels(A, B, *, out=None, threads=None, isa=None):
+    """Rung 6: A and B are first copied into the order in which the block asks for them."""
+    return _run("panels", A, B, out, threads, isa)
+
+
+def five_loops(A, B, *, out=None, threads=None, isa=None):
+    """Rung 7: as much of A and of B is packed at a time as stays in the caches until it has been used."""
+    return _run("five_loops", A, B, out, threads, isa)
+
+
 def threads(A, B, *, out=None, threads=None, isa=None):
-    """Rung 6: rows of C shared out among threads."""
+    """Rung 8: rows of C shared out among threads."""
     return _run("threads", A, B, out, threads, isa)
 
 
@@ -77,8 +87,25 @@ RUNGS = [
     Rung("loop_order", "loop order", loop_order, ("kernels/cpu_matmul/loop_order.c",)),
     Rung("tiled", "tiles", tiled, ("kernels/cpu_matmul/tiled.c",)),
     Rung("registers", "registers and SIMD", registers, ("kernels/cpu_matmul/registers.c", *_BLOCK)),
+    Rung("panels", "packed panels", panels, ("kernels/cpu_matmul/panels.c", *_BLOCK)),
+    Rung("five_loops", "five loops", five_loops, ("kernels/cpu_matmul/five_loops.c", *_BLOCK)),
     Rung("threads", "threads", threads, ("kernels/cpu_matmul/threads.c", *_BLOCK)),
 ]
+
+
+def blocking(isa=None):
+    """{"MR": …, "NR": …, "KC": …, "MC": …, "NC": …}: the sizes of block.h, in floats.
+
+    isa: as for the rungs. A block of C has MR rows and NR columns; KC steps along p, MC rows of A and NC columns of B
+    are packed at a time.
+    """
+    _, isa = machine.expect_threads_and_isa("blocking", None, isa)
+    names = ("MR", "NR", "KC", "MC", "NC")
+    copy = f"int64_t of[] = {{{', '.join(names)}}}; memcpy(sizes, of, sizeof of);"
+    source = f'#include "block.h"\nvoid blocking(int64_t *sizes) {{ {copy} }}'
+    sizes = np.empty(len(names), np.int64)
+    compile_c(source, flags=machine.ISA_FLAGS[isa], headers=HEADERS, name="blocking.c").blocking(sizes)
+    return dict(zip(names, sizes.tolist(), strict=True))
 
 
 def work(m, n, k):

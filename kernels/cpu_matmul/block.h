@@ -2,6 +2,7 @@
 
    One step along p costs two vector loads from B and MR numbers from A, and does 2·MR vector multiply-adds. Panels of
    A and B are copied ("packed") into the order in which they are read, so that every load is the next one in memory.
+   The rung `registers` takes the sizes alone, `panels` the packing too, `five_loops` and `threads` all.
 
    The scheme is that of K. Goto and R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), with
    the loops as BLIS orders them. */
@@ -15,7 +16,10 @@ enum { MR = 8 }; /* 16 of 32 */
 #else
 enum { MR = 6 }; /* 12 of 16 */
 #endif
-enum { NR = 2 * LANES, KC = 384, MC = 16 * MR, NC = 4096 }; /* one step of the walk covers KC along p, MC rows of C, NC columns */
+/* A block of C has MR rows and NR columns. The five loops pack KC steps along p at a time, of MC rows of A (for L2) and of
+   NC columns of B (for L3). One panel of B, KC · NR floats, serves MC / MR blocks in a row: 24 KB with AVX2, which L1
+   holds; 48 KB with AVX-512, where many an L1 leaves it to L2. */
+enum { NR = 2 * LANES, KC = 384, MC = 16 * MR, NC = 4096 };
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

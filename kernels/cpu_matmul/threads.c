@@ -1,7 +1,7 @@
-/* Rung 6, threads: groups of rows of C are shared out. All threads read the same panels of B, so they are packed once,
+/* Rung 8, threads: groups of rows of C are shared out. All threads read the same panels of B, so they are packed once,
    together; each thread has panels of A of its own, and sets its own rows of C to zero.
 
-   New since registers: three lines that begin with #pragma, panels of A for each thread, and groups of rows small
+   New since five_loops: three lines that begin with #pragma, panels of A for each thread, and groups of rows small
    enough that every thread gets some. */
 #include "block.h"
 #include <stdlib.h>

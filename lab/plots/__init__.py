@@ -4,7 +4,7 @@
     charts      curves, stacked and grouped bars    memory      addresses, cache lines, loads on their way
     ladders     rungs and roofs                     numbers     formats, codes in words, shared scales
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
-                                                    chunks      the matrix of SSD and its blocks
+    packing     panels, and their caches            chunks      the matrix of SSD and its blocks
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -16,6 +16,7 @@ from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
+from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
 from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, shuffle_reduction
 
@@ -36,6 +37,7 @@ __all__ = [
     "bit_fields",
     "block_transpose",
     "bytes_in_flight",
+    "cache_blocks",
     "cache_reads",
     "chunk_blocks",
     "chunk_matrix",
@@ -53,6 +55,7 @@ __all__ = [
     "merge_tree",
     "online_softmax",
     "operand_layout",
+    "packing_order",
     "panels",
     "rectangle",
     "register_block",
