@@ -15,7 +15,7 @@ import ref.gemv
 import simt
 from kernels import gemv
 from kernels.gemv.ring_plan import ring_plan
-from lab import cuda, disassembly
+from lab import cuda, disassembly, results
 from lab.stream import still_running
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -523,3 +523,17 @@ def test_neighbours_are_apart():
     home = torch.ones(53)
     y = run("gemv", home[:40].view(5, 8), home[40:48], out=home[48:])
     assert y.tolist() == [8] * 5 and (home[:48] == 1).all()
+
+
+def test_the_kernel_of_the_whole_program_is_right_and_its_host_code_takes_the_steps_that_it_numbers():
+    path = results.ROOT / "kernels/gemv/program.cu"
+    for rows, cols in ((300, 77), (1, 1), (256, 3)):
+        W, x, out = problem(rows, cols, torch.float32)
+        cuda.load(path).gemv(-(-rows // 256), 256, W, x, out, rows, cols)
+        close(out, W, x)
+    host = path.read_text().split("\n#ifndef __CUDACC_RTC__\n")[1]
+    calls = re.findall(r"\bcudaMalloc|\bcudaMemcpyHostToDevice|<<<|\bcudaGetLastError|\bcudaDeviceSynchronize", host)
+    assert list(dict.fromkeys(calls)) == [
+        "cudaMalloc", "cudaMemcpyHostToDevice", "<<<", "cudaGetLastError", "cudaDeviceSynchronize"
+    ]  # fmt: skip
+    assert not re.findall(r"^\s*cuda\w+\(", host, re.M)  # none whose error code is thrown away

@@ -1,5 +1,8 @@
 """The GEMV ladder on a card: right on hostile and on large shapes, in graphs, and in chains of dependent launches."""
 
+import shutil
+import subprocess
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from guarded_tensors import FENCE, between, fences_stand
 
 import ref.gemv
 from kernels import gemv
+from lab import results
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -240,3 +244,11 @@ def test_devices_must_agree(name):
     with pytest.raises(ValueError, match=f"{name}: out must not share memory with x"):
         run(name, between(torch.ones(8, 8, device="cuda")), x, out=x)
     assert (out.isnan()).all()
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_the_whole_program_compiles_and_runs(tmp_path):
+    source, program = results.ROOT / "kernels/gemv/program.cu", tmp_path / "program"
+    subprocess.run(["nvcc", "-O3", "-arch=native", str(source), "-o", str(program)], check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("4096 x 4096: relative error "), done
