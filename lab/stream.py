@@ -2,7 +2,7 @@
 
 The machine runs one launch after the other. A card does not: with pdl=True a launch may start before the one ahead of
 it has ended. So each launch here leaves behind what it wrote and what it was given, and one with pdl=True that touches
-that before griddepcontrol.wait is an error (simt/ahead.py). What PyTorch does in between is not seen.
+that before griddepcontrol.wait is an error (simt/memory/ahead.py). What PyTorch does in between is not seen.
 """
 
 import threading
@@ -14,7 +14,7 @@ from lab.tensor_map import BITS
 
 
 class Stream(threading.local):
-    """What the last launch of this thread left behind: [(its storage, piece)]; `beyond` as in simt/ahead.py."""
+    """What the last launch of this thread left behind: [(its storage, piece)]; `beyond` as in simt/memory/ahead.py."""
 
     near, beyond = (), ()
 

@@ -7,14 +7,13 @@
 It counts, it does not time: how long a launch takes here says nothing about a GPU. There is no cache: sectors are
 what the L1 cache is asked for, not what memory delivers.
 
-Read it in this order: ptx.py (the text), flow.py (blocks), integers.py and memory.py (what registers and addresses
-are), translate.py (a block as a Python function), machine.py (who runs next). Hopper's asynchronous instructions have
-barriers.py, bulk.py with tensor_map.py, and warpgroup.py. ahead.py knows of launches that overlap, waiting.py says who
-waits for whom. This room imports NumPy and the NVRTC binding; it knows
-nothing of the course.
+Its rooms, each of which imports only from those before it: ptx (the text), arithmetic (arrays in, arrays out), memory
+(addresses and what they cost), hopper (asynchronous instructions), execute (who runs next), translate (PTX to Python).
+README.md says in which order to read them. The machine imports NumPy and the NVRTC binding; it knows nothing of the
+course.
 """
 
-from simt.ahead import Ahead
+from simt.arithmetic.lanes import shuffle
 from simt.errors import (
     AsyncFault,
     BarrierFault,
@@ -30,9 +29,11 @@ from simt.errors import (
     UnsetRegister,
     Unsupported,
 )
+from simt.hopper.tensor_map import TensorMap
 from simt.kernel import Buffer, Kernel, Module, compile, load
-from simt.races import RaceError
-from simt.tensor_map import TensorMap
+from simt.memory.ahead import Ahead
+from simt.memory.races import RaceError
+from simt.memory.sectors import sectors_per_warp
 
 __all__ = [
     "Ahead",
@@ -56,4 +57,6 @@ __all__ = [
     "Unsupported",
     "compile",
     "load",
+    "sectors_per_warp",
+    "shuffle",
 ]

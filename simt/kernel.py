@@ -7,15 +7,16 @@ import threading
 
 import numpy as np
 
-from simt import nvrtc, ptx
-from simt.ahead import Ahead, after
+from simt import nvrtc
 from simt.errors import LaunchError, SimtError, Unsupported
-from simt.machine import Launch
-from simt.memory import REGION, Space
-from simt.program import Program, not_understood
-from simt.races import Races
+from simt.execute.scheduler import Launch
+from simt.hopper.tensor_map import BYTES, TensorMap
+from simt.memory.ahead import Ahead, after
+from simt.memory.races import Races
+from simt.memory.spaces import REGION, Space
+from simt.ptx import reader
 from simt.report import Report
-from simt.tensor_map import BYTES, TensorMap
+from simt.translate.program import Program, not_understood
 
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
@@ -55,7 +56,7 @@ class Module:
 
     def __init__(self, text, source=""):
         self.ptx, self.source = text, source
-        self.parsed = ptx.parse(text)
+        self.parsed = reader.parse(text)
         self.kernels = {}
         self.kept = {}
         self.lock = threading.Lock()
@@ -141,8 +142,8 @@ class Kernel:
     order         the order in which blocks start: "forward", "reverse", or a whole number, the seed of a shuffle
     only          numbers of blocks, in the order in which they start: no others run, as a grid too large to run needs
     by_warp       count requests of each block and warp as well: see Report
-    ahead         an Ahead (simt/ahead.py): what the launch ahead may still be at, where this one is a programmatic
-                  dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
+    ahead         an Ahead (simt/memory/ahead.py): what the launch ahead may still be at, where this one is a
+                  programmatic dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
                   40,000 instructions of single threads each. None: 100,000, and on until a part has taken 10 seconds
                   of processor time, so that a long loop is not taken for an endless one (15, where steps take long)

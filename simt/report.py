@@ -43,7 +43,7 @@ class Report:
     by_warp    {ncu's metric name: requests of each block and warp, an array (blocks, warps)}, if the launch was asked
                for it: to global memory as in counters; to shared memory, atomics too (..._op_shared_atom.sum)
     waited     has a thread passed griddepcontrol.wait?
-    ahead      what the launch may still be at when the next one starts (simt/ahead.py); None: that starts at its end
+    ahead      what the launch may still be at when the next one starts, an Ahead; None: that starts at its end
     grid, block, kernel, source: of the launch
 
     `counts` is {line: {metric: int}}, where "instructions" and "thread_instructions" count what warps and threads

@@ -324,14 +324,14 @@ MUTATIONS = [
     # The SIMT machine itself: what the above rests on.
     Mutation(
         "machine: a block that waits gives its place to another",
-        "simt/machine.py",
+        "simt/execute/scheduler.py",
         "self.places - sum(p.running() for p in waiting)",
         "tests/test_simt_places.py -k test_a_chain_by_block_number_hangs",
         "self.places",
     ),
     Mutation(
         "machine: any barrier counts as a wait for the launch ahead",
-        "simt/ahead.py",
+        "simt/memory/ahead.py",
         "self.passed |= here & (know if axes == 2 else know | self.told)",
         "tests/test_simt_ahead.py -k test_who_has_not_waited_knows_nothing",
         "self.passed |= here",

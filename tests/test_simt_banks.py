@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simt_truth import compute
 
-from simt.banks import ideal_wavefronts, ldmatrix_wavefronts, turns_per_warp, wavefronts_per_warp
+from simt.memory.wavefronts import ideal_wavefronts, ldmatrix_wavefronts, turns_per_warp, wavefronts_per_warp
 
 STORED = json.loads((Path(__file__).parent / "simt_truth" / "h200.json").read_text())["launches"]
 

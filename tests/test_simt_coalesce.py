@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simt_truth import memory
 
-from simt.coalesce import atomic_sectors_per_warp, sectors_per_warp
+from simt.memory.sectors import atomic_sectors_per_warp, sectors_per_warp
 
 STORED = json.loads((Path(__file__).parent / "simt_truth" / "h200.json").read_text())["launches"]
 THREAD = np.arange(256).reshape(8, 32)  # the launches of simt_truth.memory: 2 blocks of 4 warps

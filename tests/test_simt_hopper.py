@@ -405,7 +405,7 @@ def test_sums_that_lose_bits(kind, d, spread):
 
 def test_sums_are_those_of_mma():
     """wgmma adds as mma.sync does: all products of one instruction at once."""
-    from simt.tensor_cores import LOWEST, _product, accumulate
+    from simt.arithmetic.mma import LOWEST, _product, accumulate
 
     left, right, c = (
         RNG.standard_normal(s) * 10.0 ** RNG.integers(-3, 3, s) for s in ((3, 64, 16), (3, 24, 16), (3, 64, 24))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simt import ptx
-from simt.joins import access_bytes, in_shared, joined, laid_out
+from simt.ptx import reader
+from simt.ptx.wide_accesses import access_bytes, in_shared, joined, laid_out
 
 TOP = ".version 8.0\n.target sm_90\n.address_size 64\n.extern .shared .align 16 .b8 dynamic[];\n"
 HEAD = """\
@@ -171,7 +171,7 @@ TEXTS = {name: (kernel(body), want) for name, (body, want) in CASES.items()} | L
 
 
 def predicted(text):
-    function = ptx.parse(text).functions["k"]
+    function = reader.parse(text).functions["k"]
     found, joins = Counter(), joined(function)
     for at, instruction in enumerate(function.instructions):
         if in_shared(instruction):
@@ -230,7 +230,7 @@ def test_it_is_what_ptxas_does(name, machine_code):
 
 
 def test_the_leader_and_the_indices():
-    function = ptx.parse(TEXTS["any order"][0]).functions["k"]
+    function = reader.parse(TEXTS["any order"][0]).functions["k"]
     at = [n for n, i in enumerate(function.instructions) if in_shared(i)]
     joins = joined(function)
     assert sorted(joins) == at
@@ -240,12 +240,12 @@ def test_the_leader_and_the_indices():
 
 def test_the_layout_of_shared_variables():
     text = kernel("", ".shared .align 4 .b8 s[20];\n.shared .align 8 .b8 q[12];\n.shared .align 1 .b8 z[3];")
-    assert laid_out(ptx.parse(text).functions["k"]) == {"s": 0, "q": 24, "z": 36}
+    assert laid_out(reader.parse(text).functions["k"]) == {"s": 0, "q": 24, "z": 36}
     text = TEXTS["an array behind another"][0]
-    function = ptx.parse(text).functions["k"]
+    function = reader.parse(text).functions["k"]
     assert {bits for _, bits in joined(function, {"s": 0, "q": 24}).values()} == {64}  # other places, other pairs
 
 
 def test_a_function_without_shared_memory_has_no_joins():
     text = kernel("ld.global.f32 %f1, [%rd4];\nld.global.f32 %f2, [%rd4+4];\n" + keep(2))
-    assert joined(ptx.parse(text).functions["k"]) == {}
+    assert joined(reader.parse(text).functions["k"]) == {}

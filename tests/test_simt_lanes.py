@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simt import lanes
+from simt.arithmetic import lanes
 
 RNG = np.random.default_rng(3)
 WARPS = 6

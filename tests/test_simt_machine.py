@@ -532,12 +532,12 @@ def test_a_long_loop_is_not_taken_for_an_endless_one(monkeypatch):
     y = I32([0, 150_000])
     run(body, 1, 1, y, np.int64(27))
     assert y[0] == 150_000
-    monkeypatch.setattr("simt.machine.PATIENCE", 0.2)
+    monkeypatch.setattr("simt.execute.scheduler.PATIENCE", 0.2)
     with pytest.raises(simt.StepLimit, match="now 100000"):
         run("(int* y) { while (true); }", 1, 32, ints(1))
-    monkeypatch.setattr("simt.machine.PATIENCE", 10)
-    monkeypatch.setattr("simt.machine.FEW_STEPS", 500)
-    monkeypatch.setattr("simt.machine.LONG", 0.05)  # few steps, of which each takes long
+    monkeypatch.setattr("simt.execute.scheduler.PATIENCE", 10)
+    monkeypatch.setattr("simt.execute.scheduler.FEW_STEPS", 500)
+    monkeypatch.setattr("simt.execute.scheduler.LONG", 0.05)  # few steps, of which each takes long
     with pytest.raises(simt.StepLimit):
         run("(int* y) { while (true) atomicAdd(y, 1); }", 1, 32, ints(1))
     with pytest.raises(simt.LaunchError, match="step_limit: expected a whole number; got str 'long'"):
@@ -545,7 +545,7 @@ def test_a_long_loop_is_not_taken_for_an_endless_one(monkeypatch):
 
 
 def test_large_local_arrays_take_turns(monkeypatch):
-    monkeypatch.setattr("simt.machine.ROOM", 1 << 22)
+    monkeypatch.setattr("simt.execute.scheduler.ROOM", 1 << 22)
     body = """(float* y) { float a[1000];
       for (int i = threadIdx.x; i < 40; i++) a[i * 79 % 1000] = i;
       y[blockIdx.x * 32 + threadIdx.x] = a[39 * 79 % 1000]; }"""

@@ -117,7 +117,7 @@ def test_a_barrier_of_the_grid_needs_room_for_all():
 
 def test_parts_of_the_grid_are_filled_as_places_come_free(monkeypatch):
     """Blocks run together in parts; a part is smaller here than the places, and than the grid."""
-    monkeypatch.setattr(simt.machine, "PART", 128)  # two blocks of 64 threads
+    monkeypatch.setattr(simt.execute.scheduler, "PART", 128)  # two blocks of 64 threads
     for how in ({"places": 5}, {"places": 5, "order": 4}, {"order": "reverse"}, {"places": 1, "order": "reverse"}):
         assert (chain("by_counter", 20, **how) == np.cumsum(np.arange(20))).all()
     assert (chain("by_number", 20, places=5) == np.cumsum(np.arange(20))).all()

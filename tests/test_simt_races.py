@@ -5,8 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from simt.clocks import CTA, GPU
-from simt.races import RELAXED, RaceError, Races, Strong
+from simt.memory.clocks import CTA, GPU
+from simt.memory.races import RELAXED, RaceError, Races, Strong
 
 T = 64  # threads of a block
 ALL = np.arange(T)

@@ -9,7 +9,7 @@ import pytest
 from simt_truth.synccheck import BLOCKS, KERNELS, THREADS, WORDS, N, source
 
 import simt
-from simt import divergence
+from simt.execute import divergence
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from simt import tensor_cores
+from simt.arithmetic import mma
 
 RNG = np.random.default_rng(5)
 SHAPES = [
@@ -70,7 +70,7 @@ def test_whole_numbers_come_out_exactly(opcode, kind, depth):
     low = 0 if kind == "u8" else -4
     a, b, c = (RNG.integers(low, 5, shape) for shape in ((16, depth), (8, depth), (16, 8)))
     target = {"f32": np.float32, "f16": np.float16, "s32": np.int32}[opcode.split(".")[3]]
-    function = tensor_cores.mma("mma.sync.aligned." + opcode)
+    function = mma.mma("mma.sync.aligned." + opcode)
     given = fragments(to_bits(kind, a), 16), fragments(to_bits(kind, b), 8), c_fragments(c.astype(target), opcode[-3:])
     result = function(*given)
     wanted = c_fragments((a @ b.T + c).astype(target), opcode[-3:])
@@ -92,7 +92,7 @@ def test_sums_are_cut_as_the_hardware_cuts_them():
     a, b = (RNG.integers(-2047, 2048, (n, 16)) * 2.0 ** RNG.integers(-16, -8, (n, 16)) for n in (16, 8))
     c = (RNG.standard_normal((16, 8)) * 2.0 ** RNG.integers(-8, 8, (16, 8))).astype(np.float32)
     a, b = a.astype(np.float16), b.astype(np.float16)
-    function = tensor_cores.mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
+    function = mma.mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
     result = function(fragments(a.view(np.uint16), 16), fragments(b.view(np.uint16), 8), c_fragments(c, "f32"))
     wanted, nearest = np.zeros((16, 8), np.float32), 0
     for i in range(16):
@@ -109,7 +109,7 @@ def test_sums_are_cut_as_the_hardware_cuts_them():
 
 
 def test_special_values():
-    function = tensor_cores.mma("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32")
+    function = mma.mma("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32")
     one, c = np.zeros((16, 8), np.uint16), np.zeros((16, 8), np.float32)
     one[:, 0], one[1, 0] = 0x3C00, 0x7C00
     b = np.zeros((8, 8), np.uint16)
@@ -127,8 +127,8 @@ def test_integers_wrap_around_or_saturate():
     a, b = np.full((16, 32), 127), np.full((8, 32), 127)
     c = np.full((16, 8), 2**31 - 5, np.int32)
     given = fragments(to_bits("s8", a), 16), fragments(to_bits("s8", b), 8), c_fragments(c, "s32")
-    wraps = tensor_cores.mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32")(*given)
-    clamps = tensor_cores.mma("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32")(*given)
+    wraps = mma.mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32")(*given)
+    clamps = mma.mma("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32")(*given)
     assert (wraps[0] == (2**31 - 5 + 32 * 127 * 127) % 2**32).all() and (clamps[3] == 2**31 - 1).all()
 
 
@@ -144,14 +144,14 @@ def test_integers_wrap_around_or_saturate():
     ],
 )
 def test_what_is_not_covered_is_none(opcode):
-    assert tensor_cores.mma(opcode) is None
+    assert mma.mma(opcode) is None
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("trans", [False, True])
 def test_ldmatrix_and_stmatrix(count, trans):
     rows = RNG.integers(0, 1 << 16, (3, 32, 8)).astype(np.uint16)
-    registers = tensor_cores.ldmatrix(rows, trans, count)
+    registers = mma.ldmatrix(rows, trans, count)
     assert len(registers) == count
     for m, register in enumerate(registers):
         assert register.shape == (3, 32) and register.dtype == np.uint32
@@ -160,11 +160,11 @@ def test_ldmatrix_and_stmatrix(count, trans):
             matrix = matrix.T if trans else matrix
             low, high = (int(matrix[lane // 4, lane % 4 * 2 + i]) for i in (0, 1))
             assert register[1, lane] == low | high << 16
-    assert (tensor_cores.stmatrix(registers, trans) == rows[:, : 8 * count]).all()
+    assert (mma.stmatrix(registers, trans) == rows[:, : 8 * count]).all()
 
 
 def test_movmatrix_transposes():
     matrix = np.arange(64, dtype=np.uint16).reshape(8, 8)
-    (register,) = tensor_cores.ldmatrix(matrix)
-    (wanted,) = tensor_cores.ldmatrix(matrix, trans=True)
-    assert (tensor_cores.movmatrix(register) == wanted).all()
+    (register,) = mma.ldmatrix(matrix)
+    (wanted,) = mma.ldmatrix(matrix, trans=True)
+    assert (mma.movmatrix(register) == wanted).all()

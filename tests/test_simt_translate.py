@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simt import flow, integers, ptx
-from simt.integers import Known, Lazy, as_signed
-from simt.ptx import Imm, Mem, Not, Pair, Reg, Sym, Vec
+from simt.arithmetic import lazy
+from simt.arithmetic.lazy import Known, Lazy, as_signed
+from simt.ptx import blocks, reader
+from simt.ptx.reader import Imm, Mem, Not, Pair, Reg, Sym, Vec
 
 # Integers. A register is an int or a Lazy; truth is Python's int, lane by lane.
 
@@ -43,7 +44,7 @@ def registers(draw, width, ints=True):
         values = [(base + n * step) % (1 << width) for n in range(size)]
     else:
         values = draw(st.lists(numbers(width) if kind == "any" else st.integers(0, 60), min_size=size, max_size=size))
-    array = np.array(values, np.uint64).astype(integers.UNSIGNED[width]).reshape(shape)
+    array = np.array(values, np.uint64).astype(lazy.UNSIGNED[width]).reshape(shape)
     return Lazy(Known(array), draw(st.one_of(st.just(0), numbers(width))))
 
 
@@ -79,15 +80,15 @@ def toward_zero(a, b):
 def test_arithmetic_wraps_around(width, data):
     a, b, c = (data.draw(registers(width)) for _ in "abc")
     for _ in range(2):  # the second time from what the arrays remember
-        check(integers.add(a, b, width), lambda x, y: x + y, a, b, width=width)
-        check(integers.subtract(a, b, width), lambda x, y: x - y, a, b, width=width)
-        check(integers.subtract(a, a, width), lambda x, y: x - y, a, a, width=width)
-        check(integers.multiply(a, b, width), lambda x, y: x * y, a, b, width=width)
-        check(integers.multiply_add(a, b, c, width), lambda x, y, z: x * y + z, a, b, c, width=width)
-        check(integers.bit_and(a, b, width), lambda x, y: x & y, a, b, width=width)
-        check(integers.bit_or(a, b, width), lambda x, y: x | y, a, b, width=width)
-        check(integers.bit_xor(a, b, width), lambda x, y: x ^ y, a, b, width=width)
-        check(integers.bit_not(a, width), lambda x: ~x, a, width=width)
+        check(lazy.add(a, b, width), lambda x, y: x + y, a, b, width=width)
+        check(lazy.subtract(a, b, width), lambda x, y: x - y, a, b, width=width)
+        check(lazy.subtract(a, a, width), lambda x, y: x - y, a, a, width=width)
+        check(lazy.multiply(a, b, width), lambda x, y: x * y, a, b, width=width)
+        check(lazy.multiply_add(a, b, c, width), lambda x, y, z: x * y + z, a, b, c, width=width)
+        check(lazy.bit_and(a, b, width), lambda x, y: x & y, a, b, width=width)
+        check(lazy.bit_or(a, b, width), lambda x, y: x | y, a, b, width=width)
+        check(lazy.bit_xor(a, b, width), lambda x, y: x ^ y, a, b, width=width)
+        check(lazy.bit_not(a, width), lambda x: ~x, a, width=width)
 
 
 @pytest.mark.parametrize("width", (16, 32, 64))
@@ -96,9 +97,9 @@ def test_arithmetic_wraps_around(width, data):
 def test_shifts(width, data):
     a = data.draw(registers(width))
     count = data.draw(st.one_of(st.integers(0, width + 3), st.sampled_from([255, 1 << 31]), registers(32, ints=False)))
-    check(integers.shift_left(a, count, width), lambda x, n: x << min(n, width), a, count, width=width)
-    check(integers.shift_right(a, count, width, False), lambda x, n: x >> min(n, width), a, count, width=width)
-    signed = integers.shift_right(a, count, width, True)
+    check(lazy.shift_left(a, count, width), lambda x, n: x << min(n, width), a, count, width=width)
+    check(lazy.shift_right(a, count, width, False), lambda x, n: x >> min(n, width), a, count, width=width)
+    signed = lazy.shift_right(a, count, width, True)
     check(signed, lambda x, n: as_signed(x, width) >> min(n, width), a, count, width=width)
 
 
@@ -106,11 +107,11 @@ def test_shifts(width, data):
 @given(st.data(), st.sampled_from(WIDTHS), st.sampled_from(WIDTHS), st.booleans())
 def test_widening_and_narrowing(data, width, to, signed):
     a = data.draw(registers(width))
-    found = integers.convert(a, width, to, signed)
+    found = lazy.convert(a, width, to, signed)
     check(found, lambda x: as_signed(x, width) if signed else x, a, width=to)
     if width < 64:
         b = data.draw(registers(width))
-        wide = integers.multiply_wide(a, b, width, signed)
+        wide = lazy.multiply_wide(a, b, width, signed)
         read = (lambda x: as_signed(x, width)) if signed else (lambda x: x)
         check(wide, lambda x, y: read(x) * read(y), a, b, width=2 * width)
 
@@ -136,10 +137,10 @@ def test_quotients(width, signed, data):
         return function
 
     divide, remain = toward_zero, lambda p, q: p - q * toward_zero(p, q)
-    for function, operation in ((integers.divide, divide), (integers.remainder, remain)):
+    for function, operation in ((lazy.divide, divide), (lazy.remainder, remain)):
         found = function(a, b, width, signed, general(operation))
         check(found, lambda x, y, o=operation: o(read(x), read(y)) if y else 0, a, b, width=width)
-        for sum_of in (integers.add(found, 7, width), integers.multiply(found, 3, width)):
+        for sum_of in (lazy.add(found, 7, width), lazy.multiply(found, 3, width)):
             assert lanes(sum_of) == lanes(sum_of if isinstance(sum_of, int) else sum_of.array())
 
 
@@ -150,8 +151,8 @@ def test_comparisons(data, width, signed):
     a, b = data.draw(registers(width)), data.draw(registers(width))
     read = (lambda x: as_signed(x, width)) if signed else (lambda x: x)
     for name, operation in COMPARISONS.items():
-        for x, y in ((a, b), (a, a), (a, integers.add(a, 1, width))):
-            found = integers.compare(name, x, y, width, signed)
+        for x, y in ((a, b), (a, a), (a, lazy.add(a, 1, width))):
+            found = lazy.compare(name, x, y, width, signed)
             assert isinstance(found, bool) or found.dtype == bool
             assert lanes(found) == [operation(read(p), read(q)) for p, q in zip(lanes(x), lanes(y))]
 
@@ -173,12 +174,12 @@ def test_ranges(data, width, signed):
 def test_a_moving_pointer_touches_no_array():
     """What makes loops cheap: a sum with a constant keeps the array, and the array remembers its products."""
     a = Lazy(Known(np.arange(32, dtype=np.uint32).reshape(1, 1, 32)))
-    one, two = integers.add(a, 128, 32), integers.add(integers.add(a, 64, 32), 64, 32)
+    one, two = lazy.add(a, 128, 32), lazy.add(lazy.add(a, 64, 32), 64, 32)
     assert one.known is two.known is a.known and one.offset == two.offset == 128
-    assert integers.multiply(one, 4, 32).known is integers.multiply(a, 4, 32).known
-    assert integers.widen(one, 32, 64, True).known is integers.widen(a, 32, 64, True).known
-    assert integers.shift_right(one, 5, 32, False).known is integers.shift_right(a, 5, 32, False).known
-    assert integers.compare("lt", one, 160, 32, True) is True and integers.compare("ge", one, 160, 32, True) is False
+    assert lazy.multiply(one, 4, 32).known is lazy.multiply(a, 4, 32).known
+    assert lazy.widen(one, 32, 64, True).known is lazy.widen(a, 32, 64, True).known
+    assert lazy.shift_right(one, 5, 32, False).known is lazy.shift_right(a, 5, 32, False).known
+    assert lazy.compare("lt", one, 160, 32, True) is True and lazy.compare("ge", one, 160, 32, True) is False
 
 
 # The parser.
@@ -229,7 +230,7 @@ $L__BB0_1:
 
 
 def test_variables_and_functions():
-    module = ptx.parse(TEXT)
+    module = reader.parse(TEXT)
     assert module.target == "sm_90a" and module.files == {1: "/home/someone/kernel.cu", 2: "/usr/include/cuda_fp16.hpp"}
     v = module.variables
     assert v["dynamic"].external and v["dynamic"].size == 0 and v["dynamic"].align == 16
@@ -249,7 +250,7 @@ def test_variables_and_functions():
 
 
 def test_instructions_with_guards_vectors_and_lines():
-    code = ptx.parse(TEXT).functions["k"].instructions
+    code = reader.parse(TEXT).functions["k"].instructions
     tid, load, setp = code[:3]
     assert tid.operands == (Reg("%r1"), Reg("%tid.x")) and tid.line == 7 and tid.guard is None
     assert load.guard == ("%p1", False) and load.parts == ("ld", "global", "v2", "u32")
@@ -262,7 +263,7 @@ def test_instructions_with_guards_vectors_and_lines():
 
 
 def test_names_in_braces_belong_to_them():
-    function = ptx.parse(TEXT).functions["k"]
+    function = reader.parse(TEXT).functions["k"]
     code = function.instructions
     outer, first, second = code[0], *[i for i in code if i.opcode.startswith("mov") and i is not code[0]]
     names = {i.operands[0].name for i in (outer, first, second)}
@@ -295,15 +296,15 @@ def test_names_in_braces_belong_to_them():
     ],
 )
 def test_operands(text, wanted):
-    assert ptx.operand(text, ptx.Scopes({})) == wanted
+    assert reader.operand(text, reader.Scopes({})) == wanted
 
 
 # Basic blocks, what lives on between them, and loops that wait.
 
 
 def analysed(body, head=".reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .f32 %f<9>;", before=""):
-    module = ptx.parse(f".target sm_90\n{before}\n.visible .entry k() {{ {head}\n{body}\n}}")
-    return flow.analyse(module.functions["k"], module)
+    module = reader.parse(f".target sm_90\n{before}\n.visible .entry k() {{ {head}\n{body}\n}}")
+    return blocks.analyse(module.functions["k"], module)
 
 
 def test_blocks_of_a_loop_and_what_lives_on():

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import simt
-from simt import unset
+from simt.arithmetic import marks
+from simt.execute import declarations
+from simt.ptx import unset
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
@@ -138,13 +140,13 @@ def test_what_does_not_matter(name):
 
 def test_marks_of_registers_with_parts():
     raw, some = unset.COPIED, np.array([[[0, 5, -1]]], np.int32)
-    assert unset.packed(0, 0) == 0 and unset.packed(0, raw) == (0, raw) and unset.packed((0, 7), 0) == (0, 7, 0, 0)
-    assert [unset.part((0, raw), n, 4) for n in range(4)] == [0, 0, raw, raw]
-    assert [unset.part((0, raw, 4, 4), n, 2) for n in range(2)] == [(0, raw), 4] and unset.part(raw, 1, 2) == raw
-    assert unset.computed(8, (0, raw)) == 0 and unset.computed(8, (raw, raw), 0) == 9
-    assert unset.computed_in_parts(8, (0, raw), 0) == (0, 9) and unset.computed_in_parts(8, (0, raw), (3, 0)) == (3, 9)
-    assert unset.computed(8, some, 0).tolist() == [[[0, 5, 9]]] and unset.computed(8, 0, some * 0) == 0
-    first, second = unset.merge_mark((0, raw), 0, np.array([[[True, False, False]]]))
+    assert marks.packed(0, 0) == 0 and marks.packed(0, raw) == (0, raw) and marks.packed((0, 7), 0) == (0, 7, 0, 0)
+    assert [marks.part((0, raw), n, 4) for n in range(4)] == [0, 0, raw, raw]
+    assert [marks.part((0, raw, 4, 4), n, 2) for n in range(2)] == [(0, raw), 4] and marks.part(raw, 1, 2) == raw
+    assert marks.computed(8, (0, raw)) == 0 and marks.computed(8, (raw, raw), 0) == 9
+    assert marks.computed_in_parts(8, (0, raw), 0) == (0, 9) and marks.computed_in_parts(8, (0, raw), (3, 0)) == (3, 9)
+    assert marks.computed(8, some, 0).tolist() == [[[0, 5, 9]]] and marks.computed(8, 0, some * 0) == 0
+    first, second = marks.merge_mark((0, raw), 0, np.array([[[True, False, False]]]))
     assert first == 0 and second.tolist() == [[[0, raw, raw]]]
 
 
@@ -271,4 +273,4 @@ __device__ float g(unsigned int n) {
     long long unsigned m; __shared__ float tile[4]; return
         m + n + tile[0];
 }"""
-    assert unset.variables(text, line) == names
+    assert declarations.variables(text, line) == names

@@ -33,7 +33,7 @@ def warp_addresses(requests, size=4):
     Boxes are sectors of 32 bytes, filled if touched; blue are the lanes' own bytes, numbered by lane.
     requests  {title: 32 byte addresses, or None for a lane that takes no part};  size: bytes a lane
     """
-    from simt.coalesce import sectors_per_warp
+    from simt import sectors_per_warp
 
     lines = [sorted({int(a) // 128 for a in addresses if a is not None}) for addresses in requests.values()]
     heights = [len(rows) * 0.18 + 0.25 for rows in lines]

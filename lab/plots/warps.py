@@ -11,7 +11,7 @@ def shuffle_reduction(values, mode="bfly", steps=5):
     Dark lanes hold the sum of more lanes; green ones that of all 32; grey ones have counted some lane twice.
     values  32 numbers;  mode  "bfly" (__shfl_xor_sync) or "down" (__shfl_down_sync);  steps  how many to draw, 0 to 5
     """
-    from simt.lanes import LANES, shuffle
+    from simt import shuffle
 
     picture, axis = figure(8, 0.75 + 0.62 * (steps + 1))
     held, counts = np.array(values), np.eye(32, dtype=int)  # counts[lane, k]: how often lane k is in its sum
@@ -20,7 +20,7 @@ def shuffle_reduction(values, mode="bfly", steps=5):
         if step:
             far = 32 >> step
             operand, clamp = np.array([far], np.uint32), np.array([31], np.uint32)
-            source, _ = shuffle(mode, LANES, operand, clamp)  # the lane that each lane hears from
+            source, _ = shuffle(mode, np.arange(32), operand, clamp)  # the lane that each lane hears from
             for lane, other in enumerate(source.tolist()):
                 axis.plot((other, lane), (step - 1 + 0.32, step - 0.32), color="#999999", linewidth=0.7, zorder=0)
             held, counts = held + held[source], counts + counts[source]
