@@ -26,6 +26,7 @@ PICTURE = HERE / "gemv" / "measured" / "ladder.png"
 GPU_TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd"]
 TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
 PARTS = {"ssd": ("lengths", "shapes", "studies")}  # of a topic; the last has what is no ladder, too
+STUDIES = ("ssd",)  # topics that have a module for what is no ladder
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
 README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")
 
@@ -65,12 +66,13 @@ def measure(topic):
     bench = importlib.import_module(f"kernels.{topic}.bench")
     ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
     rest = not part or part == PARTS[topic][-1]
-    tables = getattr(bench, "tables", list)() if rest else []
+    studies = importlib.import_module(f"kernels.{topic}.studies") if topic in STUDIES else bench
+    tables = getattr(studies, "tables", list)() if rest else []
     for found in (*ladders, *tables):
         print(f"\n{found}")
     about = gpu_roof() if topic in GPU_TOPICS else roof(), versions()
     paths = [results.save(HERE / topic, ladders, *about, tables=tables, keep=bool(part))]
-    return paths + bench.further(*about) if rest and hasattr(bench, "further") else paths
+    return paths + studies.further(*about) if rest and hasattr(studies, "further") else paths
 
 
 def readme_ladder():

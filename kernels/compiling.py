@@ -6,7 +6,7 @@ their own, on all cores. They share the card, so only one at a time may measure.
 of its own, and there the bench finds it. What is not found is tuned then.
 
     Way(ladder, name, function, bind)   what is compiled; `bind(run)` gives a call for each copy of its arguments
-    modes(way)                          {mode: make}, as kernels.attention.bench.peer_rows takes them
+    modes(way)                          {mode: make}, as kernels.benching.peer_rows takes them
     ahead("kernels.gemv.bench")         tunes all of the module's `ways()`: functions that each give a list of Ways
 """
 

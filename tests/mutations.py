@@ -316,7 +316,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bench: of a peer the last mode counts, not the fastest",
-        "kernels/attention/bench.py",
+        "kernels/benching.py",
         "best = min(best, (taken, row), key=lambda found: found[0])",
         "tests/test_attention_bench.py -k test_of_a_peer_the_fastest_mode_counts",
         "best = taken, row",

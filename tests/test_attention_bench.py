@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ref.attention
-from kernels import kv_cache
+from kernels import benching, kv_cache
 from kernels.attention import bench, mix, peers, rungs
 from kernels.bench import GPU_TOPICS
 from kernels.kv_cache import bench as kv_bench
@@ -28,6 +28,7 @@ def card(monkeypatch):
     small = {"DEVICE": "cpu", "N_HEADS": 4, "N_KV_HEADS": 2, "HEAD_DIM": 64, "HOSTILE": [(2, 4, 2, 37, 64)]}
     for name, value in small.items():
         monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(benching, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SLOW", 1e3)
     monkeypatch.setattr(peers, "sixteen_bit", lambda q, caches: [])
     bench.checked.cache_clear()
@@ -126,7 +127,7 @@ def test_a_rung_that_is_wrong_on_a_hostile_shape_is_not_timed(card, monkeypatch)
 def row(wanted, got, **facts):
     out = torch.zeros_like(wanted)
     facts = {"outs": [out], "sources": ("lab/check.py",)} | facts
-    return bench.Row("a", [lambda: out.copy_(got())], wanted, 1e-3, bytes=8, flops=8, **facts)
+    return benching.Row("a", [lambda: out.copy_(got())], wanted, 1e-3, bytes=8, flops=8, **facts)
 
 
 def test_results_are_looked_at_again_after_timing(card):
@@ -137,24 +138,24 @@ def test_results_are_looked_at_again_after_timing(card):
         return wanted * (1 if len(calls) == 1 else 1.01)
 
     with pytest.raises(ValueError, match="a is not right"):
-        bench.ladder_of("title", [row(wanted, tired)], 0.1)
+        benching.ladder_of("title", [row(wanted, tired)], 0.1)
     assert card.timed == ["a"] and len(calls) == 2
 
 
 def test_a_call_that_writes_nothing_is_seen(card):
     wanted = torch.randn(4, dtype=torch.float64)
-    lazy = bench.Row("lazy", [lambda: wanted], wanted, 1e-3, 8, 8, outs=[torch.zeros(4)], sources=("lab/check.py",))
+    lazy = benching.Row("lazy", [lambda: wanted], wanted, 1e-3, 8, 8, outs=[torch.zeros(4)], sources=("lab/check.py",))
     with pytest.raises(ValueError, match="lazy is not right.*nan"):
-        bench.ladder_of("title", [lazy], 0.1)
+        benching.ladder_of("title", [lazy], 0.1)
 
 
 def test_the_error_is_the_worst_of_all_calls(card):
     wanted = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    both = bench.Row("a", [lambda: wanted, lambda: wanted + torch.tensor([0, 0.005])], wanted, 2e-3)
-    assert bench._error("title", both) == pytest.approx(1e-3)
+    both = benching.Row("a", [lambda: wanted, lambda: wanted + torch.tensor([0, 0.005])], wanted, 2e-3)
+    assert benching._error("title", both) == pytest.approx(1e-3)
     both.tolerance = 5e-4
     with pytest.raises(ValueError, match="title: a is not right.*0.001, allowed are 0.0005"):
-        bench._error("title", both)
+        benching._error("title", both)
 
 
 # What is left out
@@ -174,7 +175,7 @@ def test_of_a_peer_the_fastest_mode_counts(monkeypatch, capsys):
 
     monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: calls))
     modes = {"slow": lambda: [3.0], "fast": lambda: [1.0, 2.0, 9.0], "later": lambda: [2.5], "none": refuse}
-    (found,) = bench.peer_rows([("A", modes), ("B", {"x": refuse})], 0.1, bytes=3)
+    (found,) = benching.peer_rows([("A", modes), ("B", {"x": refuse})], 0.1, bytes=3)
     assert (found.title, found.calls, found.tolerance, found.bytes) == ("A: fast", [1.0, 2.0, 9.0], 0.1, 3)
     assert capsys.readouterr().out == "A: none is left out: no such card\nB: x is left out: no such card\n"
 
@@ -183,7 +184,7 @@ def test_a_peer_that_is_wrong_is_left_out_with_a_sentence(card, monkeypatch, cap
     wanted = torch.tensor([3.0, 4.0], dtype=torch.float64)
     facts = {"wanted": wanted, "bytes": 8, "flops": 8}
     modes = {"wrong": lambda: [lambda: wanted + 1], "right": lambda: [lambda: wanted]}
-    (found,) = bench.peer_rows([("A", modes)], 1e-3, **facts)
+    (found,) = benching.peer_rows([("A", modes)], 1e-3, **facts)
     assert found.title == "A: right"
     said = capsys.readouterr().out
     assert "A: wrong is left out: A: A: wrong is not right" in said
@@ -193,10 +194,10 @@ def test_a_peer_that_is_wrong_is_left_out_with_a_sentence(card, monkeypatch, cap
         calls.append(1)
         return wanted * (1 if len(calls) <= 2 else 2)
 
-    rows = [bench.Row("ours", [lambda: wanted], sources=("lab/check.py",), tolerance=1e-3, **facts)]
-    rows += [bench.Row("at once", [lambda: -wanted], tolerance=1e-3, **facts), found]
-    rows += [bench.Row("later", [tires], tolerance=1e-3, **facts)]
-    ladder = bench.ladder_of("title", rows, 0.1, sustain=("ours",))
+    rows = [benching.Row("ours", [lambda: wanted], sources=("lab/check.py",), tolerance=1e-3, **facts)]
+    rows += [benching.Row("at once", [lambda: -wanted], tolerance=1e-3, **facts), found]
+    rows += [benching.Row("later", [tires], tolerance=1e-3, **facts)]
+    ladder = benching.ladder_of("title", rows, 0.1, sustain=("ours",))
     assert [f.name for f in ladder.figures] == ["ours", "A: right"] and card.timed == ["ours", "A: right", "later"]
     said = capsys.readouterr().out
     assert all(f"title: {name} is not right" in said for name in ("at once", "later")) and "it is left out" in said

@@ -10,8 +10,7 @@ import made_up_card
 import pytest
 import torch
 
-from kernels import lowbit
-from kernels.attention import bench as attention_bench
+from kernels import benching, lowbit
 from kernels.lowbit import bench, peers
 from lab import Rung, cuda_timing, results
 from lab.check import Verdict
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 def card(monkeypatch):
     """A card that is this CPU, and small matrices."""
     made_up_card.put_in(monkeypatch)
-    for module in (bench, attention_bench):
+    for module in (bench, benching):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])
     monkeypatch.setattr(bench, "HOSTILE", [(5, 2)])

@@ -157,7 +157,8 @@ def test_the_bench_stores_them_beside_the_ladders(monkeypatch, tmp_path, capsys)
         tables=lambda: [Table("errors", {"a": {"b": 1.5}})],
         further=lambda *about: asked.append(about) or [written],
     )
-    monkeypatch.setattr(topics.importlib, "import_module", lambda name: {"kernels.ssd.bench": ssd}[name])
+    modules = {"kernels.ssd.bench": ssd, "kernels.ssd.studies": ssd}
+    monkeypatch.setattr(topics.importlib, "import_module", modules.__getitem__)
     monkeypatch.setattr(topics, "HERE", tmp_path)
     monkeypatch.setattr(topics, "gpu_roof", lambda: ROOF)
     monkeypatch.setattr(topics, "versions", dict)

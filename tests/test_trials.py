@@ -240,9 +240,9 @@ def test_benches_measure_them_too(monkeypatch):
     from kernels.gemv import bench as gemv_bench
     from kernels.kv_cache import bench as kv_bench
     from kernels.lowbit import bench as lowbit_bench
-    from kernels.ssd import profile
+    from kernels.ssd import profile, studies
 
     monkeypatch.setattr(profile, "store", lambda *about: ["ncu"])
-    benches = gemv_bench, fusion_bench, lowbit_bench, bench, kv_bench, ssd_bench
+    benches = gemv_bench, fusion_bench, lowbit_bench, bench, kv_bench, studies
     assert [found for one in benches for found in one.further(ROOF, {})] == [*asked, "ncu"]
     assert asked == trials.TOPICS

@@ -6,19 +6,17 @@ hostile shapes between NaNs. Of a peer the fastest mode counts, and stands behin
 only reads the cache: what a launch costs without PDL. Rungs slower than SLOW are left out with a printed sentence.
 """
 
-import dataclasses
 import functools
-import math
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 import ref.attention
 from kernels.attention import decoding, mix, peers, rungs
-from lab import Ladder, check, cuda_timing
-from lab.check import Verdict
+from kernels.benching import Row as Row  # trials take it from here
+from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows, reading, short, wait
+from lab import check, cuda_timing
 
 DEVICE = "cuda"
 N_HEADS, N_KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -28,7 +26,6 @@ CELLS = [(1, 4096), (1, 32768), (1, 131072), (1, 1 << 20), (16, 4096), (16, 3276
 FP16_CELLS, FLEX_CELLS = CELLS[:2], [(1, 4096), (16, 4096)]
 SPLITS = {4096: (1, 2, 4, 8, 16, 24, 25, 32, 64), 32768: (1, 4, 8, 16, 24, 25, 32, 48, 64, 128)}  # of the rung `split`
 SLOW = 20e-3  # seconds
-GUARD = 64  # elements of NaN on each side of an input
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}  # ‖out − ref‖ / ‖ref‖
 HOSTILE = [  # batch, n_heads, n_kv_heads, kv_len, head_dim; of few kinds, as each is compiled for
     (2, 8, 2, 1009, 128),
@@ -37,24 +34,7 @@ HOSTILE = [  # batch, n_heads, n_kv_heads, kv_len, head_dim; of few kinds, as ea
     (1, 16, 4, 127, 128),
     (2, 32, 8, 4099, 128),
 ]
-BOUND = {"bound": "read", "device": "cuda"}
 DECODE = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "flash.cuh", "merge.cu", "plan.py"))  # its sources
-
-
-@dataclass
-class Row:
-    """A row to be: its calls, one for each copy of the cache, what they must give, and what a ladder wants to know."""
-
-    title: str
-    calls: list
-    wanted: torch.Tensor = None  # float64; None for a row that computes nothing
-    tolerance: float = 0.0
-    bytes: int = 0
-    flops: int = 0
-    outs: list = ()  # what the calls write to, if they take `out`
-    verdict: Verdict = None
-    sources: tuple = ()
-    error: float = 0.0  # a peer's, the last time that it was looked at
 
 
 def ladders(seconds=0.1):
@@ -71,92 +51,6 @@ def further(roof, versions):
     from kernels import trials  # whose modules stand on this one
 
     return trials.store("attention", roof, versions)
-
-
-def short(tokens):
-    """4096 -> "4K", 1048576 -> "1M"."""
-    return f"{tokens >> 20}M" if tokens % (1 << 20) == 0 else f"{tokens >> 10}K" if tokens % 1024 == 0 else str(tokens)
-
-
-def ladder_of(title, rows, seconds, sustain=()):
-    """Check and time these rows in turns; check again. Returns the Ladder. sustain: as for Ladder.again
-
-    ValueError if a row of ours is wrong; a peer that is wrong is left out with a printed sentence.
-    """
-    begin, ladder = time.perf_counter(), Ladder(title, **BOUND)
-    rows = [row for row in rows if row.sources or _peer_is_right(title, row)]
-    for row in rows:
-        verdict = None
-        if row.wanted is not None:
-            verdict = Verdict() if row.verdict is None else dataclasses.replace(row.verdict)
-            error = _error(title, row) if row.sources else row.error
-            verdict.error, verdict.shapes = max(verdict.error, error), verdict.shapes + 1
-        facts = {"bytes": row.bytes, "flops": row.flops, "verdict": verdict, "sources": row.sources}
-        ladder.plan(row.title, row.calls, **facts)
-        for out in row.outs:
-            out.fill_(torch.nan)
-    ladder.again(seconds, sustain=sustain)
-    for row in rows:
-        if not row.sources:
-            if not _peer_is_right(title, row):
-                ladder.figures.remove(ladder[row.title])
-        elif row.wanted is not None:
-            _error(title, row, results=row.outs or None)
-    ladder.calls.clear()  # they hold the caches
-    print(f"{title}: {len(rows)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
-    return ladder
-
-
-def _peer_is_right(title, row):
-    """Whether a peer is right; where it is not, a sentence says that it is left out. Its error is noted."""
-    try:
-        row.error = _error(title, row, results=None) if row.wanted is not None else 0.0
-    except ValueError as error:
-        print(f"{error}; it is left out")
-        return False
-    return True
-
-
-def _error(title, row, results=None):
-    """The largest error of these results, or of all calls made now; ValueError if one is wrong."""
-    worst, norm = 0.0, float(torch.linalg.vector_norm(row.wanted))
-    for result in results or (call() for call in row.calls):
-        off = float(torch.linalg.vector_norm(result.reshape(row.wanted.shape).double() - row.wanted)) / norm
-        if not off <= row.tolerance:  # NaN too
-            raise ValueError(
-                f"{title}: {row.title} is not right, so it is not timed: relative error {off:.2g}, "
-                f"allowed are {row.tolerance:.2g}"
-            )
-        worst = max(worst, off)
-    return worst
-
-
-def our_row(title, function, inputs, out_like, *, verdict, sources, **facts):
-    """A row of a kernel of ours: function(*inputs, out=...) for each of the inputs."""
-    outs = [torch.full_like(out_like, torch.nan) for _ in inputs]
-    calls = [functools.partial(function, *args, out=out) for args, out in zip(inputs, outs)]
-    return Row(title, calls, outs=outs, verdict=verdict, sources=sources, **facts)
-
-
-def peer_rows(families, tolerance, **facts):
-    """A row for each (name, {mode: make}), of the mode that is fastest; make() returns its calls.
-
-    A mode that refuses or is wrong is left out with a printed sentence, and a name without modes has no row.
-    """
-    for name, modes in families:
-        best = math.inf, None
-        for mode, make in modes.items():
-            try:
-                row = Row(f"{name}: {mode}", make(), tolerance=tolerance, **facts)
-                if row.wanted is not None:
-                    _error(name, row)
-                taken = float(np.median(cuda_timing.Graph(row.calls).turn()))
-            except Exception as error:  # theirs: of any kind
-                print(f"{name}: {mode} is left out: {(str(error) or repr(error)).splitlines()[0]}")
-            else:
-                best = min(best, (taken, row), key=lambda found: found[0])
-        if best[1] is not None:
-            yield best[1]
 
 
 def decode_arrays(batch, n_heads, n_kv_heads, kv_len, head_dim):
@@ -188,34 +82,11 @@ def checked(function, reference, arrays, dtypes):
 
     def on_card(*found):
         tensors = [between_nans(tensor) for tensor in rounded(found)]
-        _wait()  # a dependent launch may read the cache before what is ahead of it has ended
+        wait()  # a dependent launch may read the cache before what is ahead of it has ended
         return function(*tensors).double().cpu().numpy()
 
     # an average over many tokens is small: sizes are those of the values
     return check(on_card, wanted, inputs, HOSTILE, tolerance=TOLERANCE[dtypes[-1]], size=0.01)
-
-
-def between_nans(tensor):
-    """A copy on the card that lies between NaNs: what is read too far turns the result into NaN."""
-    home = torch.full((tensor.numel() + 2 * GUARD,), torch.nan, device=DEVICE, dtype=tensor.dtype)
-    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
-
-
-def reading(tensors, moved, flops):
-    """A row that only reads these tensors; its flops are those of the others, so that its speed-up compares."""
-    calls = cuda_timing.read_calls(tensors)
-    return Row("reading the cache only", calls, bytes=moved, flops=flops, sources=("lab/roof_cuda.py",))
-
-
-def _wait():
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def empty():
-    """Give back what earlier ladders held: the longest caches need the room in one piece."""
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
 
 
 # Chapter 07: the attention mix
@@ -321,10 +192,10 @@ def _rung_row(title, function, sources, inputs, facts):
 def _fast_enough(title, rung, inputs):
     """Whether one call takes SLOW at most; if not, say that the rung is left out."""
     for _ in range(2):  # the first compiles
-        _wait()
+        wait()
         begin = time.perf_counter()
         rung.function(*inputs)
-        _wait()
+        wait()
         taken = time.perf_counter() - begin
     if taken > SLOW:
         print(f"{title}: {rung.title} takes {1e3 * taken:.0f} ms: it is left out")

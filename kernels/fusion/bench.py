@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import compiling, fusion
-from kernels.attention.bench import peer_rows
+from kernels.benching import peer_rows
 from kernels.gemv import RING
 from lab import Ladder, cuda_timing
 from lab.check import Verdict

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import ref.gemv
 from kernels import compiling
-from kernels.attention.bench import peer_rows
+from kernels.benching import peer_rows
 from kernels.gemv import RING, RUNGS, work
 from lab import Ladder, check, cuda_timing, hostile_shapes
 from lab.check import Verdict

@@ -14,6 +14,7 @@ import torch
 import ref.attention
 from kernels import kv_cache
 from kernels.attention import bench, peers
+from kernels.benching import empty, ladder_of, our_row, peer_rows, reading, short
 from kernels.kv_cache import rungs
 from lab import cuda_timing
 
@@ -39,18 +40,18 @@ def further(roof, versions):
 
 def _cell(batch, kv_len, seconds):
     """A ladder for each format. All decode the same q and the same cache, quantised."""
-    bench.empty()
+    empty()
     homes, plain, facts = bench.problem(torch.bfloat16, batch, kv_len)
     for name, bits in BITS.items():
         rows = [*_ours(bits, plain[0], facts), *bench.decode_rows(plain, facts, "decode, bf16 cache")]
         if name == "fp8":
             rows += _fp8_peers(*plain[0], facts)
         moved = rows[0].bytes
-        rows.append(bench.reading(_as_many_bytes(moved), moved, facts["flops"]))
-        title, sustain = f"decode {name}, batch {batch}, {bench.short(kv_len)}", ("decode", "decode, PDL")
-        yield bench.ladder_of(title, rows, seconds, sustain=sustain if name == "fp8" else ())
+        rows.append(reading(_as_many_bytes(moved), moved, facts["flops"]))
+        title, sustain = f"decode {name}, batch {batch}, {short(kv_len)}", ("decode", "decode, PDL")
+        yield ladder_of(title, rows, seconds, sustain=sustain if name == "fp8" else ())
         del rows
-        bench.empty()
+        empty()
 
 
 def _ours(bits, inputs, facts):
@@ -69,7 +70,7 @@ def _ours(bits, inputs, facts):
         verdict = bench.checked(_through(bits, pdl), _reference(bits), bench.decode_arrays, (q.dtype,) * 3)
         run = functools.partial(kv_cache.decode, pdl=True) if pdl else kv_cache.decode
         title = "decode, PDL" if pdl else "decode"
-        yield bench.our_row(title, run, [(q, *pair) for pair in copies], q, verdict=verdict, **facts)
+        yield our_row(title, run, [(q, *pair) for pair in copies], q, verdict=verdict, **facts)
 
 
 def quantized(bits, k, v):
@@ -109,7 +110,7 @@ def _fp8_peers(q, k, v, facts):
     facts = facts | {"wanted": bench.truth(q, k, v), "bytes": held + 2 * q.nbytes}
     for name, modes in peers.eight_bit(q, caches):
         tolerance = FP8_PRODUCTS if peers.IN_FP8 in name else 2 * torch.finfo(q.dtype).eps
-        yield from bench.peer_rows([(name, modes)], tolerance, **facts)
+        yield from peer_rows([(name, modes)], tolerance, **facts)
 
 
 def _as_many_bytes(count, step=1 << 17):
@@ -120,7 +121,7 @@ def _as_many_bytes(count, step=1 << 17):
 
 def _mix(kv_len, seconds):
     """The rungs, on the values that each of them takes: fp32 or fp16, with fp32 weights."""
-    bench.empty()
+    empty()
     rows = []
     for dtype in (torch.float32, torch.float16):
         inputs = bench.random_mixes(torch.float32, dtype, kv_len)
@@ -129,4 +130,4 @@ def _mix(kv_len, seconds):
         reading.title += f", {'fp32' if dtype == torch.float32 else 'fp16'}"
         rows += [*found, reading]
     title = f"attention mix, fp32 and fp16 cache, {kv_len} tokens"
-    return bench.ladder_of(title, rows, seconds)
+    return ladder_of(title, rows, seconds)

@@ -18,8 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels import compiling, gemv, lowbit
-from kernels.attention import bench
+from kernels import benching, compiling, gemv, lowbit
 from kernels.lowbit import RUNGS, peers, work
 from lab import cuda_timing
 from lab.check import Verdict
@@ -123,7 +122,7 @@ def _cell(name, shape, m, seconds):
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    bench.empty()
+    benching.empty()
     W, x, Wq = _inputs(name, shape, m)
     moved, flops = work(Wq, x)
     facts = {"flops": flops, "bytes": moved}
@@ -133,14 +132,14 @@ def _cell(name, shape, m, seconds):
     count = math.ceil(cuda_timing.COLD / Wq.nbytes)
     for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count):
         fewer = facts | {"flops": flops * len(of_peer) // m}  # of the rows that it computes
-        rows += bench.peer_rows([(title, modes)], tolerance, wanted=of_peer, **fewer)
+        rows += benching.peer_rows([(title, modes)], tolerance, wanted=of_peer, **fewer)
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (math.ceil(moved / READ) * READ // 4,), device=DEVICE)
     words = words.to(torch.int32)
-    rows.append(bench.reading(cuda_timing.cold_copies(words), words.nbytes, flops))
+    rows.append(benching.reading(cuda_timing.cold_copies(words), words.nbytes, flops))
     rows[-1].title = "reading the weights only"
     gc.freeze()
     best = RUNGS[-1].title
-    return bench.ladder_of(title_of(name, shape, m), rows, seconds, sustain=(best, f"{best}, PDL") if m == 1 else ())
+    return benching.ladder_of(title_of(name, shape, m), rows, seconds, sustain=(best, f"{best}, PDL") if m == 1 else ())
 
 
 def cold(Wq, rung):
@@ -171,7 +170,7 @@ def _ours(Wq, best, x, wanted, facts, first):
         more = facts | {"wanted": wanted, "tolerance": TOLERANCE, "verdict": verdict, "sources": rung.sources}
         inputs = [(c, x) for c in (best if rung is RUNGS[-1] else others)]
         like = x.new_empty(len(x), Wq.shape[0])
-        yield bench.our_row(f"{rung.title}, PDL" if pdl else rung.title, run, inputs, like, **more)
+        yield benching.our_row(f"{rung.title}, PDL" if pdl else rung.title, run, inputs, like, **more)
 
 
 def _one_row(Wq, best, x, wanted, facts):
@@ -193,7 +192,7 @@ def _sixteen_bits(W, x, flops):
         sources = (*SIXTEEN, *gemv.RING) if pdl else SIXTEEN
         inputs = [(w, x[0]) for w in weights]
         title = "16 bits, PDL" if pdl else "16 bits"
-        yield bench.our_row(title, run, inputs, x.new_empty(len(W)), verdict=None, sources=sources, **more)
+        yield benching.our_row(title, run, inputs, x.new_empty(len(W)), verdict=None, sources=sources, **more)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ ladders of steps they are each step's own. Decays are those of Mamba-2's initial
 to 1e-1; `slow`: A from -0.1 to -0.01, where nothing has decayed after thousands of tokens.
 
 Each rung and peer is held against float64 on the card before it is timed and after; rungs also on hostile shapes
-between NaNs. `tables` is the study of accuracy. Parts of all this: `python -m kernels.bench ssd:lengths`, `ssd:shapes`,
+between NaNs. The studies are in studies.py. Parts of all this: `python -m kernels.bench ssd:lengths`, `ssd:shapes`,
 `ssd:studies`.
 """
 
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 
 import ref.ssd
-from kernels.attention import bench
-from kernels.attention.bench import Row, between_nans, ladder_of, peer_rows, short
+from kernels import benching
+from kernels.benching import Row, between_nans, empty, ladder_of, peer_rows, short
 from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, stack, state_passing
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import SOURCES, five, least, work
@@ -124,33 +124,17 @@ def ladders(seconds=0.05, parts=PARTS):
     """Check, then time, every rung and peer. Returns the Ladders. parts: some of PARTS"""
     cuda_timing.expect_gpu("the SSD ladders")
     cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts]
-    _told("compiling ahead", compile_ahead, cases, "studies" in parts)
-    found = [_told(case.title, prefill, case, seconds) for case in cases]
+    told("compiling ahead", compile_ahead, cases, "studies" in parts)
+    found = [told(case.title, prefill, case, seconds) for case in cases]
     if "studies" in parts:
-        found.append(_told("1M tokens", longest, seconds))
-        found.append(_told("the chain", chain, seconds))
-        found += [_told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
-        found += _told("whole prefills", stack.ladders)
+        found.append(told("1M tokens", longest, seconds))
+        found.append(told("the chain", chain, seconds))
+        found += [told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
+        found += told("whole prefills", stack.ladders)
     return found
 
 
-def tables():
-    """The study of accuracy."""
-    from kernels.ssd import accuracy  # which stands on this module
-
-    return _told("accuracy", accuracy.tables)
-
-
-def further(roof, versions):
-    """The trials, and what Nsight Compute counts where it is, in files of their own. Returns the paths written."""
-    from kernels import trials  # whose modules stand on this one
-    from kernels.ssd import profile
-
-    found = _told("trials", trials.store, "ssd", roof, versions)
-    return found + _told("Nsight Compute", profile.store, roof, versions)
-
-
-def _told(title, function, *arguments):
+def told(title, function, *arguments):
     """Call it, and say how long it took, checks and all."""
     begin = time.perf_counter()
     found = function(*arguments)
@@ -255,14 +239,14 @@ def inputs(seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, dty
     """Random arguments of a call, by name, but for the chunk size."""
 
     def draw(*shape):
-        return torch.randn(shape, device=bench.DEVICE)
+        return torch.randn(shape, device=benching.DEVICE)
 
     low, high = (0.01, 0.1) if slow else (1, 16)
-    steps = torch.exp(torch.empty(nheads, device=bench.DEVICE).uniform_(math.log(1e-3), math.log(1e-1)))
+    steps = torch.exp(torch.empty(nheads, device=benching.DEVICE).uniform_(math.log(1e-3), math.log(1e-1)))
     return {
         "x": draw(batch, seqlen, nheads, headdim).to(dtype),
         "dt": (0.1 * draw(batch, seqlen, nheads)).to(dtype),
-        "A": -torch.empty(nheads, device=bench.DEVICE).uniform_(low, high),
+        "A": -torch.empty(nheads, device=benching.DEVICE).uniform_(low, high),
         "B": draw(batch, seqlen, ngroups, dstate).to(dtype),
         "C": draw(batch, seqlen, ngroups, dstate).to(dtype),
         "D": draw(nheads),
@@ -319,7 +303,7 @@ def truth(call, chunk_size=256, heads=slice(None)):
 
 def prefill(case, seconds):
     """All rungs, and the peers at their best chunk sizes, tuned for this case."""
-    bench.empty()
+    empty()
     seqlen, shape = case.seqlen, case.shape
     call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow)
     moved, flops = least(shape.batch, seqlen, *shape[1:])
@@ -354,7 +338,7 @@ class Loose(Verdict):
 
 def longest(seconds):
     """The best rung on LONGEST tokens, some of its heads held against float64: offsets beyond 2^31 elements."""
-    bench.empty()
+    empty()
     case, entry = Case("2.7B", LONGEST), RUNGS[-1]
     call = _warm(case)
     moved, flops = least(1, LONGEST, *case.shape[1:])
@@ -374,7 +358,7 @@ def longest(seconds):
 def chain(seconds):
     """Rung 1 over the number of heads. With few of them the card is nearly empty, and what it takes is what the chain
     of states takes. Four copies of the inputs: all of them are more than L2 holds."""
-    bench.empty()
+    empty()
     entry = next(entry for entry in RUNGS if entry.function is rungs.RUNGS[0].function)
     rows = []
     for heads in CHAIN[0]:
@@ -428,7 +412,7 @@ _walked = {}
 
 def steps(seqlen, chunk_size, seconds):
     """Each of the five kernels alone, with the bytes and flops that it is predicted to move and do."""
-    bench.empty()
+    empty()
     call, shape = inputs(seqlen), Shape()
     predicted = work(shape.batch, seqlen, *shape[1:], chunk_size)
     x, B, C, D = (call[name] for name in ("x", "B", "C", "D"))

@@ -1,0 +1,147 @@
+"""What the benches of all topics stand on: rows that are checked, timed in turns, and checked again.
+
+A row is a kernel of ours or a peer. Ours must be right, or nothing is timed; a peer that is wrong, or refuses, is left
+out with a printed sentence.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lab import Ladder, cuda_timing
+from lab.check import Verdict
+
+DEVICE = "cuda"
+BOUND = {"bound": "read", "device": "cuda"}
+GUARD = 64  # elements of NaN on each side of an input
+
+
+@dataclass
+class Row:
+    """A row to be: its calls, one for each copy of its inputs, what they must give, and what a ladder wants to know."""
+
+    title: str
+    calls: list
+    wanted: torch.Tensor = None  # float64; None for a row that computes nothing
+    tolerance: float = 0.0
+    bytes: int = 0
+    flops: int = 0
+    outs: list = ()  # what the calls write to, if they take `out`
+    verdict: Verdict = None
+    sources: tuple = ()
+    error: float = 0.0  # a peer's, the last time that it was looked at
+
+
+def ladder_of(title, rows, seconds, sustain=()):
+    """Check and time these rows in turns; check again. Returns the Ladder. sustain: as for Ladder.again
+
+    ValueError if a row of ours is wrong; a peer that is wrong is left out with a printed sentence.
+    """
+    begin, ladder = time.perf_counter(), Ladder(title, **BOUND)
+    rows = [row for row in rows if row.sources or _peer_is_right(title, row)]
+    for row in rows:
+        verdict = None
+        if row.wanted is not None:
+            verdict = Verdict() if row.verdict is None else dataclasses.replace(row.verdict)
+            error = _error(title, row) if row.sources else row.error
+            verdict.error, verdict.shapes = max(verdict.error, error), verdict.shapes + 1
+        facts = {"bytes": row.bytes, "flops": row.flops, "verdict": verdict, "sources": row.sources}
+        ladder.plan(row.title, row.calls, **facts)
+        for out in row.outs:
+            out.fill_(torch.nan)
+    ladder.again(seconds, sustain=sustain)
+    for row in rows:
+        if not row.sources:
+            if not _peer_is_right(title, row):
+                ladder.figures.remove(ladder[row.title])
+        elif row.wanted is not None:
+            _error(title, row, results=row.outs or None)
+    ladder.calls.clear()  # they hold the inputs
+    print(f"{title}: {len(rows)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
+    return ladder
+
+
+def _peer_is_right(title, row):
+    """Whether a peer is right; where it is not, a sentence says that it is left out. Its error is noted."""
+    try:
+        row.error = _error(title, row, results=None) if row.wanted is not None else 0.0
+    except ValueError as error:
+        print(f"{error}; it is left out")
+        return False
+    return True
+
+
+def _error(title, row, results=None):
+    """The largest error of these results, or of all calls made now; ValueError if one is wrong."""
+    worst, norm = 0.0, float(torch.linalg.vector_norm(row.wanted))
+    for result in results or (call() for call in row.calls):
+        off = float(torch.linalg.vector_norm(result.reshape(row.wanted.shape).double() - row.wanted)) / norm
+        if not off <= row.tolerance:  # NaN too
+            raise ValueError(
+                f"{title}: {row.title} is not right, so it is not timed: relative error {off:.2g}, "
+                f"allowed are {row.tolerance:.2g}"
+            )
+        worst = max(worst, off)
+    return worst
+
+
+def our_row(title, function, inputs, out_like, *, verdict, sources, **facts):
+    """A row of a kernel of ours: function(*inputs, out=...) for each of the inputs."""
+    outs = [torch.full_like(out_like, torch.nan) for _ in inputs]
+    calls = [functools.partial(function, *args, out=out) for args, out in zip(inputs, outs)]
+    return Row(title, calls, outs=outs, verdict=verdict, sources=sources, **facts)
+
+
+def peer_rows(families, tolerance, **facts):
+    """A row for each (name, {mode: make}), of the mode that is fastest; make() returns its calls.
+
+    A mode that refuses or is wrong is left out with a printed sentence, and a name without modes has no row.
+    """
+    for name, modes in families:
+        best = math.inf, None
+        for mode, make in modes.items():
+            try:
+                row = Row(f"{name}: {mode}", make(), tolerance=tolerance, **facts)
+                if row.wanted is not None:
+                    _error(name, row)
+                taken = float(np.median(cuda_timing.Graph(row.calls).turn()))
+            except Exception as error:  # theirs: of any kind
+                print(f"{name}: {mode} is left out: {(str(error) or repr(error)).splitlines()[0]}")
+            else:
+                best = min(best, (taken, row), key=lambda found: found[0])
+        if best[1] is not None:
+            yield best[1]
+
+
+def between_nans(tensor):
+    """A copy on the card that lies between NaNs: what is read too far turns the result into NaN."""
+    home = torch.full((tensor.numel() + 2 * GUARD,), torch.nan, device=DEVICE, dtype=tensor.dtype)
+    return home[GUARD : GUARD + tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
+def reading(tensors, moved, flops):
+    """A row that only reads these tensors; its flops are those of the others, so that its speed-up compares."""
+    calls = cuda_timing.read_calls(tensors)
+    return Row("reading the cache only", calls, bytes=moved, flops=flops, sources=("lab/roof_cuda.py",))
+
+
+def wait():
+    """Until the card has done what was asked of it."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def empty():
+    """Give back what earlier ladders held: the longest caches need the room in one piece."""
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+def short(tokens):
+    """4096 -> "4K", 1048576 -> "1M"."""
+    return f"{tokens >> 20}M" if tokens % (1 << 20) == 0 else f"{tokens >> 10}K" if tokens % 1024 == 0 else str(tokens)

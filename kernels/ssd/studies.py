@@ -1,0 +1,16 @@
+"""What is measured of SSD besides the ladders of bench.py: how exact it is, the trials, what Nsight Compute counts."""
+
+from kernels import trials
+from kernels.ssd import accuracy, profile
+from kernels.ssd.bench import told
+
+
+def tables():
+    """The study of accuracy."""
+    return told("accuracy", accuracy.tables)
+
+
+def further(roof, versions):
+    """The trials, and what Nsight Compute counts where it is, in files of their own. Returns the paths written."""
+    found = told("trials", trials.store, "ssd", roof, versions)
+    return found + told("Nsight Compute", profile.store, roof, versions)
