@@ -5,7 +5,7 @@ imports them. Each file is one tool and fits in a screen or two:
 
     arguments   clear errors for wrong arrays          check      is it right, on shapes that hurt?
     compiler    C source -> a callable function        timing     medians, side by side
-    machine     what processor is this?                roof       what is possible on it?
+    machine     threads, caches, vector instructions   roof       what is possible here? roof_gpu: and on the GPU
     ladder      rungs as a table, bars, a roofline     results    measured figures, stored with source hashes
     widgets     sliders that redraw a picture          exercise   "not done yet", "right on 12 shapes"
     cache       a model that counts fetched lines      plots      the pictures, in one style
@@ -22,7 +22,8 @@ from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
 from lab.exercise import Exercise
 from lab.ladder import Ladder, Rung
 from lab.machine import describe
-from lab.roof import Roof, gpu_roof, roof, roof_again
+from lab.roof import Roof, roof, roof_again
+from lab.roof_gpu import gpu_roof
 from lab.source import show
 from lab.timing import Timing, measure, side_by_side
 from lab.widgets import explore

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lab import bootstrap, machine
+from lab import bootstrap
 from lab.arguments import expect_array
+from lab.processor import features
 
 ROOT = Path(__file__).resolve().parent.parent
 PRELUDE = "#include <stdint.h>\n#include <stddef.h>\ntypedef uint16_t half; /* 16 bits that hold an IEEE half */\n"
@@ -164,7 +165,7 @@ def _prototypes(source):
 def _build(source, flags, name, headers):
     """Compile to a shared library in the cache and return its path."""
     flags = (*BASE_FLAGS, *flags)
-    parts = [PRELUDE, source, *flags, compiler_version(), machine.features(), *(h.read_text() for h in headers)]
+    parts = [PRELUDE, source, *flags, compiler_version(), features(), *(h.read_text() for h in headers)]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     target = build_folder() / f"{Path(name).stem}-{digest}.so"
     if target.exists():

@@ -15,7 +15,8 @@ each copy of its weights, and is timed in a CUDA graph and also as called from P
 from dataclasses import dataclass, field, replace
 
 from lab import plots
-from lab.roof import NOISE, flops_probe, gpu_roof, read_probe, roof
+from lab.roof import NOISE, flops_probe, read_probe, roof
+from lab.roof_gpu import gpu_roof
 from lab.table import html_table
 from lab.timing import Timing, against
 

@@ -1,14 +1,13 @@
-"""What processor is this, and which of its vector instructions may we use?"""
+"""What does this machine have: threads, caches, and which vector instructions may we use?"""
 
 import contextlib
 import functools
 import os
-import platform
-import re
-import subprocess
 from pathlib import Path
 
 from lab.arguments import expect_count
+from lab.compiler import compile_c
+from lab.processor import cpu_name
 
 ISA_FLAGS = {  # instruction sets that the C rungs know, best first, and the compiler flags that allow them
     "avx512": ("-mavx512f", "-mavx2", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
@@ -35,19 +34,6 @@ int isa(void) {
 int isa(void) { return 0; }
 #endif
 """
-
-
-@functools.cache
-def cpu_name():
-    """The processor's name as the system gives it, for example "AMD EPYC 7702P"."""
-    try:
-        if platform.system() == "Darwin":
-            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        name = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())[1]
-        return re.sub(r"\s*(\(R\)|\(TM\)|CPU|Processor|\d+-Core|@.*)", "", name).strip()
-    except (OSError, TypeError, subprocess.SubprocessError):
-        return platform.processor() or platform.machine()
 
 
 def core_count():
@@ -93,20 +79,8 @@ def _caches(core):
 
 
 @functools.cache
-def features():
-    """All that tells this processor from others with the same name: code compiled for one may not run on another."""
-    with contextlib.suppress(OSError):
-        line = re.search(r"^(flags|Features)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.M)
-        if line:
-            return f"{cpu_name()} {line[0]}"
-    return cpu_name()
-
-
-@functools.cache
 def isas():
     """The instruction sets that run on this processor, best first: some of "avx512", "avx2", "portable"."""
-    from lab.compiler import compile_c  # the compiler needs this file for its cache key
-
     found = compile_c(PROBE, name="isa.c", openmp=False).isa()
     return ("portable",) if found == 0 else ("avx2", "portable") if found == 1 else ("avx512", "avx2", "portable")
 

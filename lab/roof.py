@@ -5,7 +5,7 @@
     roof().flops    float32 operations a second (a multiply-add counts as two)
 
 A machine may change while one works on it, so `roof_again()` reads once more and says whether the roof still holds.
-`gpu_roof()` does the same for an NVIDIA GPU (roof_cuda.py).
+roof_gpu.py does the same for an NVIDIA GPU.
 """
 
 import functools
@@ -98,20 +98,6 @@ def flops_probe(threads=None, steps=2_000_000):
     threads = threads or machine.thread_count()
     flops = 2 * steps * _library().lanes_times_chains() * threads
     return (lambda: _library().multiply_add(steps, threads)), flops
-
-
-@functools.cache
-def gpu_roof():
-    """Measure the NVIDIA GPU's roof and remember it for the process; None where PyTorch finds no such GPU."""
-    import torch  # takes a second, so it is imported only by those who ask for the GPU
-
-    if not torch.cuda.is_available() or torch.version.cuda is None:
-        return None
-    from lab.roof_cuda import measure_gpu_roof
-
-    found = measure_gpu_roof()
-    torch.cuda.empty_cache()  # its buffers are gone; the learner's kernels will want the room
-    return found
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab import CompileError, NoCompiler, compile_c, compiler, machine
+from lab import CompileError, NoCompiler, compile_c, compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 SCALE = "void scale(float *x, int64_t n, float by) { for (int64_t i = 0; i < n; i++) x[i] *= by; }"
@@ -429,7 +429,7 @@ def test_another_compiler_or_processor_compiles_anew(cache, monkeypatch):
     build(SCALE)
     monkeypatch.setattr(compiler, "compiler_version", lambda: "cc 99")
     build(SCALE)
-    monkeypatch.setattr(machine, "features", lambda: "another")
+    monkeypatch.setattr(compiler, "features", lambda: "another")
     build(SCALE)
     assert len(list(cache.iterdir())) == 3
 

@@ -21,6 +21,7 @@ from lab import (
     explore,
     machine,
     plots,
+    processor,
     show,
     source,
 )
@@ -160,7 +161,7 @@ def test_instruction_sets_agree_with_the_systems_flags():
 @pytest.mark.parametrize(("answer", "isas"), [(0, "portable"), (1, "avx2 portable"), (2, "avx512 avx2 portable")])
 def test_instruction_sets_from_the_probes_answer(monkeypatch, answer, isas):
     library = SimpleNamespace(isa=lambda: answer)
-    monkeypatch.setattr("lab.compiler.compile_c", lambda *_, **__: library)
+    monkeypatch.setattr(machine, "compile_c", lambda *_, **__: library)
     assert machine.isas.__wrapped__() == tuple(isas.split())
 
 
@@ -173,22 +174,22 @@ def test_instruction_sets_from_the_probes_answer(monkeypatch, answer, isas):
     ],
 )
 def test_the_processors_name_without_its_trimmings(monkeypatch, system, name):
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(machine.Path, "read_text", lambda self: f"processor\t: 0\nmodel name\t: {system}\nflags: a\n")
-    assert machine.cpu_name.__wrapped__() == name
+    monkeypatch.setattr(processor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(processor.Path, "read_text", lambda self: f"processor\t: 0\nmodel name\t: {system}\nflags: a\n")
+    assert processor.cpu_name.__wrapped__() == name
 
 
 def test_a_processor_without_a_name(monkeypatch):
-    monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(machine.Path, "read_text", lambda self: "processor\t: 0\n")
-    assert machine.cpu_name.__wrapped__() == (machine.platform.processor() or machine.platform.machine())
+    monkeypatch.setattr(processor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(processor.Path, "read_text", lambda self: "processor\t: 0\n")
+    assert processor.cpu_name.__wrapped__() == (processor.platform.processor() or processor.platform.machine())
 
     def fails(*_, **__):
         raise subprocess.SubprocessError
 
-    monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(machine.subprocess, "run", fails)
-    assert machine.cpu_name.__wrapped__()
+    monkeypatch.setattr(processor.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(processor.subprocess, "run", fails)
+    assert processor.cpu_name.__wrapped__()
 
 
 def test_threads_are_those_this_process_may_use(monkeypatch):
