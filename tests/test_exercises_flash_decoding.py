@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from exercise_contract import ExerciseContract
-from wrong.flash_decoding import ONLINE, RIGHT, STALE, WRONG, changed
+from wrong.five_kernels import from_source
+from wrong.flash_decoding import LOAD, MERGE, ONLINE, RIGHT, STALE, WRONG, changed
 
 from exercises.checks import flash_decoding as checks
 from exercises.checks import launches
@@ -12,6 +13,7 @@ from exercises.checks import launches
 class TestExercises(ExerciseContract):
     name, checks, right, wrong = "08_flash_decoding", checks, RIGHT, WRONG
     answers = {1: "stream_mean", 2: "merge", 3: "share", 4: "best_splits", 5: "stale_source", 6: "online_source"}
+    answers[7] = "merge_splits"
     runs_already = {5: ("not yet: ", "out[0] is 2.25, expected 3")}
     draws = 2
 
@@ -48,6 +50,20 @@ def test_a_check_bears_whatever_it_is_given(given, capsys):
 def test_an_endless_loop_ends(monkeypatch, capsys):
     monkeypatch.setattr(launches, "STEPS", 3000)  # the limit as it is has a test in chapter 03
     assert "is there an endless loop?" in judge(6, changed(ONLINE, ("t++", "t += 0"))).message
+
+
+def test_a_kernel_without_its_launch_and_a_launch_without_its_kernel_are_not_done_yet(capsys):
+    unlaunched = from_source(
+        MERGE, ("        kernel[(heads,)](", '        raise NotImplementedError("not done yet")\n        (')
+    )
+    begun = from_source(MERGE, ("    h, s, c =", '    raise NotImplementedError("not done yet")\n    h, s, c ='))
+    assert judge(7, unlaunched).message == judge(7, begun).message == "not done yet"
+
+
+def test_a_triton_kernel_that_stops_is_told_in_a_sentence(capsys):
+    tiles = from_source(MERGE, ("triton.next_power_of_2(splits),", "splits,"))  # 3 is no power of 2
+    message = judge(7, tiles).message
+    assert message.startswith("not yet: the kernel stopped: ") and "power of 2" in message and "\n" not in message
 
 
 # Right answers that are not the solution's
@@ -114,6 +130,31 @@ TWO_TOKENS = changed(  # float2 words: half of the requests, 8 sectors each
 )
 
 
+ONE_BY_ONE = from_source(  # the online softmax, over splits
+    MERGE,
+    (MERGE[MERGE.index("    h, s, c") : MERGE.index("    tl.store")], """
+    h, c = tl.program_id(0), tl.arange(0, CHANNELS)
+    channels, m = c < head_dim, -1e30
+    total, mixed = 0.0, tl.zeros((CHANNELS,), tl.float32)
+    for s in range(splits):
+        weight = tl.load(lse + s * heads + h)
+        m_new = tl.maximum(m, weight)
+        part = tl.load(partial + (s * heads + h) * head_dim + c, channels, other=0)
+        total = tl.exp2(m - m_new) * total + tl.exp2(weight - m_new)
+        mixed = tl.exp2(m - m_new) * mixed + tl.exp2(weight - m_new) * part
+        m = m_new
+    total = tl.where(total == 0, 1, total)
+"""),
+    ("tl.sum(weight[:, None] * part, 0) / total", "mixed / total"),
+)  # fmt: skip
+NAMED_SIZES = from_source(  # and a grid that is made of them
+    MERGE,
+    ("kernel[(heads,)]", 'kernel[lambda sizes: (sizes["heads"],)]'),
+    ("head_dim, SPLITS, CHANNELS)", "head_dim, CHANNELS=CHANNELS, SPLITS=2 * SPLITS)"),
+)
+ONLY_WHAT_WEIGHS = from_source(MERGE, (LOAD, LOAD.replace("there[:, None]", "(weight > 0)[:, None]")))
+
+
 @pytest.mark.parametrize(
     "number, answer",
     [
@@ -124,6 +165,9 @@ TWO_TOKENS = changed(  # float2 words: half of the requests, 8 sectors each
         (4, by_numpy),
         (5, ALWAYS_CORRECTED),
         (6, TWO_TOKENS),
+        (7, ONE_BY_ONE),
+        (7, NAMED_SIZES),
+        (7, ONLY_WHAT_WEIGHS),
     ],
 )
 def test_other_right_answers_pass(number, answer, capsys):

@@ -1,11 +1,16 @@
 """The pictures of chapters 07 to 09: how tokens are shared out, online softmax, merging, and what lanes hold."""
 
+import itertools
+
 import matplotlib
 import numpy as np
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
+from kernels.attention.plan import plan
 from lab import plots
+from lab.plots import schedules
 
 matplotlib.use("Agg")
 
@@ -57,6 +62,69 @@ def test_a_lane_keeps_its_elements_from_product_to_product(monkeypatch):
         assert at[0] == at[1] and len(at[0]) == 8
         places += at[0]
     assert len(set(places)) == 256
+
+
+@pytest.mark.parametrize("segments, stages, warps, side, pdl", [
+    ((6, 4), 3, 4, 2, True), ((6, 4), 3, 4, 2, False), ((4,), 3, 4, 4, True), ((1,), 3, 4, 1, True),
+    ((2, 1, 7), 1, 8, 2, True), ((10, 4), 6, 4, 2, True), ((5, 3), 2, 2, 1, False),
+])  # fmt: skip
+def test_the_schedule_of_decode_keeps_the_kernels_order(segments, stages, warps, side, pdl):
+    steps, copies = plots.decode_schedule(segments, stages, warps, side, pdl)
+    slices, tiles = warps // side, sum(segments)
+    for warp in range(warps):
+        mine = [step for step in steps if step.warp == warp]
+        assert all(a.end == b.begin for a, b in itertools.pairwise(mine)) and mine[0].begin == 0  # one after another
+        for what in ("ask", "scores", "weights", "values"):  # every slice-th tile, each once and in order
+            assert [s.tile for s in mine if s.what == what] == list(range(warp // side, tiles, slices))
+        for slot in range(stages):
+            kept = [copy for copy in copies if (copy.warp, copy.slot) == (warp, slot)]
+            assert all(a.free <= b.asked for a, b in itertools.pairwise(kept))  # a slot has one tile at a time
+    assert len(copies) == tiles * side
+    begins = {(step.warp, step.tile): step.begin for step in steps if step.what == "scores"}
+    newest = np.cumsum(segments)[:-1] - 1
+    for copy in copies:
+        assert copy.there <= begins[copy.warp, copy.tile] < copy.free
+        if not pdl or copy.tile in newest:
+            assert copy.asked > schedules.BEFORE
+    assert min(step.begin for step in steps if step.what == "queries") >= schedules.BEFORE
+    merges = sorted({step.begin for step in steps if step.what == "merge, write"})
+    if slices > 1:  # the warps meet
+        assert len(merges) == len(segments)
+    else:
+        assert not any(step.what == "wait for the other warps" for step in steps)
+
+
+def test_a_longer_ring_waits_less_and_pdl_begins_earlier():
+    def end(stages, pdl=True):
+        steps, _ = plots.decode_schedule((10, 4), stages, pdl=pdl)
+        return max(step.end for step in steps)
+
+    ends = [end(stages) for stages in range(1, 7)]
+    assert ends == sorted(ends, reverse=True) and ends[0] > 2 * ends[2]
+    assert all(end(stages) < end(stages, pdl=False) for stages in range(1, 7))
+
+
+def test_the_timeline_shows_every_step_and_copy():
+    (axis,) = plots.decode_timeline((3, 2), stages=2, warps=2, side=1).axes
+    steps, copies = plots.decode_schedule((3, 2), 2, 2, 1)
+    assert len(axis.patches) == len(steps) + 2 * len(copies)
+    assert [t.get_text() for t in axis.get_yticklabels()] == ["warp 0\nKV head 0", "warp 1\nKV head 0"]
+    assert "schematic" in axis.get_xlabel() and {"end of segment 0 ", "end of segment 1 "} < set(said(axis))
+    (key,) = axis.figure.legends
+    used = {step.what for step in steps}
+    assert used < {text.get_text() for text in key.get_texts()} and used <= set(schedules.DRAWN)
+
+
+def test_tiles_are_shared_out_as_the_kernel_is_told():
+    (axis,) = plots.tile_shares([4, 5, 5], 4).axes
+    assert axis.get_title("left") == "14 tiles, 4 blocks with 3 or 4 of them"
+    boxes = [(int(p.get_y()), int(p.get_x())) for p in axis.patches]
+    assert boxes == [(0, t) for t in range(4)] + [(row, t) for row in (1, 2) for t in range(5)]
+    lower = [text.get_position()[1] % 1 > 0.5 for text in axis.texts]  # segments stand below the tiles
+    assert [t for t, low in zip(said(axis), lower) if not low] == [*"0000", *"11112", *"22333"]
+    assert [t for t, low in zip(said(axis), lower) if low] == ["0", "2", "3", "4", "5"]  # share + row
+    made = plan(1, 32, 8, 128, 4096, 132, 227 * 1024)
+    assert (made.each, made.rest) == divmod(made.rows * 256, made.shares)
 
 
 # Chapter 07: which block takes which tokens, what a warp reads of a cache, where slices meet

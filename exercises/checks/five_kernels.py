@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from exercises.checks import call_text, counted, number_from, time_limit
-from exercises.checks.triton_launch import launched
-from lab.check import differs, unset
-from lab.exercise import Exercise, Wrong
+from exercises.checks.triton_launch import guarded, launched, near, output
+from lab.exercise import Exercise
 from ref import ssd
 
 TILE = 64  # exercise 1
@@ -44,30 +43,6 @@ def exercise_1(between):
 
 
 # Kernels
-
-
-def _guarded(array, dtype=torch.float32, fence=math.nan):
-    """A tensor between guards: NaN, or a number that must stay."""
-    tensor = torch.as_tensor(array).to(dtype)
-    home = torch.full((tensor.numel() + 64,), fence, dtype=dtype)
-    return home[32:-32].view(tensor.shape).copy_(tensor)
-
-
-def _output(*shape):
-    return _guarded(unset(shape), fence=1234.0)
-
-
-def _near(got, wanted, at, what, tolerance):
-    """Raise Wrong unless the result is near the wanted one, and nothing beside it was written."""
-    home = torch.empty(0).set_(got.untyped_storage())
-    if not ((home[:32] == 1234).all() and (home[-32:] == 1234).all()):
-        raise Wrong(f"{at}: something was written beside {what}")
-    given, got, wanted = got.numpy(), got.double().numpy(), np.asarray(wanted)
-    off = ~(np.abs(got - wanted) <= tolerance * max(1e-30, np.abs(wanted).max()))
-    if off.any():
-        where = tuple(int(i) for i in np.argwhere(off)[0])
-        index = ", ".join(map(str, where))
-        raise Wrong(f"{at}: {differs(f'{what}[{index}]', given[where], wanted[where])}")
 
 
 def _layer(rng, L, Q, P, N, rate, chunked=True):
@@ -122,12 +97,12 @@ def exercise_2(kernel):
             dt = rng.uniform(0.01, 1, (L, H)).astype(np.float32)
             A = -rng.uniform(0.1, 4, H).astype(np.float32)
             chunks = -(-L // Q)
-            cum = _output(H, chunks, Q)
-            tensors = {"dt": _guarded(dt), "A": _guarded(A), "cum": cum}
+            cum = output(H, chunks, Q)
+            tensors = {"dt": guarded(dt), "A": guarded(A), "cum": cum}
             counts = launched(kernel, "dt A cum seqlen nheads Q", (chunks, H), tensors, L, H, Q)
             wanted = ssd.chunk_cumsum(dt[None], A, Q)[0][0] * math.log2(math.e)
             at = f"with {counted(L, 'token')}, {counted(H, 'head')}, chunks of {Q}"
-            _near(cum, wanted, at, "cum", 1e-5)
+            near(cum, wanted, at, "cum", 1e-5)
             read = counts.read["dt"]
             exercise.require(read <= L * H, f"{at}: {read} elements of dt were read, expected {L * H}, each once")
     return exercise.report("right on 6 shapes, each dt read once")
@@ -142,15 +117,15 @@ def exercise_3(kernel):
         for L, Q, P, N, rate in cases:
             x, dt, A, B, _, (dA_cumsum, steps), cum, dts = _layer(rng, L, Q, P, N, rate)
             chunks = -(-L // Q)
-            states = _output(chunks, P, N)
+            states = output(chunks, P, N)
             tensors = {
-                "x": _guarded(x, torch.float16), "B": _guarded(B, torch.float16), "dt": _guarded(dts),
-                "cum": _guarded(cum), "states": states,
+                "x": guarded(x, torch.float16), "B": guarded(B, torch.float16), "dt": guarded(dts),
+                "cum": guarded(cum), "states": states,
             }  # fmt: skip
             counts = launched(kernel, "x B dt cum states seqlen P N Q", (chunks,), tensors, L, P, N, Q)
             wanted = ssd.chunk_state(_fours(B), _fours(x), steps, dA_cumsum)[0, :, 0]
             at = _at(L, Q, rate)
-            _near(states, wanted, at, "states", ROUNDING)
+            near(states, wanted, at, "states", ROUNDING)
             for name, size in (("x", P), ("B", N)):
                 read = counts.read[name]
                 exercise.require(read <= L * size, f"{at}: {read} elements of {name} were read, expected {L * size}")
@@ -169,14 +144,14 @@ def exercise_4(kernel):
             states = rng.standard_normal((1, -(-L // Q), 1, P, N)).astype(np.float32)
             wanted = ssd.chunk_scan(table, _fours(x), steps, dA_cumsum, _fours(C), states.astype(float))[0, :, 0]
             triangle = np.where(np.tri(Q, dtype=bool), table[0, :, 0], np.nan)  # above it, nothing was written
-            y = _output(L, P)
+            y = output(L, P)
             tensors = {
-                "x": _guarded(x, torch.float16), "C": _guarded(C, torch.float16), "CB": _guarded(triangle),
-                "dt": _guarded(dts), "cum": _guarded(cum), "states": _guarded(states[0, :, 0]), "y": y,
+                "x": guarded(x, torch.float16), "C": guarded(C, torch.float16), "CB": guarded(triangle),
+                "dt": guarded(dts), "cum": guarded(cum), "states": guarded(states[0, :, 0]), "y": y,
             }  # fmt: skip
             counts = launched(kernel, "x C CB dt cum states y seqlen P N Q", (-(-L // Q),), tensors, L, P, N, Q)
             at = _at(L, Q, rate)
-            _near(y, wanted, at, "y", ROUNDING)
+            near(y, wanted, at, "y", ROUNDING)
             for name, count in (("x", L * P), ("states", states.size)):
                 read = counts.read[name]
                 exercise.require(read <= count, f"{at}: {read} elements of {name} were read, expected {count}")
@@ -199,13 +174,13 @@ def exercise_5(kernel):
 
 def _run_layer(kernel, rng, L, Q, P, N, rate, tolerance=ROUNDING):
     x, dt, A, B, C, _, cum, dts = _layer(rng, L, Q, P, N, rate)
-    y, final = _output(L, P), _output(P, N)
+    y, final = output(L, P), output(P, N)
     tensors = {
-        "x": _guarded(x), "B": _guarded(B), "C": _guarded(C), "dt": _guarded(dt), "cum": _guarded(cum.reshape(-1)[:L]),
+        "x": guarded(x), "B": guarded(B), "C": guarded(C), "dt": guarded(dt), "cum": guarded(cum.reshape(-1)[:L]),
         "y": y, "final": final,
     }  # fmt: skip
     launched(kernel, "x B C dt cum y final seqlen P N Q", (1,), tensors, L, P, N, Q)
     wanted, last = ssd.ssd_recurrent(_fours(x), dt[None, :, None].astype(float), A.astype(float), _fours(B), _fours(C))
     at = _at(L, Q, rate)
-    _near(y, wanted[0, :, 0], at, "y", tolerance)
-    _near(final, last[0, 0], at, "final", tolerance)
+    near(y, wanted[0, :, 0], at, "y", tolerance)
+    near(final, last[0, 0], at, "final", tolerance)

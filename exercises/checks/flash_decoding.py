@@ -1,6 +1,7 @@
-"""Checks of chapter 08: softmax over a stream, merging, shares, and the online softmax as a kernel.
+"""Checks of chapter 08: softmax over a stream, merging, shares, the online softmax as a kernel, and a merge in Triton.
 
-The learner's CUDA C++ runs on the SIMT machine, which also looks for races. Quality is counted, never timed.
+The learner's CUDA C++ runs on the SIMT machine, which also looks for races, and Triton in its interpreter. Quality is
+counted, never timed.
 """
 
 import numbers
@@ -12,6 +13,8 @@ import numpy as np
 from exercises.checks import call_text, counted, number_from, shown, time_limit
 from exercises.checks.costs import counted_memory
 from exercises.checks.launches import blocks_for, coalesced, compiled, launched, near, requests, unchanged
+from exercises.checks.triton_launch import called, guarded, output
+from exercises.checks.triton_launch import near as near_tensor
 from exercises.checks.warp_gemv import named_lanes, no_shared
 from lab.check import apart, differs, unset
 from lab.exercise import Exercise, Wrong
@@ -324,3 +327,76 @@ def _online(kernel, rng, heads, kv_len, how):
     near("out", out, _attention(q, k, v, np.e), _rounding(how), at)
     unchanged(arrays, before, at)
     return report
+
+
+# Exercise 7: a Triton kernel, and its launch
+
+MOST_SPLITS, MOST_CHANNELS = 256, 128
+
+
+def _lse(rng, splits, heads, how):
+    """(splits, heads), in units of log 2, with empty splits or without."""
+    lse = 4 * rng.standard_normal((splits, heads))
+    lse += {"around 5000": 5000, "around -5000": -5000}.get(how, 0)
+    if how == "some splits empty":
+        lse[rng.random(lse.shape) < 0.4] = -np.inf
+        lse[0, 0], lse[-1, 0] = -np.inf, 3  # one is, and not all of head 0
+    if how == "no token at all in the last head":
+        lse[:, -1] = -np.inf
+    return lse.astype(np.float32)
+
+
+def exercise_7(merge_splits):
+    """merge_splits(partial, lse, out), which launches a Triton kernel"""
+    exercise = Exercise("Exercise 7: a Triton kernel, and its launch")
+    some, none = "some splits empty", "no token at all in the last head"
+    cases = [  # splits, heads, head_dim, lse: smallest first, then those that hurt, each of them for one reason
+        (1, 1, 1, "around 0"),
+        (2, 1, 1, "around 0"),
+        (1, 1, 1, none),
+        (3, 2, 5, "around 0"),
+        (4, 3, 16, "around 5000"),
+        (5, 2, 17, "around -5000"),
+        (7, 3, 31, some),
+        (17, 2, 33, none),
+        (131, 3, 80, some),
+        (MOST_SPLITS, 2, MOST_CHANNELS, "around 5000"),
+    ]
+    with exercise, time_limit(60), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rng = np.random.default_rng()
+        cases.append((*(int(rng.integers(2, most)) for most in (100, 6, 100)), some))
+        _merge_splits(exercise, merge_splits, np.array([[[10.0]], [[20.0]]]), np.array([[3.0], [4.0]]), "lse 3 and 4")
+        for splits, heads, head_dim, how in cases:
+            lse = _lse(rng, splits, heads, how)
+            partial = np.where(lse[..., None] > -np.inf, rng.standard_normal((splits, heads, head_dim)) + 2, 0)
+            _merge_splits(exercise, merge_splits, partial, lse, f"lse {how}")
+    return exercise.report(f"right on {len(cases) + 1} shapes, each partial result read once")
+
+
+def _merge_splits(exercise, merge_splits, partial, lse, how):
+    splits, heads, head_dim = partial.shape
+    many = ", ".join(counted(n, word) for n, word in ((splits, "split"), (heads, "head"), (head_dim, "channel")))
+    at = f"{many}, {how}"
+    tensors = {"partial": guarded(partial), "lse": guarded(lse), "out": output(heads, head_dim)}
+    before = {name: tensors[name].numpy().copy() for name in ("partial", "lse")}
+    counts = called(merge_splits, tensors)
+    top = np.maximum(lse.max(axis=0), np.finfo(np.float32).min)  # finite, where all are empty
+    weights = 2.0 ** (lse - top)
+    total = weights.sum(axis=0)
+    wanted = (weights[..., None] * partial.astype(np.float32)).sum(axis=0) / np.where(total, total, 1)[:, None]
+    near_tensor(tensors["out"], wanted, f"with {at}", "out", TOLERANCE)
+    unchanged({name: tensors[name].numpy() for name in before}, before, at)
+    wrote, read = counts.wrote["out"], counts.read["partial"]
+    exercise.require(
+        wrote == heads * head_dim,
+        f"with {at}: out is right, but a kernel stored {counted(wrote, 'element')} of it; wanted: {heads * head_dim:,}",
+    )
+    exercise.require(
+        read <= partial.size,
+        f"with {at}: right, but {counted(read, 'element')} of partial were loaded; wanted: {partial.size:,}, each once",
+    )
+    exercise.require(
+        counts.programs == heads,
+        f"with {at}: right, but {counted(counts.programs, 'program')} ran; wanted: {heads:,}, one for each head",
+    )

@@ -3,15 +3,20 @@
     counts = launched(kernel, "x y n BLOCK", (grid,), {"x": x, "y": y}, n, 64)
     counts.read["x"]           elements of x that were loaded, one that is loaded twice counted twice
 
+    counts = called(function, {"x": x, "y": y})    # the learner's function launches a kernel itself
+    counts.programs            the programs that ran
+
 A load or store outside all tensors is a sentence, and not a crash. Where a mask is false and tl.load is given no
 `other`, a card may have anything: here it is NaN, and -1 in whole numbers.
 """
 
 import contextlib
+import math
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 from triton.runtime import interpreter as of_triton
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
@@ -19,9 +24,11 @@ from triton.runtime.jit import JITFunction
 
 from exercises.checks import shown
 from kernels.ssd.launching import interpreter
+from lab.check import differs, unset
 from lab.exercise import NOT_DONE, Wrong
 
 ENDLESS = "still running after"  # of exercises.checks.time_limit
+FENCE = 1234.0  # what stands beside an output, and must stay
 
 
 def launched(kernel, arguments, grid, tensors, *rest):
@@ -33,13 +40,54 @@ def launched(kernel, arguments, grid, tensors, *rest):
         raise Wrong(f"expected a kernel, a function with @triton.jit, got {shown(kernel)}")
     if list(kernel.arg_names) != arguments.split():
         raise Wrong(f"the kernel's arguments must be {', '.join(arguments.split())}, got {', '.join(kernel.arg_names)}")
-    counts = SimpleNamespace(read=Counter(), wrote=Counter())
+    with _counted(tensors) as counts, interpreter(kernel) as run:
+        run[(*grid, 1, 1)[:3]](*tensors.values(), *rest)
+    return counts
+
+
+def called(function, tensors):
+    """function(*tensors), which launches its kernels itself, on CPU tensors. Returns what they `read` and `wrote`, by
+    tensor, and how many `programs` ran."""
+    if not callable(function) or isinstance(function, (JITFunction, InterpretedFunction)):
+        raise Wrong(f"expected a function that launches a kernel, got {shown(function)}")
+    with _counted(tensors) as counts:
+        function(*tensors.values())
+    return counts
+
+
+@contextlib.contextmanager
+def _counted(tensors):
+    counts = SimpleNamespace(read=Counter(), wrote=Counter(), programs=0)
     try:
-        with _watched(tensors, counts), interpreter(kernel) as run, np.errstate(all="ignore"):
-            run[(*grid, 1, 1)[:3]](*tensors.values(), *rest)
+        with _watched(tensors, counts), np.errstate(all="ignore"):
+            yield counts
     except InterpreterError as error:
         _tell(error)
-    return counts
+
+
+def guarded(array, dtype=torch.float32, fence=math.nan):
+    """A tensor between guards: NaN, or a number that must stay."""
+    tensor = torch.as_tensor(array).to(dtype)
+    home = torch.full((tensor.numel() + 64,), fence, dtype=dtype)
+    return home[32:-32].view(tensor.shape).copy_(tensor)
+
+
+def output(*shape):
+    """A tensor to be written, unset, between guards."""
+    return guarded(unset(shape), fence=FENCE)
+
+
+def near(got, wanted, at, what, tolerance):
+    """Raise Wrong unless the output is near the wanted one, and nothing beside it was written."""
+    home = torch.empty(0).set_(got.untyped_storage())
+    if not ((home[:32] == FENCE).all() and (home[-32:] == FENCE).all()):
+        raise Wrong(f"{at}: something was written beside {what}")
+    given, got, wanted = got.numpy(), got.double().numpy(), np.asarray(wanted)
+    off = ~(np.abs(got - wanted) <= tolerance * max(1e-30, np.abs(wanted).max()))
+    if off.any():
+        where = tuple(int(i) for i in np.argwhere(off)[0])
+        index = ", ".join(map(str, where))
+        raise Wrong(f"{at}: {differs(f'{what}[{index}]', given[where], wanted[where])}")
 
 
 def _tell(error):
@@ -87,10 +135,13 @@ class _Watch:
 
 
 def _without_other(load):
-    """create_masked_load of Triton's interpreter, which has 0 for what is not loaded, with all bits set instead."""
+    """create_masked_load of Triton's interpreter, which has 0 for what is not loaded, with all bits set instead.
+
+    But of a single element: there the interpreter takes `other=0`, whose truth it asks for, for none.
+    """
 
     def masked_load(builder, pointers, mask, other, *rest):
-        if other is None:
+        if other is None and np.size(pointers.data) > 1:
             element = pointers.get_element_ty()
             kind = np.dtype(of_triton._get_np_dtype(element))
             bits = np.full(np.shape(pointers.data), -1, f"i{kind.itemsize}")
@@ -103,10 +154,15 @@ def _without_other(load):
 @contextlib.contextmanager
 def _watched(tensors, counts):
     real, builder = of_triton._interpreter, of_triton.InterpreterBuilder
-    load = builder.create_masked_load
+    load, begin = builder.create_masked_load, builder.set_grid_idx
+
+    def program_begins(self, *place):
+        counts.programs += 1
+        begin(self, *place)
+
     of_triton._interpreter = _Watch(real, tensors, counts)
-    builder.create_masked_load = _without_other(load)
+    builder.create_masked_load, builder.set_grid_idx = _without_other(load), program_begins
     try:
         yield
     finally:
-        of_triton._interpreter, builder.create_masked_load = real, load
+        of_triton._interpreter, builder.create_masked_load, builder.set_grid_idx = real, load, begin

@@ -5,6 +5,7 @@
     ladders     rungs and roofs                     numbers     formats, codes in words, shared scales
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
+    schedules   blocks and warps over time
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -17,6 +18,7 @@ from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
 from lab.plots.packing import cache_blocks, packing_order
+from lab.plots.schedules import decode_schedule, decode_timeline, tile_shares
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
 from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, shuffle_reduction
 
@@ -45,6 +47,8 @@ __all__ = [
     "code_layout",
     "code_values",
     "curves",
+    "decode_schedule",
+    "decode_timeline",
     "error_bars",
     "figure",
     "finish",
@@ -65,6 +69,7 @@ __all__ = [
     "shuffle_reduction",
     "slices_meet",
     "stacked",
+    "tile_shares",
     "token_matrices",
     "token_shares",
     "walk",

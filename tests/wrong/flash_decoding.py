@@ -6,6 +6,7 @@ the check's verdict must hold. RIGHT has the answers that they were made from.
 
 import numpy as np
 
+from wrong.five_kernels import from_source
 from wrong.warp_gemv import changed
 
 # Exercise 1: softmax over a stream
@@ -273,7 +274,41 @@ PAIRS = [  # neighbouring channels a lane, by single loads: 8 sectors would be 4
     ("out[head * 64 + lane + 32] =", "out[head * 64 + 2 * lane + 1] ="),
 ]
 
-RIGHT = {1: _stream(), 2: _merge, 3: _share, 4: _splits(), 5: STALE, 6: ONLINE}
+# Exercise 7: a Triton kernel, and its launch
+
+MERGE = """
+from lab.interpreter import interpreter
+
+@triton.jit
+def merge_kernel(partial, lse, out, splits, heads, head_dim, SPLITS: tl.constexpr, CHANNELS: tl.constexpr):
+    h, s, c = tl.program_id(0), tl.arange(0, SPLITS), tl.arange(0, CHANNELS)
+    there, channels = s < splits, c < head_dim
+    weight = tl.load(lse + s * heads + h, there, other=-float("inf"))
+    m = tl.maximum(tl.max(weight, 0), -1e30)
+    weight = tl.exp2(weight - m)
+    at = (s * heads + h)[:, None] * head_dim + c[None, :]
+    part = tl.load(partial + at, there[:, None] & channels[None, :], other=0)
+    total = tl.sum(weight, 0)
+    total = tl.where(total == 0, 1, total)
+    tl.store(out + h * head_dim + c, tl.sum(weight[:, None] * part, 0) / total, channels)
+
+def merge_splits(partial, lse, out):
+    splits, heads, head_dim = partial.shape
+    SPLITS, CHANNELS = triton.next_power_of_2(splits), triton.next_power_of_2(head_dim)
+    with interpreter(merge_kernel) as kernel:
+        kernel[(heads,)](partial, lse, out, splits, heads, head_dim, SPLITS, CHANNELS)
+"""
+LOAD = "    part = tl.load(partial + at, there[:, None] & channels[None, :], other=0)\n"
+BY_TORCH = (
+    MERGE[: MERGE.index("    splits, heads")]
+    + """
+    weight = (lse - lse.amax(0).clamp(min=-1e30)).exp2()
+    total = weight.sum(0)
+    out[:] = (weight[..., None] * partial).sum(0) / (total + (total == 0))[:, None]
+"""
+)
+
+RIGHT = {1: _stream(), 2: _merge, 3: _share, 4: _splits(), 5: STALE, 6: ONLINE, 7: from_source(MERGE)}
 WRONG = {
     1: {
         "the total is not corrected": (_stream(total_corrected=False), "with 2 tokens element 0 is"),
@@ -364,5 +399,75 @@ WRONG = {
         "a score of its own for each lane": (changed(ONLINE, (SCORE.splitlines()[1] + "\n", "")), "wrong at heads = 1"),
         "neighbouring channels, one at a time": (changed(ONLINE, *PAIRS), "not coalesced"),
         "the last token is left out": (changed(ONLINE, ("t < kv_len", "t < kv_len - 1")), "kv_len = 1, scores random"),
+    },
+    7: {
+        "tiles that end before the last split": (
+            from_source(MERGE, ("triton.next_power_of_2(splits),", "1 << splits.bit_length() - 1,")),
+            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 0] is",
+        ),
+        "tiles that end before the last channel": (
+            from_source(MERGE, ("triton.next_power_of_2(head_dim)", "1 << head_dim.bit_length() - 1")),
+            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 4] was never set",
+        ),
+        "where there is no split, the lse is 0": (
+            from_source(MERGE, ('other=-float("inf")', "other=0")),
+            "out[0, 0] is",
+        ),
+        "where there is no split, the lse may be anything": (
+            from_source(MERGE, (', other=-float("inf"))', ")")),
+            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 0] is nan",
+        ),
+        "what is not there may be anything, times 0": (
+            from_source(MERGE, ("channels[None, :], other=0)", "channels[None, :])")),
+            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 0] is nan",
+        ),
+        "the maximum is not taken off": (
+            from_source(MERGE, ("tl.exp2(weight - m)", "tl.exp2(weight)")),
+            "with 4 splits, 3 heads, 16 channels, lse around 5000: out[0, 0] is nan",
+        ),
+        "the maximum of 0 and all": (
+            from_source(MERGE, ("-1e30)", "0.0)")),
+            "with 5 splits, 2 heads, 17 channels, lse around -5000: out[0, 0] is 0",
+        ),
+        "-inf minus -inf": (
+            from_source(MERGE, ("tl.maximum(tl.max(weight, 0), -1e30)", "tl.max(weight, 0)")),
+            "with 1 split, 1 head, 1 channel, lse no token at all in the last head: out[0, 0] is nan",
+        ),
+        "0 / 0": (
+            from_source(MERGE, ("tl.where(total == 0, 1, total)", "total")),
+            "with 1 split, 1 head, 1 channel, lse no token at all in the last head: out[0, 0] is nan",
+        ),
+        "powers of e": (from_source(MERGE, ("tl.exp2(", "tl.exp(")), "lse 3 and 4: out[0, 0] is 17.31"),
+        "the heads' lse one after another": (
+            from_source(MERGE, ("lse + s * heads + h", "lse + h * splits + s")),
+            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 0] is",
+        ),
+        "no mask for splits": (
+            from_source(MERGE, ("there[:, None] & channels[None, :]", "channels[None, :]")),
+            "the kernel read outside all arrays",
+        ),
+        "no mask for channels where it stores": (
+            from_source(MERGE, ("/ total, channels)", "/ total)")),
+            "the kernel wrote outside all arrays",
+        ),
+        "one program for all": (
+            from_source(MERGE, ("kernel[(heads,)]", "kernel[(1,)]")),
+            "with 3 splits, 2 heads, 5 channels, lse around 0: out[1, 0] was never set",
+        ),
+        "a program for each head and split": (
+            from_source(MERGE, ("kernel[(heads,)]", "kernel[heads, splits]")),
+            "2 elements of it; wanted: 1",
+        ),
+        "partial results are read twice": (
+            from_source(MERGE, (LOAD, LOAD + LOAD)),
+            "right, but 4 elements of partial were loaded; wanted: 2, each once",
+        ),
+        "no launch": (from_source(MERGE, ("        kernel[(heads,)](", "        (")), "out[0, 0] was never set"),
+        "no kernel": (from_source(BY_TORCH), "out is right, but a kernel stored 0 elements of it; wanted: 1"),
+        "the weights are written over lse": (
+            from_source(MERGE, ("    at = (s", "    tl.store(lse + s * heads + h, weight, there)\n    at = (s")),
+            "the kernel changed lse",
+        ),
+        "the kernel, and no launch": (from_source(MERGE[: MERGE.index("def merge_splits")]), "expected a function"),
     },
 }
