@@ -15,7 +15,8 @@ import ref.gemv
 import simt
 from kernels import gemv
 from kernels.gemv.ring_plan import ring_plan
-from lab import cuda, disassembly, results
+from lab import cuda, results
+from lab.cuda import disassembly
 from lab.stream import still_running
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kernels.kv_cache import rungs
-from lab import cuda, disassembly
+from lab import cuda
+from lab.cuda import disassembly
 from ref.attention import attention_mix
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")

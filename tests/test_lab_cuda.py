@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab import cuda, cuda_signature, disassembly
+from lab import cuda
+from lab.cuda import disassembly, signature
 from simt.errors import CompileError
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -145,8 +146,8 @@ def test_integers_keep_their_bits_on_a_card(size):
     """Of a type that does not say its sign, all bits; `struct` refuses what is then converted, or refused by name."""
     top = 1 << 8 * size - 1
     for kind in ("integer", "pointer or integer") if size == 8 else ("integer",):
-        parameter = cuda_signature.Parameter("n", kind, size, "index")
-        convert = cuda_signature.converter("k", parameter, True)
+        parameter = signature.Parameter("n", kind, size, "index")
+        convert = signature.converter("k", parameter, True)
         for value in (0, 1, -1, top - 1, top, 2 * top - 1, -top, np.dtype(f"i{size}").type(-3), True):
             written = struct.pack("=" + parameter.code, convert(value))
             assert written == (int(value) % (2 * top)).to_bytes(size, "little")
@@ -159,7 +160,7 @@ def test_integers_keep_their_bits_on_a_card(size):
                 struct.pack("=" + parameter.code, value)
             with pytest.raises(ValueError, match=f"k: n = {value} does not fit in {8 * size} bits"):
                 convert(value)
-    assert cuda_signature.converter("k", cuda_signature.Parameter("p", "pointer", 8), True)(None) == 0
+    assert signature.converter("k", signature.Parameter("p", "pointer", 8), True)(None) == 0
 
 
 @pytest.mark.parametrize(
@@ -176,8 +177,8 @@ def test_integers_keep_their_bits_on_a_card(size):
 )
 @pytest.mark.parametrize("on_card", [True, False])
 def test_an_integer_fits_its_type(ctype, size, low, high, on_card):
-    parameter = cuda_signature.Parameter("n", "integer", size, ctype)
-    convert = cuda_signature.converter("k", parameter, on_card)
+    parameter = signature.Parameter("n", "integer", size, ctype)
+    convert = signature.converter("k", parameter, on_card)
     for value in (low, high, 5, np.int8(5)):
         assert convert(value) == value
         if on_card:
@@ -365,7 +366,7 @@ def test_signatures(module):
 def test_names_are_found_without_compiling():
     for name, there in (("axpy", True), ("hello", True), ("mangled", False), ("commented", False), ("by_macro", False)):
         source = SOURCE if name != "mangled" else "__global__ void mangled(float* x) { x[0] = 1; }"
-        assert cuda_signature.is_named(source, name) is there, name
+        assert signature.is_named(source, name) is there, name
 
 
 # Machine code, without a GPU

@@ -11,7 +11,8 @@ import torch
 from hopper_kernels import GEMM, PRELUDE
 
 import simt
-from lab import cuda, cuda_driver, cuda_signature, tensor_map
+from lab import cuda, cuda_driver, tensor_map
+from lab.cuda import signature
 from lab.tensor_map import TensorMap
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -207,7 +208,7 @@ def test_a_card_gets_the_bytes(module):
     parameters = module.entries()["takes"].parameters
     assert [parameter.is_map for parameter in parameters] == [False, True, False, False]
     map = on(TensorMap(X, (8, 64), 128), 0)
-    convert = cuda_signature.converter("takes", parameters[1], True)
+    convert = signature.converter("takes", parameters[1], True)
     slot = cuda_driver._Slot(parameters, cooperative=False)
     slot.pack(slot.values, 0, 4096, convert(map), 7, bytes(128))
     assert slot.values[16 : 16 + 128] == bytes(range(128)) and slot.pointers[1] - slot.pointers[0] == 16
