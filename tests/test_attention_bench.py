@@ -11,7 +11,7 @@ import torch
 
 import ref.attention
 from kernels import benching, kv_cache
-from kernels.attention import bench, mix, peers, rungs
+from kernels.attention import bench, mix, mix_answers, peers, rungs
 from kernels.bench import GPU_TOPICS
 from kernels.kv_cache import bench as kv_bench
 from kernels.kv_cache import rungs as kv_rungs
@@ -80,7 +80,7 @@ def test_the_ladder_of_the_mix(card):
     for name in ("fp32", "fp16"):
         ladder = bench._mix(name, 40, 0.1)
         assert ladder.title == f"attention mix {name}, 4 heads, 2 KV heads, 40 tokens"
-        names = [rung.title for rung in mix.RUNGS]
+        names = [rung.title for rung in (*mix.RUNGS, *mix_answers.RUNGS)]
         peer = "torch.matmul: a product for each KV head"
         assert [f.name for f in ladder.figures] == [*names, peer, "reading the cache only"]
         size = 4 if name == "fp32" else 2

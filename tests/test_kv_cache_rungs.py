@@ -1,5 +1,5 @@
-"""Chapter 09's mix rungs on the SIMT machine: right on hostile shapes, the counters and the machine code that the
-chapter states, no race, and an error before anything is written for whatever the contract does not allow."""
+"""Chapter 07's mix over a cache of 16 bits, on the SIMT machine: right on hostile shapes, the counters and the machine
+code that the chapter states, no race, and an error before anything is written for what the contract does not allow."""
 
 import re
 import sys

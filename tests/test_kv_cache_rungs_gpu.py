@@ -1,4 +1,4 @@
-"""Chapter 09's mix rungs on a card: right on hostile and on large shapes, and the same bits as on the machine."""
+"""Chapter 07's mix over a cache of 16 bits, on a card: right on hostile and large shapes, and the machine's bits."""
 
 import pytest
 import torch

@@ -174,7 +174,7 @@ def test_slices_meet_has_a_row_a_warp_and_one_for_the_result():
     assert any("warp 3: tokens 3, 7, 11" in t.get_text() for t in axis.texts)
 
 
-# Chapter 09: instructions in order, what has a code, where bits go, what shares a scale
+# Chapters 07 and 09: instructions in order, what has a code, where bits go, what shares a scale
 
 
 def test_instructions_stand_in_order_and_only_those_there_have_a_key():

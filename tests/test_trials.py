@@ -155,7 +155,7 @@ def test_the_trials_of_the_mix(card, monkeypatch):
 
 
 def test_the_variant_of_rung_3_has_its_loads_ahead():
-    """What chapter 07 says of the two: 32 registers and 10 loads, 56 and 32; the latter is chapter 09's first rung."""
+    """What chapter 07 says of the two: 32 registers and 10 loads, 56 and 32; the latter is its rung 4."""
     rung, roomy = mix._kernel("mix_shared", torch.float32).module, mix_trials.roomy(torch.float32)
     assert rung.resources()["mix"]["registers"] == 32 and roomy.resources()["mix"]["registers"] == 56
     assert (loads_ahead(rung), loads_ahead(roomy)) == (10, 32)

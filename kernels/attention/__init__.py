@@ -1,6 +1,6 @@
 """Attention for decoding: one new token looks back at all that its sequence has said.
 
-    mix_naive, mix_split, mix_shared   chapter 07: scores are given, values are mixed
+    mix_naive, mix_split, mix_shared   chapter 07: shares are given, values are mixed
     two_pass, online, split, ...       chapter 08: one signature, from scores in memory to tokens split over the card
     decode                             the best rung: 16 bit, tensor cores, programmatic dependent launch
 

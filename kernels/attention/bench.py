@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import ref.attention
-from kernels.attention import decoding, mix, peers, rungs
+from kernels.attention import decoding, mix, mix_answers, peers, rungs
 from kernels.benching import Row as Row  # trials take it from here
 from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows, reading, short, wait
 from lab import check, cuda_timing
@@ -95,7 +95,7 @@ def checked(function, reference, arrays, dtypes):
 def _mix(name, kv_len, seconds):
     empty()
     inputs = random_mixes(DTYPES[name], DTYPES[name], kv_len)
-    rows = mix_rows(mix.RUNGS, inputs, *mix.work(*inputs[0]))
+    rows = mix_rows([*mix.RUNGS, *mix_answers.RUNGS], inputs, *mix.work(*inputs[0]))
     peer = "torch.matmul", {"a product for each KV head": lambda: [functools.partial(by_matmul, *p) for p in inputs]}
     tolerance = max(2 * torch.finfo(DTYPES[name]).eps, 1e-5)
     rows[-1:-1] = peer_rows([peer], tolerance, wanted=rows[0].wanted, bytes=rows[0].bytes, flops=rows[0].flops)

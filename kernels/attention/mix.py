@@ -1,4 +1,4 @@
-"""The attention mix: chapter 07's ladder. Scores are given, values are mixed.
+"""The attention mix: chapter 07's ladder. The shares of the tokens are given, values are mixed.
 
     out[h, d] = sum over t of att[h, t] * v[t, h // (n_heads // n_kv_heads), d]
 
@@ -45,7 +45,7 @@ def mix_split(att, v, *, out=None):
 
 
 def mix_shared(att, v, *, out=None):
-    """Rung 3: blocks of 32 channels x 32 time slices, and a reduction in shared memory. One launch."""
+    """Rung 3: blocks of 32 channels x 32 time slices, whose sums meet in shared memory. One launch."""
     return _run("mix_shared", att, v, out)
 
 

@@ -5,7 +5,7 @@
    results are stored once, 32 together, in their own type, and are the same bits in every run. What it loses: the card
    has only n_heads * ceil(head_dim / 32) blocks, however many tokens there are. And the compiler leaves room for a second
    block on a multiprocessor, which never comes: 32 registers a thread, so that few loads are under way at a time. With
-   __launch_bounds__(32 * SLICES, 1) it would be 56 (chapter 07 tries it, chapter 09's mix_fp32 has it).
+   __launch_bounds__(32 * SLICES, 1) it would be 56 (rung 4, kernels/kv_cache/mix_fp32.cu).
    Launch: (32, 32) threads, (n_heads, ceil(head_dim / 32)) blocks. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

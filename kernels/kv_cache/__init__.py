@@ -2,7 +2,7 @@
 
     quantize(kv, bits, *, axis="token", group=None) -> QuantizedKV      bits: 8 (int8), 4 (int4) or "fp8" (e4m3)
     decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False)   k and v: two QuantizedKV, or two plain tensors
-    rungs.mix_fp32, mix_fp16, mix_half2, mix_flight                     chapter 09's first rungs: values in fewer bits
+    rungs.mix_fp32, mix_fp16, mix_half2, mix_flight                     chapter 07's last rungs: values of 16 bits
 
 The cost of a decoding step is that of reading its cache, so half the bits are half the time. No tensor of dequantised
 numbers is ever made: `decode` turns codes into float16 in registers, and multiplies queries and weights by the scales.

@@ -1,4 +1,4 @@
-"""Measure chapter 09 on a GPU: decode attention over a quantised cache, and the mix of fp32 weights with fp16 values.
+"""Measure chapter 09 on a GPU: decode attention over a quantised cache; and chapter 07's mix with fp16 values.
 
 The shapes, checks and way of timing of kernels/attention/bench.py. Keys have a scale for each channel and group of
 tokens, values one for each token and group of channels; q is bf16. Peers: our own decode on the bf16 cache, and

@@ -1,4 +1,4 @@
-/* Rung 4, flight: words of 16 bytes, eight neighbouring channels, and BATCH of them asked for before the first is used.
+/* Rung 7, flight: words of 16 bytes, eight neighbouring channels, and BATCH of them asked for before the first is used.
    4 lanes have a token's 32 channels, so one request of a warp is 8 tokens, 512 bytes.
 
    att (n_heads, kv_len) fp32, v (kv_len, n_kv_heads, head_dim) fp16, out (n_heads, head_dim) fp32.

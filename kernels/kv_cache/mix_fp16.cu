@@ -1,4 +1,4 @@
-/* Rung 2, fp16: the same kernel, for values of 16 bits. One letter of the type has changed.
+/* Rung 5, fp16: the same kernel, for values of 16 bits. One letter of the type has changed.
 
    att (n_heads, kv_len) fp32, v (kv_len, n_kv_heads, head_dim) fp16, out (n_heads, head_dim) fp32.
    Reads 2 * kv_len * n_kv_heads * head_dim bytes of v, half as many as before.

@@ -1,4 +1,4 @@
-/* Rung 1, fp32: chapter 07's mix_shared, for values of 32 bits, and allowed 64 registers a thread.
+/* Rung 4, fp32: mix_shared, for values of 32 bits, and allowed 64 registers a thread.
 
    out[h, d] = sum over t of att[h, t] * v[t, h / (n_heads / n_kv_heads), d]
    att (n_heads, kv_len) fp32, v (kv_len, n_kv_heads, head_dim) fp32, out (n_heads, head_dim) fp32.

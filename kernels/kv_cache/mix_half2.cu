@@ -1,4 +1,4 @@
-/* Rung 3, half2: a lane loads two halves at a time, neighbouring channels of one token. 16 lanes have a token's 32
+/* Rung 6, half2: a lane loads two halves at a time, neighbouring channels of one token. 16 lanes have a token's 32
    channels, so a warp loads two tokens in one request: 128 bytes again, and half as many requests.
 
    att (n_heads, kv_len) fp32, v (kv_len, n_kv_heads, head_dim) fp16, head_dim even, out (n_heads, head_dim) fp32.

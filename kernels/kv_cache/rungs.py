@@ -1,4 +1,4 @@
-"""Chapter 09's first rungs: the attention mix of chapter 07 over a cache of 32 and of 16 bits.
+"""Rungs 4 to 7 of chapter 07: its attention mix over a cache of 32 and of 16 bits, with shares of 32.
 
     out[h, d] = sum over t of att[h, t] * v[t, h // (n_heads // n_kv_heads), d]
 
@@ -33,22 +33,22 @@ WORD = 16  # bytes of mix_flight's widest word
 
 
 def mix_fp32(att, v, *, out=None):
-    """Rung 1: 32-bit values, a float a lane."""
+    """Rung 4: 32-bit values, a float a lane."""
     return _run("mix_fp32", att, v, out)
 
 
 def mix_fp16(att, v, *, out=None):
-    """Rung 2: 16-bit values, a half a lane."""
+    """Rung 5: 16-bit values, a half a lane."""
     return _run("mix_fp16", att, v, out)
 
 
 def mix_half2(att, v, *, out=None):
-    """Rung 3: two halves a lane. head_dim must be even, and v begin at a multiple of 4 bytes."""
+    """Rung 6: two halves a lane. head_dim must be even, and v begin at a multiple of 4 bytes."""
     return _run("mix_half2", att, v, out)
 
 
 def mix_flight(att, v, *, out=None):
-    """Rung 4: up to eight halves a lane, several such words in flight."""
+    """Rung 7: up to eight halves a lane, several such words in flight."""
     return _run("mix_flight", att, v, out)
 
 

@@ -1,4 +1,4 @@
-"""What chapter 09 tries beside its first ladder (`python -m kernels.trials kv_cache`): words of `mix_flight`.
+"""What chapter 07 tries beside its second ladder (`python -m kernels.trials kv_cache`): words of `mix_flight`.
 
 The rung asks for batches of 8 words of 16 bytes. Here it has smaller batches, and narrower words, on the values of the
 ladder at 32,768 tokens. A variant is compiled from the rung's source with its own options.
@@ -18,7 +18,7 @@ SOURCES = "kernels/kv_cache/mix_flight.cu", "kernels/kv_cache/rungs.py", "kernel
 
 
 def mix_flight(vec, batch, att, v, *, out=None):
-    """Rung 4 with batches of so many words of so many halves. The words must fit head_dim and the address of v."""
+    """Rung 7 with batches of so many words of so many halves. The words must fit head_dim and the address of v."""
     out = rungs._expect_all("mix_flight", att, v, out)
     if vec > rungs.words(v):
         raise ValueError(f"mix_flight: v allows words of {rungs.words(v)} halves at most, got {vec}")

@@ -51,11 +51,11 @@ extern "C" __global__ void mix(const float *att, const float *v, float *out,
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n_heads * head_dim) return;
     int h = i / head_dim, d = i % head_dim, kv_head = h / (n_heads / n_kv_heads);
-    const float *scores = att + (long long)h * kv_len, *column = v + kv_head * head_dim + d;
+    const float *shares = att + (long long)h * kv_len, *column = v + kv_head * head_dim + d;
     int first = (long long)kv_len * blockIdx.y / gridDim.y;
     int last = (long long)kv_len * (blockIdx.y + 1) / gridDim.y;
     float sum = 0;
-    for (int t = first; t < last; t++) sum += scores[t] * column[(long long)t * n_kv_heads * head_dim];
+    for (int t = first; t < last; t++) sum += shares[t] * column[(long long)t * n_kv_heads * head_dim];
     atomicAdd(&out[i], sum);
 }
 """
@@ -69,14 +69,14 @@ extern "C" __global__ void mix(const float *att, const float *v, float *out,
                                int n_heads, int n_kv_heads, int kv_len, int head_dim) {
     __shared__ float sums[32];
     int lane = threadIdx.x, warp = threadIdx.y, h = blockIdx.x;
-    const float *scores = att + (long long)h * kv_len, *values = v + h / (n_heads / n_kv_heads) * head_dim;
+    const float *shares = att + (long long)h * kv_len, *values = v + h / (n_heads / n_kv_heads) * head_dim;
     if (warp == 0) sums[lane] = 0;
     __syncthreads();
     for (int first = 0; first < head_dim; first += 32) {
         int d = first + lane;
         float sum = 0;
         for (int t = warp; t < kv_len && d < head_dim; t += blockDim.y)
-            sum += scores[t] * values[(long long)t * n_kv_heads * head_dim + d];
+            sum += shares[t] * values[(long long)t * n_kv_heads * head_dim + d];
         atomicAdd(&sums[lane], sum);
         __syncthreads(); // all have added
         if (warp == 0) {
@@ -121,12 +121,12 @@ extern "C" __global__ void mix(const float *att, const float *v, float *out,
                                int n_kv_heads, int kv_len, int head_dim) {
     int lane = threadIdx.x, warp = threadIdx.y, kv_head = blockIdx.x, d = blockIdx.y * 32 + lane;
     __shared__ float sums[WARPS][GROUP][32];
-    const float *scores = att + (long long)kv_head * GROUP * kv_len;
+    const float *shares = att + (long long)kv_head * GROUP * kv_len;
     float sum[GROUP] = {};
     for (int t = warp; t < kv_len && d < head_dim; t += WARPS) {
         float value = v[((long long)t * n_kv_heads + kv_head) * head_dim + d];
 #pragma unroll
-        for (int j = 0; j < GROUP; j++) sum[j] += scores[(long long)j * kv_len + t] * value;
+        for (int j = 0; j < GROUP; j++) sum[j] += shares[(long long)j * kv_len + t] * value;
     }
 #pragma unroll
     for (int j = 0; j < GROUP; j++) sums[warp][j][lane] = sum[j];
@@ -158,7 +158,7 @@ RIGHT = {1: loads, 2: SPLIT, 3: BUG, 4: ORDERED, 5: GROUPED}
 WRONG = {
     1: {
         "forgets the loads of att": (only_v, "gives 32 requests; the machine counts 64"),
-        "a sector of scores for every few lanes, though all read the same": (
+        "a sector of shares for every few lanes, though all read the same": (
             score_for_each_lane,
             "loads(1, 32, 32, 4, 'channels') gives 256 sectors; the machine counts 160".replace(
                 "loads(", "score_for_each_lane("
@@ -198,7 +198,7 @@ WRONG = {
         "an atomic for each token: right, and many": (
             changed(
                 SPLIT,
-                (" sum += scores[t] * column", " atomicAdd(&out[i], scores[t] * column"),
+                (" sum += shares[t] * column", " atomicAdd(&out[i], shares[t] * column"),
                 ("n_kv_heads * head_dim];", "n_kv_heads * head_dim]);"),
                 ("    atomicAdd(&out[i], sum);\n", ""),
             ),
@@ -213,7 +213,7 @@ WRONG = {
             "wrong at ",
         ),
         "KV heads in turns": (changed(SPLIT, ("h / (n_heads / n_kv_heads)", "h % n_kv_heads")), "wrong at "),
-        "uniform-input luck: all heads use the scores of head 0": (
+        "uniform-input luck: all heads use the shares of head 0": (
             changed(SPLIT, ("(long long)h * kv_len", "0")),
             "wrong at ",
         ),
@@ -272,7 +272,7 @@ WRONG = {
             changed(
                 BUG,
                 (CARDS, "for (int t = 0; t < kv_len && d < head_dim; t++)"),
-                ("sum += scores[t] *", "sum += (t % blockDim.y == warp) * scores[t] *"),
+                ("sum += shares[t] *", "sum += (t % blockDim.y == warp) * shares[t] *"),
             ),
             "load requests; 1,600 are enough",
         ),
@@ -427,8 +427,8 @@ WRONG = {
             changed(GROUPED, ("t < kv_len && d", "t < kv_len / WARPS * WARPS && d")),
             "wrong at 1 KV head, 1 token",
         ),
-        "uniform-input luck: all four heads use the same scores": (
-            changed(GROUPED, ("scores[(long long)j * kv_len + t]", "scores[t]")),
+        "uniform-input luck: all four heads use the same shares": (
+            changed(GROUPED, ("shares[(long long)j * kv_len + t]", "shares[t]")),
             "wrong at 1 KV head, 1 token",
         ),
         "heads that belong to another KV head": (
