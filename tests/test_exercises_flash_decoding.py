@@ -66,6 +66,18 @@ def test_a_triton_kernel_that_stops_is_told_in_a_sentence(capsys):
     assert message.startswith("not yet: the kernel stopped: ") and "power of 2" in message and "\n" not in message
 
 
+@pytest.mark.parametrize("launch, says", [
+    ("kernel", "launched with a grid, as in kernel[grid](...)"),
+    ("kernel[heads]", "a grid is a tuple, such as (3,), got 1"),
+    ("merge_kernel[(heads,)]", "launch the kernel that `interpreter` gives"),
+    ("partial, lse, out = partial, lse, out.clone(); kernel[(heads,)]", "outside all arrays"),
+    ("heads = None; kernel[(1,)](heads); kernel[(1,)]", "the signature of merge_kernel: missing a required argument"),
+])  # fmt: skip
+def test_what_is_no_launch_is_told_in_a_sentence(launch, says, capsys):
+    message = judge(7, from_source(MERGE, ("kernel[(heads,)]", launch))).message
+    assert message.startswith("not yet: ") and says in message and "raised" not in message
+
+
 # Right answers that are not the solution's
 
 

@@ -11,6 +11,7 @@ A load or store outside all tensors is a sentence, and not a crash. Where a mask
 """
 
 import contextlib
+import inspect
 import math
 from collections import Counter
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from lab.exercise import NOT_DONE, Wrong
 
 ENDLESS = "still running after"  # of exercises.checks.time_limit
 FENCE = 1234.0  # what stands beside an output, and must stay
+NEAR = 1 << 14  # bytes beside a tensor where a missing mask may lead
 
 
 def launched(kernel, arguments, grid, tensors, *rest):
@@ -50,7 +52,7 @@ def called(function, tensors):
     tensor, and how many `programs` ran."""
     if not callable(function) or isinstance(function, (JITFunction, InterpretedFunction)):
         raise Wrong(f"expected a function that launches a kernel, got {shown(function)}")
-    with _counted(tensors) as counts:
+    with _counted(tensors) as counts, _as_launches(counts):
         function(*tensors.values())
     return counts
 
@@ -131,7 +133,9 @@ class _Watch:
             name = min(self._places, key=lambda n: min(abs(place - edge) for edge in self._places[n]))
             begin, end = self._places[name]
             far = f"{begin - place} bytes before the first" if place < begin else f"{place - end} bytes behind the last"
-            raise Wrong(f"the kernel {did} outside all arrays, {far} element of {name}; is a mask missing?")
+            near_by = begin - NEAR < place < end + NEAR
+            why = "is a mask missing?" if near_by else "is an address wrong, or did it get another tensor?"
+            raise Wrong(f"the kernel {did} outside all arrays, {far} element of {name}; {why}")
 
 
 def _without_other(load):
@@ -166,3 +170,33 @@ def _watched(tensors, counts):
         yield
     finally:
         of_triton._interpreter, builder.create_masked_load, builder.set_grid_idx = real, load, begin
+
+
+@contextlib.contextmanager
+def _as_launches(counts):
+    """What is not kernel[grid](...) of an interpreted kernel is a sentence; Triton would speak from deep inside."""
+    run, call, compiled = InterpretedFunction.run, InterpretedFunction.__call__, JITFunction.run
+
+    def with_grid(kernel, *args, grid, **how):
+        if not (isinstance(grid, tuple) or callable(grid)):
+            raise Wrong(f"a grid is a tuple, such as (3,), got {shown(grid)}")
+        try:
+            named = {name: value for name, value in how.items() if name in kernel.arg_names}
+            inspect.signature(kernel.fn).bind(*args, **named)
+        except TypeError as error:
+            raise Wrong(f"the launch does not fit the signature of {kernel.fn.__name__}: {error}") from None
+        return run(kernel, *args, grid=grid, **how)
+
+    def without_grid(kernel, *args, **how):
+        if counts.programs == 0:  # not called by a kernel
+            raise Wrong("a kernel is launched with a grid, as in kernel[grid](...); it was called without one")
+        return call(kernel, *args, **how)
+
+    def on_a_card(kernel, *args, **how):
+        raise Wrong("the tensors are on the CPU: launch the kernel that `interpreter` gives, not the one for a card")
+
+    InterpretedFunction.run, InterpretedFunction.__call__, JITFunction.run = with_grid, without_grid, on_a_card
+    try:
+        yield
+    finally:
+        InterpretedFunction.run, InterpretedFunction.__call__, JITFunction.run = run, call, compiled
