@@ -5,7 +5,7 @@ import pytest
 import torch
 from guarded_tensors import FENCE, between, fences_stand
 
-from kernels.attention import mix
+from kernels.attention import mix, mix_answers
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -140,3 +140,14 @@ def test_devices_must_agree(name):
         run(name, att, v.cpu())
     with pytest.raises(ValueError, match=f"{name}: out must be on cuda:0"):
         run(name, att, v, out=out.cpu())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rung", mix_answers.RUNGS, ids=lambda rung: rung.name)
+def test_the_answers_are_right_and_the_same_bits_in_every_run(rung, dtype):
+    for shape in (*SHAPES, (32, 4099, 8, 128)):
+        att, v, out = problem(*shape, dtype)
+        assert rung.function(att, v, out=out) is out
+        close(out, att, v)
+        assert fences_stand(out)
+        assert all(torch.equal(rung.function(att, v), out) for _ in range(20))
