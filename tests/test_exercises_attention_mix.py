@@ -4,7 +4,21 @@ import numpy as np
 import pytest
 import torch
 from exercise_contract import SourceContract
-from wrong.attention_mix import BUG, CARDS, GROUPED, ORDERED, PUBLISHED, RIGHT, SHARE, SPLIT, WRONG, changed
+from wrong.attention_mix import (
+    BUG,
+    CARDS,
+    FLIGHT,
+    GROUPED,
+    NEXT,
+    NOW,
+    ORDERED,
+    PUBLISHED,
+    RIGHT,
+    SHARE,
+    SPLIT,
+    WRONG,
+    changed,
+)
 
 from exercises.checks import attention_mix as checks
 from kernels.attention import mix
@@ -14,9 +28,17 @@ LOADS = tuple(f"l1tex__t_{what}_pipe_lsu_mem_global_op_ld.sum" for what in ("req
 
 class TestExercises(SourceContract):
     name, checks, right, wrong = "07_attention_mix", checks, RIGHT, WRONG
-    answers = {1: "loads", 2: "split_source", 3: "bug_source", 4: "ordered_source", 5: "group_source"}
+    answers = {
+        1: "loads",
+        2: "split_source",
+        3: "bug_source",
+        4: "ordered_source",
+        5: "group_source",
+        6: "flight_source",
+    }
     runs_already = {
-        3: ("not yet: wrong at 1 token, 2 warps, head_dim = 32, with att and v all ones", "out[0, 0] is 0, expected 1")
+        3: ("not yet: wrong at 1 token, 2 warps, head_dim = 32, with att and v all ones", "out[0, 0] is 0, expected 1"),
+        6: ("not yet: at kv_len = 1, capacity = 1: kernel mix, line ", "now[b] = v[(slice + 8 * b) * 32 + lane]"),
     }
 
 
@@ -32,6 +54,13 @@ def test_the_bugs_author_saw_nothing(stubs):
         sizes = (np.int32(4), np.int32(2), np.int32(kv_len), np.int32(32))
         checks.launched(kernel, 4, (32, warps), att, v, out, *sizes, at="", check_races=True)
         checks.compare("out", out, checks.truth(att, v), "")
+
+
+def test_the_author_of_the_bug_in_flight_saw_nothing(stubs):
+    """In a large cache full of zeros the kernel that reads past the end is right."""
+    kernel = checks.compiled(stubs["flight_source"], "mix")
+    for kv_len in (64, 128, 300):
+        checks._flight(kernel, np.random.default_rng(), kv_len, 4096, beyond=0)
 
 
 @pytest.mark.parametrize("given", [None, 3, "", lambda: 0])
@@ -102,6 +131,48 @@ A_ROW_EACH = changed(  # a row of sums for each warp: no atomics
     ("= sums[lane];\n            sums[lane] = 0;\n", "= sum;\n"),
 )
 
+GUARDED = changed(
+    FLIGHT,
+    (
+        "now[b] = token < kv_len ? v[token * 32 + lane] : __half2();",
+        "now[b] = __half2(); if (token < kv_len) now[b] = v[token * 32 + lane];",
+    ),
+)
+UNUSED = changed(  # what is not loaded is not used either
+    FLIGHT,
+    (NOW, "if (token < kv_len) now[b] = v[token * 32 + lane];"),
+    (NEXT, "if (token < kv_len) next[b] = v[token * 32 + lane];"),
+    ("float a = token < kv_len ? att[token] : 0;", "if (token >= kv_len) break;\n            float a = att[token];"),
+)
+WITHOUT_NEXT = """
+#include <cuda_fp16.h>
+extern "C" __global__ void __launch_bounds__(256, 4)
+mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
+    __shared__ float2 sums[8][32];
+    int lane = threadIdx.x, slice = threadIdx.y;
+    float2 sum = {0, 0};
+    for (int t = slice; t < kv_len; t += 64) {
+        __half2 now[8];
+        float a[8];
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            bool there = t + 8 * b < kv_len;
+            now[b] = there ? v[(t + 8 * b) * 32 + lane] : __half2();
+            a[b] = there ? att[t + 8 * b] : 0;
+        }
+#pragma unroll
+        for (int b = 0; b < 8; b++) {
+            float2 pair = __half22float2(now[b]);
+            sum.x += a[b] * pair.x, sum.y += a[b] * pair.y;
+        }
+    }
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice > 0) return;
+    for (int s = 1; s < 8; s++) sum.x += sums[s][lane].x, sum.y += sums[s][lane].y;
+    out[lane] = sum;
+}"""
+
 
 @pytest.mark.parametrize(
     "number, source",
@@ -114,6 +185,9 @@ A_ROW_EACH = changed(  # a row of sums for each warp: no atomics
         (3, A_ROW_EACH),
         (4, FROM_ZERO),
         (5, FLAT),
+        (6, GUARDED),
+        (6, UNUSED),
+        (6, WITHOUT_NEXT),
     ],
 )
 def test_other_right_answers_pass(number, source, capsys):

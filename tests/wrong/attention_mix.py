@@ -153,7 +153,58 @@ ONE_WARP = changed(
 )
 ADDED = "    __syncthreads();\n    for (int j = 0; j < GROUP; j++) atomicAdd(&sums[j][lane], sum[j]);"
 
-RIGHT = {1: loads, 2: SPLIT, 3: BUG, 4: ORDERED, 5: GROUPED}
+# Exercise 6: the mended mix
+
+FLIGHT = """
+#include <cuda_fp16.h>
+constexpr int BATCH = 8;
+extern "C" __global__ void __launch_bounds__(256, 4)
+mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
+    __shared__ float2 sums[8][32];
+    int lane = threadIdx.x, slice = threadIdx.y;
+    float2 sum = {0, 0};
+    __half2 now[BATCH], next[BATCH];
+    #pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+        int token = slice + 8 * b;
+        now[b] = token < kv_len ? v[token * 32 + lane] : __half2();
+    }
+    for (int t = slice; t < kv_len; t += 8 * BATCH) {
+        #pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            int token = t + 8 * (BATCH + b);
+            next[b] = token < kv_len ? v[token * 32 + lane] : __half2();
+        }
+        #pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            int token = t + 8 * b;
+            float a = token < kv_len ? att[token] : 0;
+            float2 pair = __half22float2(now[b]);
+            sum.x += a * pair.x;
+            sum.y += a * pair.y;
+            now[b] = next[b];
+        }
+    }
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice > 0) return;
+    for (int s = 1; s < 8; s++) sum.x += sums[s][lane].x, sum.y += sums[s][lane].y;
+    out[lane] = sum;
+}
+"""
+NOW = "now[b] = token < kv_len ? v[token * 32 + lane] : __half2();"
+NEXT = "next[b] = token < kv_len ? v[token * 32 + lane] : __half2();"
+IF_NOW = "if (token < kv_len) now[b] = v[token * 32 + lane];"
+IF_NEXT = "if (token < kv_len) next[b] = v[token * 32 + lane];"
+FLIGHT_LOOP = FLIGHT[FLIGHT.index("    #pragma unroll") : FLIGHT.index("    sums[slice][lane] = sum;")]
+ONE_AT_A_TIME = """    for (int t = slice; t < kv_len; t += 8) {
+        float2 pair = __half22float2(v[t * 32 + lane]);
+        sum.x += att[t] * pair.x;
+        sum.y += att[t] * pair.y;
+    }
+"""
+
+RIGHT = {1: loads, 2: SPLIT, 3: BUG, 4: ORDERED, 5: GROUPED, 6: FLIGHT}
 
 WRONG = {
     1: {
@@ -434,6 +485,71 @@ WRONG = {
         "heads that belong to another KV head": (
             changed(GROUPED, ("kv_head * GROUP + warp", "warp * n_kv_heads + kv_head")),
             "wrong at 3 KV heads",
+        ),
+    },
+    6: {
+        "only the first batch asks": (
+            changed(FLIGHT, (NEXT, "next[b] = v[token * 32 + lane];")),
+            "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "only the next batch asks": (
+            changed(FLIGHT, (NOW, "now[b] = v[token * 32 + lane];")),
+            "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "asks after it has read": (
+            changed(
+                FLIGHT, (NEXT, "next[b] = v[token * 32 + lane];\n            if (token >= kv_len) next[b] = __half2();")
+            ),
+            "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "reads the last token again, and weighs it with what lies behind": (
+            changed(
+                FLIGHT,
+                (NOW, "now[b] = v[min(token, kv_len - 1) * 32 + lane];"),
+                (NEXT, "next[b] = v[min(token, kv_len - 1) * 32 + lane];"),
+                ("token < kv_len ? att[token] : 0", "att[token]"),
+            ),
+            "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "no load for a token that is not there, and no zero either": (
+            changed(FLIGHT, (NOW, IF_NOW), (NEXT, IF_NEXT)),
+            "`now` is read before it is set",
+        ),
+        "no zero for the next batch": (
+            changed(FLIGHT, (NEXT, IF_NEXT)),
+            "`now` is read before it is set",  # a copy of next
+        ),
+        "one token more than there are": (
+            changed(FLIGHT, ("token < kv_len ? v", "token <= kv_len ? v")),
+            "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "dropped tail: only whole batches": (
+            changed(FLIGHT, ("t < kv_len; t += 8 * BATCH", "t + 8 * BATCH - 8 < kv_len; t += 8 * BATCH")),
+            "wrong at kv_len = 1, capacity = 1",
+        ),
+        "no loads in flight any more": (
+            changed(FLIGHT, (FLIGHT_LOOP, ONE_AT_A_TIME)),
+            "right, but in the compiled code no more than",
+        ),
+        "the last token again and again: right, and loads that nobody needs": (
+            changed(
+                FLIGHT,
+                (NOW, "now[b] = v[min(token, kv_len - 1) * 32 + lane];"),
+                (NEXT, "next[b] = v[min(token, kv_len - 1) * 32 + lane];"),
+            ),
+            "load requests; wanted: at most 1,024",
+        ),
+        "the weights ask, the values do not": (
+            changed(FLIGHT, ("token < kv_len ? v[token * 32 + lane] : __half2()", "v[token * 32 + lane]")),
+            "at kv_len = 1, capacity = 1: kernel mix",
+        ),
+        "forgets to hand on the next batch": (
+            changed(FLIGHT, ("            now[b] = next[b];\n", "")),
+            "wrong at kv_len = 65",
+        ),
+        "no barrier before the sums": (
+            changed(FLIGHT, ("    __syncthreads();\n", "")),
+            "at kv_len = 1, capacity = 1: kernel mix: race",
         ),
     },
 }

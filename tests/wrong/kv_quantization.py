@@ -98,58 +98,7 @@ PAIRS = SCORES[SCORES.index("    int head = ") : SCORES.index("    for (int far"
 HEAD = "(unsigned long long)row / 2 % 2, "
 TAIL = "    if (lane < head_dim - tail) sum += q[tail] * __half2float(row[tail]);\n"
 
-# Exercise 4: the mended mix
-
-FLIGHT = """
-#include <cuda_fp16.h>
-constexpr int BATCH = 8;
-extern "C" __global__ void __launch_bounds__(256, 4)
-mix(const float *att, const __half2 *v, float2 *out, int kv_len) {
-    __shared__ float2 sums[8][32];
-    int lane = threadIdx.x, slice = threadIdx.y;
-    float2 sum = {0, 0};
-    __half2 now[BATCH], next[BATCH];
-    #pragma unroll
-    for (int b = 0; b < BATCH; b++) {
-        int token = slice + 8 * b;
-        now[b] = token < kv_len ? v[token * 32 + lane] : __half2();
-    }
-    for (int t = slice; t < kv_len; t += 8 * BATCH) {
-        #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            int token = t + 8 * (BATCH + b);
-            next[b] = token < kv_len ? v[token * 32 + lane] : __half2();
-        }
-        #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            int token = t + 8 * b;
-            float a = token < kv_len ? att[token] : 0;
-            float2 pair = __half22float2(now[b]);
-            sum.x += a * pair.x;
-            sum.y += a * pair.y;
-            now[b] = next[b];
-        }
-    }
-    sums[slice][lane] = sum;
-    __syncthreads();
-    if (slice > 0) return;
-    for (int s = 1; s < 8; s++) sum.x += sums[s][lane].x, sum.y += sums[s][lane].y;
-    out[lane] = sum;
-}
-"""
-NOW = "now[b] = token < kv_len ? v[token * 32 + lane] : __half2();"
-NEXT = "next[b] = token < kv_len ? v[token * 32 + lane] : __half2();"
-IF_NOW = "if (token < kv_len) now[b] = v[token * 32 + lane];"
-IF_NEXT = "if (token < kv_len) next[b] = v[token * 32 + lane];"
-LOOP = FLIGHT[FLIGHT.index("    #pragma unroll") : FLIGHT.index("    sums[slice][lane] = sum;")]
-SERIAL = """    for (int t = slice; t < kv_len; t += 8) {
-        float2 pair = __half22float2(v[t * 32 + lane]);
-        sum.x += att[t] * pair.x;
-        sum.y += att[t] * pair.y;
-    }
-"""
-
-# Exercise 5: scores, without the keys
+# Exercise 4: scores, without the keys
 
 
 def scores(q, codes, scale, group):
@@ -220,7 +169,7 @@ def three_at_once(q, codes, scale, group):
     return np.concatenate(parts)
 
 
-# Exercise 6: one more token. The check puts its own quantize_group in this module's place.
+# Exercise 5: one more token. The check puts its own quantize_group in this module's place.
 
 
 def quantize_group(tokens):
@@ -297,7 +246,7 @@ def in_the_old_cache(cache, token, group):
     return cache
 
 
-RIGHT = {1: quantize_rows, 2: PACKING, 3: SCORES, 4: FLIGHT, 5: scores, 6: append}
+RIGHT = {1: quantize_rows, 2: PACKING, 3: SCORES, 4: scores, 5: append}
 
 WRONG = {
     1: {
@@ -453,71 +402,6 @@ WRONG = {
         ),
     },
     4: {
-        "only the first batch asks": (
-            changed(FLIGHT, (NEXT, "next[b] = v[token * 32 + lane];")),
-            "at kv_len = 1, capacity = 1: kernel mix",
-        ),
-        "only the next batch asks": (
-            changed(FLIGHT, (NOW, "now[b] = v[token * 32 + lane];")),
-            "at kv_len = 1, capacity = 1: kernel mix",
-        ),
-        "asks after it has read": (
-            changed(
-                FLIGHT, (NEXT, "next[b] = v[token * 32 + lane];\n            if (token >= kv_len) next[b] = __half2();")
-            ),
-            "at kv_len = 1, capacity = 1: kernel mix",
-        ),
-        "reads the last token again, and weighs it with what lies behind": (
-            changed(
-                FLIGHT,
-                (NOW, "now[b] = v[min(token, kv_len - 1) * 32 + lane];"),
-                (NEXT, "next[b] = v[min(token, kv_len - 1) * 32 + lane];"),
-                ("token < kv_len ? att[token] : 0", "att[token]"),
-            ),
-            "at kv_len = 1, capacity = 1: kernel mix",
-        ),
-        "no load for a token that is not there, and no zero either": (
-            changed(FLIGHT, (NOW, IF_NOW), (NEXT, IF_NEXT)),
-            "`now` is read before it is set",
-        ),
-        "no zero for the next batch": (
-            changed(FLIGHT, (NEXT, IF_NEXT)),
-            "`now` is read before it is set",  # a copy of next
-        ),
-        "one token more than there are": (
-            changed(FLIGHT, ("token < kv_len ? v", "token <= kv_len ? v")),
-            "at kv_len = 1, capacity = 1: kernel mix",
-        ),
-        "dropped tail: only whole batches": (
-            changed(FLIGHT, ("t < kv_len; t += 8 * BATCH", "t + 8 * BATCH - 8 < kv_len; t += 8 * BATCH")),
-            "wrong at kv_len = 1, capacity = 1",
-        ),
-        "no loads in flight any more": (
-            changed(FLIGHT, (LOOP, SERIAL)),
-            "right, but in the compiled code no more than",
-        ),
-        "the last token again and again: right, and loads that nobody needs": (
-            changed(
-                FLIGHT,
-                (NOW, "now[b] = v[min(token, kv_len - 1) * 32 + lane];"),
-                (NEXT, "next[b] = v[min(token, kv_len - 1) * 32 + lane];"),
-            ),
-            "load requests; wanted: at most 1,024",
-        ),
-        "the weights ask, the values do not": (
-            changed(FLIGHT, ("token < kv_len ? v[token * 32 + lane] : __half2()", "v[token * 32 + lane]")),
-            "at kv_len = 1, capacity = 1: kernel mix",
-        ),
-        "forgets to hand on the next batch": (
-            changed(FLIGHT, ("            now[b] = next[b];\n", "")),
-            "wrong at kv_len = 65",
-        ),
-        "no barrier before the sums": (
-            changed(FLIGHT, ("    __syncthreads();\n", "")),
-            "at kv_len = 1, capacity = 1: kernel mix: race",
-        ),
-    },
-    5: {
         "makes the keys": (made_whole, "right, but with 1,280,000 keys"),
         "makes them in 16 bits": (made_in_half, "differ"),
         "spreads the scales over all tokens": (spread_q, "right, but with 1,280,000 keys"),
@@ -532,7 +416,7 @@ WRONG = {
         "a column": (lambda *args: scores(*args)[:, None], "has shape (1, 1), expected (1,)"),
         "nothing": (lambda *args: None, "gave None, expected an array"),
     },
-    6: {
+    5: {
         # now and then the first token has the largest number of every channel; then calls are what gives it away
         "the first token of a group decides its scale": (keeps_the_scale, "group = 2, token number 2: "),
         "rounds what was rounded": (from_codes, 'cache["'),
