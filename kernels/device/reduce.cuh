@@ -30,3 +30,43 @@ template <int N> __device__ __forceinline__ float warp_sums(float (&v)[N], int l
     for (; lane_mask > 0; lane_mask /= 2) v[0] += __shfl_xor_sync(~0u, v[0], lane_mask);
     return v[0];
 }
+
+__device__ __forceinline__ int warp_sum(int v) {
+#pragma unroll
+    for (int lane_mask = 16; lane_mask; lane_mask /= 2) v += __shfl_xor_sync(~0u, v, lane_mask);
+    return v;
+}
+
+/* The sum of the values of all lanes up to this one, its own too. */
+__device__ __forceinline__ unsigned warp_sum_up_to(unsigned v, int lane) {
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        unsigned before = __shfl_up_sync(~0u, v, distance);
+        if (lane >= distance) v += before;
+    }
+    return v;
+}
+
+/* The largest of both halves of a register, each for itself. */
+__device__ __forceinline__ unsigned warp_max_u16x2(unsigned v) {
+#pragma unroll
+    for (int lane_mask = 16; lane_mask; lane_mask /= 2) v = __vmaxu2(v, __shfl_xor_sync(~0u, v, lane_mask));
+    return v;
+}
+
+/* Over the 4 lanes that have a row of an mma's sums, and over the 8 that have a column (mma.cuh). */
+__device__ __forceinline__ float row_max(float v) {
+#pragma unroll
+    for (int lane_mask = 1; lane_mask < 4; lane_mask *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, lane_mask));
+    return v;
+}
+__device__ __forceinline__ float column_max(float v) {
+#pragma unroll
+    for (int lane_mask = 4; lane_mask < 32; lane_mask *= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, lane_mask));
+    return v;
+}
+__device__ __forceinline__ float column_sum(float v) {
+#pragma unroll
+    for (int lane_mask = 4; lane_mask < 32; lane_mask *= 2) v += __shfl_xor_sync(~0u, v, lane_mask);
+    return v;
+}
