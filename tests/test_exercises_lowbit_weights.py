@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from exercise_contract import SourceContract
-from wrong.lowbit_weights import FOLDED, MAGIC, RIGHT, SCALED, SIGN, SIGNED, WRONG
+from wrong.lowbit_weights import DIGITS, FOLDED, MAGIC, RIGHT, SCALED, SIGN, SIGNED, WRONG
 from wrong.warp_gemv import changed
 
 import ref.lowbit
@@ -18,6 +18,7 @@ class TestExercises(SourceContract):
         3: "signed_source",
         4: "folded_source",
         5: "interleave",
+        6: "digits_source",
     }
     runs_already = {3: ("not yet: wrong at a weight of -2 in place 0: ", "y[0] is 2, expected -2")}
 
@@ -104,6 +105,10 @@ TWO_PARTS = changed(
     ("part += w.y * x1;", "other += w.y * x1;"),
     (SCALED, "sum += __half2float(s) * (part + other);"),
 )
+BY_SUBTRACTION = changed(
+    DIGITS,
+    ("digits[k] ^= 0x80808080", "digits[k] = __vsub4(digits[k], 0x80808080)"),
+)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +120,7 @@ TWO_PARTS = changed(
         (3, BY_SHIFT),
         (4, TWO_PARTS),
         (5, checks._interleaved),
+        (6, BY_SUBTRACTION),
     ],
 )
 def test_other_right_answers_pass(number, answer, capsys):

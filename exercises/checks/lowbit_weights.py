@@ -1,4 +1,4 @@
-"""Checks of chapter 06: packing, magic numbers, a lost sign, zero points, and codes laid out for their lanes.
+"""Checks of chapter 06: packing, magic numbers, a lost sign, zero points, codes laid out for their lanes, and digits.
 
 The CUDA C++ runs on the SIMT machine; quality is counted there, as instructions and requests, and read from the
 compiled PTX, where a conversion from integers shows.
@@ -316,3 +316,54 @@ def _interleaved(q):
         place = (r, c // 1024, c % 512 // 16, c % 1024 // 512)
         np.bitwise_or.at(words, place, q[r].astype(np.uint32) << (2 * field).astype(np.uint32))
     return words
+
+
+# Exercise 6: digits with signs
+
+MOST_OF_FOUR = 48  # instructions
+
+
+def exercise_6(source):
+    """CUDA source of digits_of and write_digits."""
+    exercise = Exercise("Exercise 6: digits with signs")
+    rng, top = np.random.default_rng(), 1 << 21
+    edges = [0, 1, 127, 128, 255, 256, 32639, 32640, 32767, 32768, 65535, 65536, top - 1]
+    edges = np.array([*edges, *(-edge for edge in edges[1:]), -129, -32896, -32897, -top])
+    cases = [("the example", np.array([[1, 127, 128, -1]]))]
+    for place in range(4):
+        numbers = np.zeros((len(edges), 4))
+        numbers[:, place] = edges
+        cases.append((f"numbers in place {place}, 0 beside them", numbers))
+    cases += [(f"{4 * n} random numbers", rng.integers(-top, top, (n, 4))) for n in (1, 31, 257, 1024)]
+    with exercise, time_limit(60):
+        kernel = compiled(source, "write_digits")
+        for at, numbers in cases:
+            numbers, n = numbers.astype(np.int32), len(numbers)
+            given, out = numbers.copy(), np.full((3, n), 0xA5A5A5A5, np.uint32)
+            report = launched(kernel, blocks_for(n), BLOCK, given, out, np.int32(n), at=at)
+            got, wanted = out.view(np.int8).reshape(3, n, 4), _digits(numbers)
+            bad = np.argwhere((got != wanted).any(0))
+            if len(bad):
+                i, place = map(int, bad[0])
+                listed, expected = (", ".join(str(d) for d in some[:, i, place]) for some in (got, wanted))
+                raise Wrong(
+                    f"wrong at {at}: the number {numbers[i, place]} in place {place} has the digits {listed}, the "
+                    f"lowest first; expected {expected}"
+                )
+            unchanged({"whole": given}, {"whole": numbers}, at)
+        each = report.counters[INSTRUCTIONS] * 32 / n
+        exercise.require(
+            each <= MOST_OF_FOUR,
+            f"right, but four numbers take {each:.0f} instructions; wanted: at most {MOST_OF_FOUR}, with one addition "
+            "for a number and one exclusive or for four digits",
+        )
+    return exercise.report(f"right on {len(cases)} cases, in all four places")
+
+
+def _digits(numbers):
+    """int8 (3, ...): one digit after the other, as the definition says it."""
+    rest, digits = numbers.astype(np.int64), []
+    for _ in range(3):
+        digits.append((rest + 128) % 256 - 128)
+        rest = (rest - digits[-1]) // 256
+    return np.array(digits, np.int8)

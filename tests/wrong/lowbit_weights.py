@@ -181,7 +181,49 @@ def in_q(q):
     return words
 
 
-RIGHT = {1: (pack, unpack), 2: MAGIC, 3: SIGNED, 4: FOLDED, 5: interleave}
+# Exercise 6: digits with signs
+
+DIGITS = """
+__device__ void digits_of(const int (&whole)[4], unsigned (&digits)[3]) {
+    unsigned v[4];
+    for (int i = 0; i < 4; i++) v[i] = whole[i] + 0x8080;
+    for (int k = 0; k < 3; k++) {
+        unsigned pick = k | k + 4 << 4;
+        unsigned first = __byte_perm(v[0], v[1], pick), second = __byte_perm(v[2], v[3], pick);
+        digits[k] = __byte_perm(first, second, 0x5410);
+        if (k < 2) digits[k] ^= 0x80808080;
+    }
+}
+extern "C" __global__ void write_digits(const int4 *whole, unsigned *out, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    int4 four = whole[i];
+    const int numbers[4] = {four.x, four.y, four.z, four.w};
+    unsigned digits[3];
+    digits_of(numbers, digits);
+    for (int k = 0; k < 3; k++) out[k * n + i] = digits[k];
+}
+"""
+XOR = "        if (k < 2) digits[k] ^= 0x80808080;\n"
+MAKE = DIGITS[DIGITS.index("    unsigned v[4];") : DIGITS.index("}\nextern")]
+ONE_DIGIT_AT_A_TIME = """    for (int k = 0; k < 3; k++) digits[k] = 0;
+    for (int i = 0; i < 4; i++) {
+        int rest = whole[i];
+        for (int k = 0; k < 3; k++) {
+            int digit = (signed char)rest;
+            digits[k] |= (digit & 255) << 8 * i;
+            rest = (rest - digit) / 256;
+        }
+    }
+"""
+SHIFTED = """    for (int k = 0; k < 3; k++) {
+        digits[k] = 0;
+        for (int i = 0; i < 4; i++)
+            digits[k] |= (unsigned)(whole[i] + (k == 0 ? 0 : k == 1 ? 0x80 : 0x8080) >> 8 * k & 255) << 8 * i;
+    }
+"""
+
+RIGHT = {1: (pack, unpack), 2: MAGIC, 3: SIGNED, 4: FOLDED, 5: interleave, 6: DIGITS}
 
 WRONG = {
     1: {
@@ -449,5 +491,51 @@ WRONG = {
         ),
         "q is changed": (in_q, "interleave changed q"),
         "nothing": (lambda q: None, "the result is None, expected an array"),
+    },
+    6: {
+        "bytes as they are: 128 and more count 256 less, and nobody makes up for it": (
+            changed(DIGITS, (" + 0x8080", ""), (XOR, "")),
+            "the example: the number 128 in place 2 has the digits -128, 0, 0, the lowest first; expected -128, 1, 0",
+        ),
+        "the 128 that was added stays": (
+            changed(DIGITS, (XOR, "")),
+            "wrong at the example: the number 1 in place 0 has the digits -127, -128, 0",
+        ),
+        "takes off what was never added": (
+            changed(DIGITS, (" + 0x8080", "")),
+            "wrong at the example: the number 1 in place 0 has the digits -127, -128, 0",
+        ),
+        "the highest digit loses 128, too": (
+            changed(DIGITS, ("if (k < 2) digits", "digits")),
+            "wrong at the example: the number 1 in place 0 has the digits 1, 0, -128",
+        ),
+        "carries out of the lowest digit alone": (
+            changed(DIGITS, ("0x8080;", "0x80;"), ("k < 2", "k < 1")),
+            "the number 32640 in place 0 has the digits -128, -128, 0, the lowest first; expected -128, -128, 1",
+        ),
+        "the order of the kernel's layout: 0, 2, 1, 3": (
+            changed(
+                DIGITS,
+                ("__byte_perm(v[0], v[1], pick), second", "__byte_perm(v[0], v[2], pick), second"),
+                ("__byte_perm(v[2], v[3], pick)", "__byte_perm(v[1], v[3], pick)"),
+            ),
+            "wrong at the example: the number 127 in place 1 has the digits -128, 1, 0",
+        ),
+        "the digits of the magnitude": (
+            changed(DIGITS, (" + 0x8080;", " + (whole[i] < 0 ? -0x8080 : 0x8080);")),
+            "wrong at the example: the number -1 in place 3 has the digits -1, -1, -1",
+        ),
+        "the third digit is forgotten": (
+            changed(DIGITS, ("digits[k] = __byte_perm(first", "digits[k] = k > 1 ? 0 : __byte_perm(first")),
+            "wrong at numbers in place 0, 0 beside them: the number 32640 in place 0",
+        ),
+        "one digit at a time: right, and counted": (
+            changed(DIGITS, (MAKE, ONE_DIGIT_AT_A_TIME)),
+            "instructions; wanted: at most 48",
+        ),
+        "shifts and masks: right, and counted": (
+            changed(DIGITS, (MAKE, SHIFTED)),
+            "instructions; wanted: at most 48",
+        ),
     },
 }
