@@ -28,6 +28,7 @@ LEFT_OUT = shutil.ignore_patterns(
     ".ipynb_checkpoints",
 )  # fmt: skip
 PATIENCE = 600  # seconds for the tests of one mutation
+READ_X = "if constexpr (!X_FIRST) load_x(x_words, x_from, left, threads);"
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
 
@@ -47,21 +48,21 @@ MUTATIONS = [
     Mutation(
         "PDL: gemv does not wait",
         "kernels/gemv/gemv.cu",
-        "if (begin == 0) WAIT_FOR_THE_LAST_KERNEL();",
+        "        wait_for_previous_kernel();\n",
         "tests/test_gemv.py -k test_pdl_gives_the_same",
     ),
     Mutation(
         "PDL: gemv reads x before it waits",
         "kernels/gemv/gemv.cu",
-        "if (begin == 0) WAIT_FOR_THE_LAST_KERNEL();",
+        f"        wait_for_previous_kernel();\n        {READ_X}\n",
         "tests/test_gemv.py -k test_pdl_gives_the_same",
-        "if (begin > 0) WAIT_FOR_THE_LAST_KERNEL();",
+        f"        {READ_X}\n        wait_for_previous_kernel();\n",
     ),
     Mutation(
         "PDL: the ring does not wait",
         "kernels/gemv/ring.cu",
-        WAIT,
-        "tests/test_gemv.py -k 'test_the_ring_is_right and 1057'",
+        "    wait_for_previous_kernel();\n",
+        "tests/test_gemv.py -k 'test_the_ring_is_right and 529'",
     ),
     Mutation(
         "PDL: rmsnorm does not wait",

@@ -2,6 +2,7 @@
 an error before anything is written for whatever the contract does not allow."""
 
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -100,25 +101,26 @@ def test_memory_that_numpy_laid_out(name):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pdl_gives_the_same(dtype):
-    for rows, cols in ((7, 97), (9, 516), (3, 4104)):
+    for name, rows, cols in (("rows", 7, 97), ("ring", 9, 516), ("gemv", 3, 4104)):
         W, x, out = problem(rows, cols, dtype)
         still_running(writes=(x, out))
-        gemv.gemv(W, x, out=out, pdl=True)
+        run(name, W, x, out=out, pdl=True)
         close(out, W, x)
         assert fences_stand(out)
 
 
 RINGS = [(1057, 4096), (1061, 4104), (529, 8192), (270, 14336)]  # rows, cols that ring.cu is for, with a ragged end
+PRODUCTS = [*(("gemv", *shape) for shape in RINGS), ("ring", *RINGS[2])]  # tensor cores, or multiply-adds
 
 
-@pytest.mark.parametrize("rows, cols", RINGS)
+@pytest.mark.parametrize("name, rows, cols", PRODUCTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_the_ring_is_right(rows, cols, dtype):
+def test_the_ring_is_right(name, rows, cols, dtype):
     assert ring_plan(rows, cols, 2, 16, 132, ROOM)
     W, x, out = problem(rows, cols, dtype)
     W[3, -1], W[rows - 1, 0] = torch.inf, torch.nan
     still_running(writes=(x, out))
-    gemv.gemv(W, x, out=out, pdl=True)
+    run(name, W, x, out=out, pdl=True)
     assert out[3].isinf() and out[-1].isnan() and fences_stand(out)
     rest = torch.tensor([row for row in range(rows - 1) if row != 3])
     close(out[rest], W[rest], x)
@@ -139,9 +141,11 @@ ROUNDS = [(149, 4096), (93, 4096), (111, 4104), (43, 14336)]
 def test_the_ring_goes_round(rows, cols, dtype, monkeypatch):
     """With three multiprocessors a block owns many groups of rows, or just as many as it can hold."""
     monkeypatch.setattr(gemv, "_room", lambda device: (3, ROOM))
-    *_, ROWS, DEPTH, AHEAD = ring_plan(rows, cols, 2, 16, 3, ROOM)
+    *_, ROWS, STAGES, BEFORE_X = ring_plan(rows, cols, 2, 16, 3, ROOM)
     owned = -(-rows // (3 * ROWS))
-    assert (owned == DEPTH + 1 and AHEAD == DEPTH - 1) if rows == 93 else (owned > DEPTH + 1 and AHEAD == DEPTH)
+    assert (
+        (owned == STAGES + 1 and BEFORE_X == STAGES - 1) if rows == 93 else (owned > STAGES + 1 and BEFORE_X == STAGES)
+    )
     W, x, out = problem(rows, cols, dtype)
     gemv.gemv(W, x, out=out, pdl=True)
     close(out, W, x)
@@ -152,30 +156,42 @@ def test_the_ring_goes_round(rows, cols, dtype, monkeypatch):
     assert (out == -torch.inf).all() and fences_stand(out)
 
 
-COMMIT = 'asm volatile("cp.async.commit_group;" ::: "memory");'
-MISTAKES = {  # in ring.cu: (rows, what stands there, what is put in its place)
-    "waits for one group too few": (149, '"n"(DEPTH - 1)', '"n"(DEPTH)'),
-    "leaves out empty groups": (149, "}\n        " + COMMIT, COMMIT + "}"),
-    "asks into the slot that is read next": (
+MISTAKES = {  # in ring.cu or a header: (file, rows, what stands there, what is put in its place)
+    "waits for one group too few": ("device/ring.cuh", 149, "STAGES * PARTS - 1 - PART", "STAGES * PARTS - PART"),
+    "leaves out empty groups": (
+        "gemv/ring.cu",
         149,
-        "ask(slot);\n        slot =",
-        "ask((slot + 1) % DEPTH);\n        slot =",
+        "}\n        ring.filled(); // with nothing, too",
+        "ring.filled(); }",
     ),
-    "forgets what comes behind x": (93, "for (int slot = AHEAD; slot < DEPTH; slot++) ask(slot);", ""),
-    "adds up without a barrier": (149, "__syncthreads();", ""),
+    "asks into the slot that is read next": (
+        "gemv/ring.cu",
+        149,
+        "prefetch(ring.slot);\n        ring.advance();",
+        "ring.advance();\n        prefetch(ring.slot);",
+    ),
+    "forgets what comes behind x": (
+        "gemv/ring.cu",
+        93,
+        "for (int slot = S::STAGES_BEFORE_X; slot < S::STAGES; slot++) weights.prefetch(slot);",
+        "",
+    ),
+    "adds up without a barrier": ("gemv/ring.cu", 149, "__syncthreads();", ""),
 }
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_the_machine_would_see_a_mistake_in_the_ring(what):
-    rows, right, wrong = MISTAKES[what]
-    text = (gemv.HERE / "ring.cu").read_text()
+def test_the_machine_would_see_a_mistake_in_the_ring(what, tmp_path):
+    file, rows, right, wrong = MISTAKES[what]
+    for folder in ("gemv", "device"):
+        shutil.copytree(gemv.HERE.parent / folder, tmp_path / folder, ignore=shutil.ignore_patterns("measured", "*.py"))
+    text = (tmp_path / file).read_text()
     assert text.count(right) == 1
+    (tmp_path / file).write_text(text.replace(right, wrong))
     W, x, out = problem(rows, 4096, torch.float16)
     grid, block, shared, *constants = ring_plan(rows, 4096, 2, 16, 3, ROOM)
-    chosen = zip(("TILES", "ROWS", "DEPTH", "AHEAD"), constants)
-    options = ["-DDTYPE=__half", f"-DTHREADS={block}", *(f"-D{name}={value}" for name, value in chosen)]
-    kernel = cuda.compile(text.replace(right, wrong), options).gemv
+    shape = ", ".join(map(str, (block, *constants)))
+    kernel = cuda.load(tmp_path / "gemv/ring.cu", [f"-DSHAPE=Shape<__half, {shape}>"]).gemv
     with pytest.raises(simt.SimtError):  # a race, or a read of shared memory that has not come yet
         kernel(grid, block, W, x, out, rows, 4096, shared=shared, check_races=True)
 
@@ -292,7 +308,7 @@ def test_vector_takes_the_widest_word_that_fits(skip, cols, wanted):
 def test_gemv_reads_a_word_of_x_once_for_all_rows_of_a_block():
     for rows, cols, dtype, pdl in ((16, 4096, torch.float16, True), (16, 4096, torch.float32, False)):
         report = counted("gemv", rows, cols, dtype, pdl=pdl)
-        grid, block, VEC, TILES, ROWS, _ = gemv.plan("gemv", rows, cols, dtype.itemsize, 16, pdl)
+        grid, block, VEC, WORDS, ROWS, _ = gemv.plan("gemv", rows, cols, dtype.itemsize, 16, pdl)
         assert ROWS > 1 and grid == rows // ROWS
         of_W = rows * cols // VEC // 32
         assert requests(report) == of_W + of_W // ROWS
@@ -319,7 +335,9 @@ def test_counters_launches_what_the_rung_launches(name):
 
 def test_counters_errors():
     W, x, _ = problem(3, 4, torch.float32)
-    with pytest.raises(ValueError, match=r"counters: rung must be one of naive, warp, wide, vector, gemv, got 'best'"):
+    with pytest.raises(
+        ValueError, match=r"counters: rung must be one of naive, warp, wide, vector, gemv, rows, ring, got 'best'"
+    ):
         gemv.counters("best", W, x)
     with pytest.raises(ValueError, match=r"counters: W must have at least one row and one column, got \(0, 4\)"):
         gemv.counters("warp", W[:0], x)
@@ -345,7 +363,8 @@ def test_the_race_check_would_see_a_missing_barrier(name):
     assert text.count("__syncthreads();") == 1
     W, x, out = problem(40, 600, torch.float32)
     grid, block, *constants = gemv.plan(name, 40, 600, 4)
-    options = [f"-D{key}={value}" for key, value in zip(("VEC", "TILES", "ROWS"), constants) if value]
+    options = [f"-D{key}={value}" for key, value in zip(("VEC", "WORDS", "ROWS"), constants) if value]
+    options.append(f"-I{gemv.HERE}")
     kernel = cuda.compile(text.replace("__syncthreads();", ""), options).gemv
     with pytest.raises(simt.SimtError):  # a race, or a read of shared memory that nothing was written to
         kernel(grid, block, W, x, out, 40, 600, check_races=True)
@@ -367,17 +386,17 @@ def test_plans_cover_every_element_within_the_kernels_limits(rows, cols, itemsiz
         grid, block, VEC, *_ = gemv.plan(name, rows, cols, itemsize, alignment)
         assert (grid - 1) * each < rows <= grid * each
         assert block == (each if name == "naive" else 32 * each)
-    grid, block, VEC, TILES, ROWS, X_FIRST = gemv.plan("gemv", rows, cols, itemsize, alignment, pdl)
+    grid, block, VEC, WORDS, ROWS, X_FIRST = gemv.plan("gemv", rows, cols, itemsize, alignment, pdl)
     assert (grid - 1) * ROWS < rows <= grid * ROWS
     assert VEC * itemsize <= alignment and cols % VEC == 0
     assert VEC * itemsize == alignment or cols % (2 * VEC)  # the widest
-    assert block % 32 == 0 and 32 <= block <= 256 and 1 <= TILES <= 8
-    assert ROWS in (1, 2, 4, 8) and ROWS * TILES <= 32
+    assert block % 32 == 0 and 32 <= block <= 256 and 1 <= WORDS <= 8
+    assert ROWS in (1, 2, 4, 8) and ROWS * WORDS <= 32
     assert not (X_FIRST and pdl)
     words = cols // VEC
-    goes = -(-words // (block * TILES))
+    goes = -(-words // (block * WORDS))
     assert goes == -(-words // (256 * 8))  # no more of them than the longest batch needs
-    assert goes * block * TILES - words < goes * TILES * 32  # threads without a word: less than a warp's in each batch
+    assert goes * block * WORDS - words < goes * WORDS * 32  # threads without a word: less than a warp's in each batch
 
 
 @settings(max_examples=300, deadline=None)
@@ -395,13 +414,13 @@ def test_the_ring_fits_and_holds_every_word(rows, cols, itemsize, alignment, mul
         assert found is None
     if found is None:
         return
-    grid, block, shared, TILES, ROWS, DEPTH, AHEAD = found
-    assert block % 32 == 0 and block <= 512 and block * TILES >= cols // 8 > block * TILES - 32 * TILES
-    assert ROWS in (2, 4, 8) and ROWS <= rows and ROWS * TILES <= 8 and 1 <= AHEAD <= DEPTH
+    grid, block, shared, WORDS, ROWS, STAGES, BEFORE_X = found
+    assert block % 32 == 0 and block <= 512 and block * WORDS >= cols // 8 > block * WORDS - 32 * WORDS
+    assert ROWS in (2, 4, 8) and ROWS <= rows and ROWS * WORDS <= 8 and 1 <= BEFORE_X <= STAGES
     groups = -(-rows // ROWS)
     owned = -(-groups // grid) * ROWS  # rows of a block
     assert grid * ROWS <= rows + ROWS - 1 and shared <= room
-    assert DEPTH * ROWS * TILES * block * 16 + owned * (block // 32 | 1) * 4 <= shared
+    assert STAGES * ROWS * WORDS * block * 16 + owned * (block // 32 | 1) * 4 <= shared
 
 
 @pytest.mark.parametrize("cols", [4096, 14336])
@@ -411,13 +430,15 @@ def test_the_ring_reads_only_weights_before_the_wait(cols):
         disassembly.find_tool()
     except RuntimeError:
         pytest.skip("needs nvdisasm, which comes with Triton")
-    _, THREADS, _, TILES, ROWS, DEPTH, AHEAD = ring_plan(4096, cols, 2, 16, 132, ROOM)
-    names = {"THREADS": THREADS, "TILES": TILES, "ROWS": ROWS, "DEPTH": DEPTH, "AHEAD": AHEAD}
-    options = ["-DDTYPE=__half", *(f"-D{name}={value}" for name, value in names.items())]
-    before, after = cuda.load(gemv.HERE / "ring.cu", options, arch="sm_90").sass("gemv").split("ACQBULK")
-    assert len(re.findall(r"LDG\.E\S*128", before)) == before.count("LDG.E.NA.128") == ROWS * TILES
-    assert "LDGSTS" in before and "STG" not in before
-    assert len(re.findall(r"LDG\.E\S*128", after)) == TILES and "LDG.E.NA" not in after
+    _, block, _, WORDS, ROWS, *stages = ring_plan(4096, cols, 2, 16, 132, ROOM)
+    for product, has_mma in (("MultiplyAdds", False), ("TensorCores", True)):
+        shape = ", ".join(map(str, ("__half", block, WORDS, ROWS, *stages, product)))
+        sass = cuda.load(gemv.HERE / "ring.cu", [f"-DSHAPE=Shape<{shape}>"], arch="sm_90").sass("gemv")
+        before, after = sass.split("ACQBULK")
+        assert len(re.findall(r"LDG\.E\S*128", before)) == before.count("LDG.E.NA.128") == ROWS * WORDS
+        assert "LDGSTS" in before and "STG" not in before
+        assert len(re.findall(r"LDG\.E\S*128", after)) == WORDS and "LDG.E.NA" not in after
+        assert ("HMMA" in sass) is has_mma
 
 
 def test_the_plan_is_a_source_of_the_rungs_that_it_shapes():
@@ -434,13 +455,13 @@ def test_only_weights_are_read_before_the_wait(cols):
         disassembly.find_tool()
     except RuntimeError:
         pytest.skip("needs nvdisasm, which comes with Triton")
-    *_, VEC, TILES, ROWS, X_FIRST = gemv.plan("gemv", 4096, cols, 2, 16, True)
-    options = ["-DDTYPE=__half", f"-DVEC={VEC}", f"-DTILES={TILES}", f"-DROWS={ROWS}", f"-DX_FIRST={X_FIRST}"]
+    *_, VEC, WORDS, ROWS, X_FIRST = gemv.plan("gemv", 4096, cols, 2, 16, True)
+    options = ["-DDTYPE=__half", f"-DVEC={VEC}", f"-DWORDS={WORDS}", f"-DROWS={ROWS}", f"-DX_FIRST={X_FIRST}"]
     sass = cuda.load(gemv.HERE / "gemv.cu", options, arch="sm_90").sass("gemv")
     before, after = sass.split("ACQBULK")
     loads = r"\bLD\S*\.128\S*"
-    assert len(re.findall(loads, before)) == before.count("LDG.E.NA.128") == ROWS * TILES
-    assert len(re.findall(loads, after)) == TILES and "LDG.E.NA" not in after
+    assert len(re.findall(loads, before)) == before.count("LDG.E.NA.128") == ROWS * WORDS
+    assert len(re.findall(loads, after)) == WORDS and "LDG.E.NA" not in after
     assert "STG" not in before and after.count("STG") == 1
 
 
@@ -511,9 +532,9 @@ def test_what_is_not_allowed_is_named(what, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])
-def test_only_gemv_may_start_early(name):
+def test_these_may_not_start_early(name):
     y = torch.full((5,), 7.0)
-    with pytest.raises(ValueError, match=f"{name}: pdl must be False, got True: only gemv waits"):
+    with pytest.raises(ValueError, match=f"{name}: pdl must be False, got True: only rows, ring and gemv wait"):
         run(name, W, x, out=y, pdl=True)
     assert (y == 7).all()
     with pytest.raises(ValueError, match="pdl must be False"):

@@ -42,9 +42,17 @@ def test_the_ladder_of_gemv_reads_cold_weights(monkeypatch):
     monkeypatch.setattr(bench, "_ways", lambda *args: [])
     ladder = bench._ladder("fp16", torch.float16, (24, 128), 0.1)
     names = [figure.name for figure in ladder.figures]
-    assert names == [*(r.title for r in bench.RUNGS), f"{bench.BEST.title}, PDL", "cuBLAS: torch.mv", card.timed[-1]]
+    ours = [*(r.title for r in bench.RUNGS), "rows share x, PDL"]  # so small a matrix is not for the ring
+    assert names == [*ours, "cuBLAS: torch.mv", card.timed[-1]]
     for name in names[:-1]:  # the last only reads: its calls are made up
         assert cold(card.calls[name]), name
+
+
+def test_which_rungs_are_measured(monkeypatch):
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    dependent = [rung.title for rung in bench.rungs(torch.bfloat16, (4096, 4096))[len(bench.RUNGS) :]]
+    assert dependent == ["rows share x, PDL", "ring of weights, PDL", "ring, tensor cores, PDL"]
+    assert [rung.name for rung in bench.rungs(torch.float32, (4096, 4096))] == [*(r.name for r in bench.RUNGS), "rows"]
 
 
 def test_the_ladder_of_the_layer_reads_cold_weights(monkeypatch):

@@ -48,17 +48,17 @@ def test_the_trials_of_gemv(card, monkeypatch, name, shape):
     assert (ladder.figures[0].name, ladder.figures[-1].name) == (first, last)
 
 
-def test_the_steps_from_rows_to_the_ring(card, monkeypatch):
+def test_the_trials_of_the_ring(card, monkeypatch):
     monkeypatch.setattr(gemv_trials, "SHAPE", (21, 4096))
-    monkeypatch.setattr(gemv_trials, "_room", lambda device: (2, 227 * 1024))  # so few rows are enough for the ring
-    monkeypatch.setattr(gemv_trials, "LADDERS", {"a title": gemv_trials.steps})
+    for module in (gemv, gemv_trials):  # so few rows are enough for the ring
+        monkeypatch.setattr(module, "_room", lambda device: (2, 227 * 1024))
+    monkeypatch.setattr(gemv_trials, "LADDERS", {"a title": gemv_trials.rings})
     (ladder,) = gemv_trials.ladders()
     assert [f.name for f in ladder.figures] == [
         "rows share x",
-        "rows share x, PDL, no ring",
-        "ring, ordinary multiply-adds",
-        "ring, ordinary multiply-adds, PDL",
+        "ring of weights",
         "ring, tensor cores",
+        "ring of weights, PDL",
         "ring, tensor cores, PDL",
         "ring, tensor cores, PDL, all slots before x",
     ]
@@ -76,12 +76,11 @@ def test_the_tables_of_gemv(card, monkeypatch):
 
 
 def test_the_variants_of_gemv_are_what_they_say():
-    """Words that are asked for together, multiply-adds in the place of mma, as many blocks as registers allow."""
+    """Words that are asked for together, no spills in the ring, as many blocks as registers allow."""
     for words in (1, 8):
         assert "LDG" * words in "".join(re.findall(r"LDG|BRA", gemv_trials.reading(words).sass("read")))
-    for tensor_cores in (True, False):
-        module = gemv_trials.ring(torch.float16, tensor_cores, 512, 1, 8, 3, 2).module
-        assert ("HMMA" in module.sass("gemv")) is tensor_cores
+    for product in gemv.PRODUCTS.values():
+        module = gemv._ring(torch.float16, 512, 1, 8, 3, 2, product).module
         assert module.resources()["gemv"]["spill_stores"] == 0
     most = {}
     for rows, x_first, blocks in gemv_trials.IN_FLIGHT[:-2]:

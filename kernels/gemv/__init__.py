@@ -13,7 +13,7 @@ All rungs take and return torch tensors and have one signature:
     out    a tensor like y to write into; must not overlap W or x
     pdl    True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch), and, where
            that was launched so too, before the one ahead of that, and so on. None of them may write W, which is read at
-           once; x is read, and y written, only after all of them have ended. `gemv` only.
+           once; x is read, and y written, only after all of them have ended. `rows`, `ring` and `gemv` only.
 
 Any size is legal, 0 included, and any alignment that the dtype allows; addresses and cols that are multiples of 16
 bytes are fastest. TypeError or ValueError names the argument, what was expected and what came, before anything is
@@ -57,12 +57,23 @@ def vector(W, x, *, out=None, pdl=False):
 
 
 def gemv(W, x, *, out=None, pdl=False):
-    """Rung 5, the best: several rows a block; under programmatic dependent launch, where it pays, a ring of weights."""
+    """The best. Rung 5: several rows a block; with pdl, where it pays, rung 8: a ring of weights, tensor cores."""
     return _run("gemv", W, x, out, pdl)
 
 
+def rows(W, x, *, out=None, pdl=False):
+    """Rung 5; with pdl rung 6, which asks for its weights while the kernel ahead of it still runs."""
+    return _run("rows", W, x, out, pdl)
+
+
+def ring(W, x, *, out=None, pdl=False):
+    """Rung 7, to be called with pdl: a block stays, and keeps a ring of weights filled. Where a matrix is not for it
+    (ring_plan), `rows`."""
+    return _run("ring", W, x, out, pdl)
+
+
 PLAN = "kernels/gemv/plan.py"
-RING = ("kernels/gemv/ring.cu", "kernels/gemv/ring_plan.py")  # of gemv with pdl=True, beside gemv's own
+RING = ("kernels/gemv/ring.cu", "kernels/gemv/ring_plan.py")
 RUNGS = [
     Rung("naive", "one thread a row", naive, ("kernels/gemv/naive.cu",)),
     Rung("warp", "one warp a row", warp, ("kernels/gemv/warp.cu",)),
@@ -70,6 +81,13 @@ RUNGS = [
     Rung("vector", "16-byte loads in flight", vector, ("kernels/gemv/vector.cu", PLAN)),
     Rung("gemv", "rows share x", gemv, ("kernels/gemv/gemv.cu", PLAN)),
 ]
+DEPENDENT = [  # rungs 6 to 8: launched so that they may start before the kernel ahead of them has ended
+    Rung("rows", "rows share x, PDL", functools.partial(rows, pdl=True), ("kernels/gemv/gemv.cu", PLAN)),
+    Rung("ring", "ring of weights, PDL", functools.partial(ring, pdl=True), RING),
+    Rung("gemv", "ring, tensor cores, PDL", functools.partial(gemv, pdl=True), RING),
+]
+PRODUCTS = {"ring": "MultiplyAdds", "gemv": "TensorCores"}  # what ring.cu multiplies with
+MAY_BE_DEPENDENT = ("rows", "ring", "gemv")
 
 
 def work(W):
@@ -85,7 +103,7 @@ def counters(rung, W, x, *, pdl=False, check_races=False):
     between them raise simt.RaceError. Arguments and errors as for the rungs; ValueError for an empty matrix, which
     launches nothing.
     """
-    names = [known.name for known in RUNGS]
+    names = list(dict.fromkeys(known.name for known in RUNGS + DEPENDENT))
     if rung not in names:
         raise ValueError(f"counters: rung must be one of {', '.join(names)}, got {rung!r}")
     _expect_all(rung, W, x, None, pdl)
@@ -97,16 +115,17 @@ def counters(rung, W, x, *, pdl=False, check_races=False):
 
 
 @functools.cache
-def _kernel(rung, dtype, vec, tiles, rows, x_first):
-    chosen = {"VEC": vec, "TILES": tiles, "ROWS": rows, "X_FIRST": x_first}
+def _kernel(rung, dtype, vec, words, rows, x_first):
+    chosen = {"VEC": vec, "WORDS": words, "ROWS": rows, "X_FIRST": x_first}
     options = [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{name}={value}" for name, value in chosen.items() if value)]
-    return cuda.load(HERE / f"{rung}.cu", options).gemv
+    return cuda.load(HERE / f"{'gemv' if rung in MAY_BE_DEPENDENT else rung}.cu", options).gemv
 
 
 @functools.cache
-def _ring(dtype, threads, tiles, rows, depth, ahead):
-    chosen = {"THREADS": threads, "TILES": tiles, "ROWS": rows, "DEPTH": depth, "AHEAD": ahead}
-    return cuda.load(HERE / "ring.cu", [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{n}={v}" for n, v in chosen.items())]).gemv
+def _ring(dtype, *shape):
+    """ring.cu, compiled for a Shape: the block, what ring_plan gives behind the shared memory, and a product."""
+    arguments = ", ".join(map(str, (DTYPES[dtype], *shape)))
+    return cuda.load(HERE / "ring.cu", [f"-DSHAPE=Shape<{arguments}>"]).gemv
 
 
 @functools.cache
@@ -127,11 +146,11 @@ def _launch(rung, W, x, out, pdl, **options):
     rows, cols = W.shape
     address = W.data_ptr() | x.data_ptr()
     alignment = min(address & -address, 16)
-    room = pdl and _room(W.device)
+    room = (rung == "ring" or rung == "gemv" and pdl) and _room(W.device)
     if room and (found := ring_plan(rows, cols, W.element_size(), alignment, *room)):
         grid, block, shared, *constants = found
-        kernel = _ring(W.dtype, block, *constants)
-        return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=True, **options)
+        kernel = _ring(W.dtype, block, *constants, PRODUCTS[rung])
+        return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
     grid, block, *constants = plan(rung, rows, cols, W.element_size(), alignment, pdl)
     return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)
 
@@ -141,6 +160,7 @@ def _expect_all(rung, W, x, out, pdl):
     expect_first(rung, "W", W, ("rows", "cols"), empty=True)
     rows, cols = W.shape
     expect(rung, "x", x, W, (cols,), empty=True)
-    if pdl and rung != "gemv":
-        raise ValueError(f"{rung}: pdl must be False, got {pdl!r}: only gemv waits for the kernel before it")
+    if pdl and rung not in MAY_BE_DEPENDENT:
+        waits = "only rows, ring and gemv wait for the kernel before them"
+        raise ValueError(f"{rung}: pdl must be False, got {pdl!r}: {waits}")
     return output(rung, out, W, (rows,), empty=True, W=W, x=x)

@@ -14,14 +14,15 @@ import torch.nn.functional as F
 import ref.gemv
 from kernels import compiling
 from kernels.benching import peer_rows
-from kernels.gemv import RING, RUNGS, work
+from kernels.gemv import DEPENDENT, RING, RUNGS, work
+from kernels.gemv.ring_plan import ring_plan
 from lab import Ladder, check, cuda_timing, hostile_shapes
+from lab.card import multiprocessors, shared_memory
 from lab.check import Verdict
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
 DEVICE = "cuda"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-BEST = RUNGS[-1]  # it is also measured with programmatic dependent launch
 GUARD = 256  # elements of NaN on each side of an input and an output
 
 
@@ -67,7 +68,7 @@ def _ladder(name, dtype, shape, seconds):
     moved, flops = work(weights[0])
     ladder = Ladder(_title(name, shape), bound="read", device="cuda")
     written = {}  # {title: outputs that a call writes in place}
-    for title, call, verdict, sources in (*_rungs(dtype), ("cuBLAS: torch.mv", _cublas, Verdict(), ())):
+    for title, call, verdict, sources in (*_rungs(dtype, shape), ("cuBLAS: torch.mv", _cublas, Verdict(), ())):
         outs = [torch.full((rows,), torch.nan, device=DEVICE, dtype=dtype) for _ in weights]
         calls = [functools.partial(call, W, x, y) for W, y in zip(weights, outs)]
         results = [c() for c in calls]  # one after another, as they are timed
@@ -85,22 +86,25 @@ def _ladder(name, dtype, shape, seconds):
     # its flops are those of the product, so that its speed-up compares
     alone = {"bytes": weights[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
     ladder.plan("reading the weights only", cuda_timing.read_calls(weights), **alone)
-    ladder.again(seconds, sustain=(BEST.title, f"{BEST.title}, PDL"))
+    ladder.again(seconds, sustain=(RUNGS[-1].title, rungs(dtype, shape)[-1].title))
     for title, outs in written.items():
         _error(title, outs, wanted, dtype)
     ladder.calls.clear()  # they hold 1 GB of copies
     return ladder
 
 
-def _rungs(dtype):
+def rungs(dtype, shape):
+    """The rungs of a ladder: those with a ring only where the matrix is for it."""
+    card = torch.device(DEVICE)
+    has_ring = ring_plan(*shape, dtype.itemsize, 16, multiprocessors(card), shared_memory(card))
+    return [*RUNGS, *(rung for rung in DEPENDENT if has_ring or rung.sources != RING)]
+
+
+def _rungs(dtype, shape):
     """Yield (title, call(W, x, out), verdict on hostile shapes, sources) for each rung."""
-    for rung in RUNGS:
+    for rung in rungs(dtype, shape):
         verdict = _check(rung.function, dtype)
         yield rung.title, lambda W, x, y, run=rung.function: run(W, x, out=y), verdict, rung.sources
-        if rung is BEST:
-            run = functools.partial(rung.function, pdl=True)
-            verdict = _check(run, dtype)
-            yield f"{rung.title}, PDL", lambda W, x, y, run=run: run(W, x, out=y), verdict, (*rung.sources, *RING)
 
 
 def _cublas(W, x, y):

@@ -5,13 +5,13 @@ It decides speed as the .cu files do, so the figures of the rungs that it shapes
 
 import functools
 
-THREADS, TILES = 256, 8  # of gemv.cu, at most: threads of a block, and words of a row that a thread has
+THREADS, WORDS = 256, 8  # of gemv.cu, at most: threads of a block, and words of a row that a thread has
 IN_FLIGHT = 128  # bytes of W that a thread of gemv.cu asks for at once
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(rung, rows, cols, itemsize, alignment=16, pdl=False):
-    """How a rung is launched: (grid, block, VEC, TILES, ROWS, X_FIRST). 0: the rung has no such constant.
+    """How a rung is launched: (grid, block, VEC, WORDS, ROWS, X_FIRST). 0: the rung has no such constant.
 
     alignment   bytes that the addresses of W and x are multiples of, 16 at most
     """
@@ -25,11 +25,11 @@ def plan(rung, rows, cols, itemsize, alignment=16, pdl=False):
     words = cols * itemsize // word
     if rung == "vector":
         return -(-rows // 8), 256, word // itemsize, 0, 0, 0
-    panels = -(-words // (THREADS * TILES))  # a row is read in so many goes, alike but for the last
-    tiles = -(-words // (panels * THREADS))
-    threads = -(-words // (panels * tiles * 32)) * 32
-    x_first = word == 16 and tiles == 2 and panels == 1 and not pdl  # measured on an H200: elsewhere it costs time
+    goes = -(-words // (THREADS * WORDS))  # a row is read in so many goes, alike but for the last
+    held = -(-words // (goes * THREADS))  # words of a row that a thread has
+    threads = -(-words // (goes * held * 32)) * 32
+    x_first = word == 16 and held == 2 and goes == 1 and not pdl  # measured on an H200: elsewhere it costs time
     each = 1
-    while each < 8 and 2 * each * tiles * word <= IN_FLIGHT // (1 + x_first) and 2 * each * tiles <= 32:
-        each *= 2  # rows of a block; a thread holds each * tiles words, at most 32
-    return -(-rows // each), threads, word // itemsize, tiles, each, int(x_first)
+    while each < 8 and 2 * each * held * word <= IN_FLIGHT // (1 + x_first) and 2 * each * held <= 32:
+        each *= 2  # rows of a block; a thread holds each * held words, at most 32
+    return -(-rows // each), threads, word // itemsize, held, each, int(x_first)

@@ -1,4 +1,4 @@
-"""How ring.cu is launched, and when: what gemv does with pdl=True."""
+"""How ring.cu is launched, and when: what ring does, and gemv with pdl=True."""
 
 import functools
 
@@ -7,7 +7,7 @@ RING_THREADS = 512  # of a block, at most
 
 @functools.lru_cache(maxsize=1024)
 def ring_plan(rows, cols, itemsize, alignment, multiprocessors, room):
-    """(grid, block, shared bytes, TILES, ROWS, DEPTH, AHEAD) of ring.cu, or None where gemv.cu is to run instead.
+    """(grid, block, shared bytes, WORDS, ROWS, STAGES, STAGES_BEFORE_X) of ring.cu, or None where gemv.cu is to run.
 
     It is worth it under PDL, for 16-bit weights in whole words, rows of 512 to 2048 words, and a group of rows for each
     multiprocessor. Without PDL many small blocks are faster.
@@ -19,15 +19,15 @@ def ring_plan(rows, cols, itemsize, alignment, multiprocessors, room):
     words = cols // 8
     if itemsize != 2 or alignment < 16 or cols % 8 or not RING_THREADS <= words <= 4 * RING_THREADS:
         return None
-    tiles = -(-words // RING_THREADS)
-    threads = -(-words // (tiles * 32)) * 32
-    each = {1: 8, 2: 4}.get(tiles, 2)  # rows of a group: a thread has up to eight words of it
+    held = -(-words // RING_THREADS)  # words of a row that a thread has
+    threads = -(-words // (held * 32)) * 32
+    each = {1: 8, 2: 4}.get(held, 2)  # rows of a group: a thread has up to eight words of it
     groups = -(-rows // each)
     sums = -(-groups // multiprocessors) * each * (threads // 32 | 1) * 4
-    slot = each * tiles * threads * 16
-    depth = (room - sums) // slot
-    if groups < multiprocessors or depth < 2:
+    slot = each * held * threads * 16
+    stages = (room - sums) // slot
+    if groups < multiprocessors or stages < 2:
         return None
-    ahead = depth - 1 if -(-groups // multiprocessors) <= depth + 1 else depth  # 2 % at 4096 × 4096, a loss elsewhere
+    last_behind_x = -(-groups // multiprocessors) <= stages + 1  # 2 % at 4096 × 4096, a loss elsewhere
     # all the room: where the driver may leave more to L1, 4096 × 4096 takes 3 % longer
-    return multiprocessors, threads, room, tiles, each, depth, ahead
+    return multiprocessors, threads, room, held, each, stages, stages - last_behind_x

@@ -1,9 +1,9 @@
 """What chapters 03 and 04 try beside the ladder (`python -m kernels.trials gemv`): fp16, 4096 × 4096.
 
 Rung 1 with other blocks; what rung 3 owes to its barrier and what to its large blocks; rung 5 with fewer and with more
-bytes under way; and the three steps from rung 5 to the ring, one at a time: dependent launches, the ring, tensor cores.
-Tables say how fast a kernel reads with so many bytes under way, and how long one load of the L2 cache takes. A
-variant is compiled from its rung's source with other options, or with one piece of it replaced.
+bytes under way; and the ring without dependent launches, or with all of its slots asked for before x. Tables
+say how fast a kernel reads with so many bytes under way, and how long one load of the L2 cache takes. A variant is
+compiled from its rung's source with other options, or with one piece of it replaced.
 """
 
 import functools
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kernels.attention import bench as rows_of
-from kernels.gemv import HERE, PLAN, RING, RUNGS, _kernel, _room, bench, work
+from kernels.gemv import DEPENDENT, HERE, PLAN, RING, RUNGS, _kernel, _ring, _room, bench, ring, work
 from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import ring_plan
 from lab import Rung, cuda, cuda_timing
@@ -50,18 +50,6 @@ extern "C" __global__ void chain(const long long *next, long long *last, int ste
     long long at = 0;
     for (int i = 0; i < steps; i++) at = next[at];
     *last = at;
-}
-"""
-ORDINARY = r"""
-__device__ float multiply(const uint4 (&w)[ROWS][TILES], const uint4 (&x)[TILES], int lane) {
-    float sum[ROWS] = {};
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int k = 0; k < TILES; k++)
-#pragma unroll
-            for (int i = 0; i < VEC; i++) sum[r] += (float)((const T *)&w[r][k])[i] * (float)((const T *)&x[k])[i];
-    return fold(sum, lane);
 }
 """
 
@@ -147,7 +135,7 @@ def in_flight():
 
 def in_flight_title(each, x_first, blocks):
     """What a variant is called, by the KB of W that are under way on a multiprocessor at the most."""
-    kb = blocks * 256 * 2 * each * 16 // 1024  # threads, TILES, words of 16 bytes
+    kb = blocks * 256 * 2 * each * 16 // 1024  # threads, WORDS, of 16 bytes
     order = "x first" if x_first else "W first"
     return f"{kb} KB on an SM: {blocks} block{'s' * (blocks > 1)} of {each} rows, {order}"
 
@@ -155,54 +143,39 @@ def in_flight_title(each, x_first, blocks):
 def _in_flight(each, x_first, blocks, W, x, *, out):
     """gemv.cu; the shared memory that it does not use lets no more than so many blocks share a multiprocessor."""
     rows, cols = W.shape
-    _, threads, vec, tiles, *_ = plan("gemv", rows, cols, W.element_size())
-    kernel = _kernel("gemv", W.dtype, vec, tiles, each, x_first)
+    _, threads, vec, held, *_ = plan("gemv", rows, cols, W.element_size())
+    kernel = _kernel("gemv", W.dtype, vec, held, each, x_first)
     static = 4 * each * threads // 32
     shared = min(SM_SHARED // blocks - RESERVED - static, cuda.MAX_SHARED - static) // 1024 * 1024
     kernel(-(-rows // each), threads, W, x, out, rows, cols, shared=shared)
     return out
 
 
-# From rung 5 to rung 6
+# Rungs 7 and 8: the ring
 
 
-def steps():
-    """Dependent launches, the ring, tensor cores, and how much is asked for before x: one at a time."""
-    gemv, mma = RUNGS[-1], "ring, tensor cores"
-    rows = [Rung("gemv", gemv.title, gemv.function, gemv.sources)]
-    rows.append(Rung("gemv_pdl", f"{gemv.title}, PDL, no ring", _gemv_pdl, sources("gemv", PLAN)))
-    for name, title, cores in (("ring_fma", "ring, ordinary multiply-adds", False), ("ring_mma", mma, True)):
-        for pdl in (False, True):
-            rung = functools.partial(_ring, pdl, cores, False)
-            rows.append(Rung(f"{name}_{pdl}", f"{title}, PDL" if pdl else title, rung, (*RING, OWN)))
-    rung = functools.partial(_ring, True, True, True)
-    return [*rows, Rung("ring_all", f"{mma}, PDL, all slots before x", rung, (*RING, OWN))]
+def rings():
+    """The ring as the ladder has it, launched in the ordinary way, and with every slot before x; rung 5 beside it."""
+    gemv, (_, multiply_adds, cores) = RUNGS[-1], DEPENDENT
+    plain = {rung.name: rung.title.removesuffix(", PDL") for rung in (multiply_adds, cores)}
+    return [
+        gemv,
+        Rung("ring_plain", plain["ring"], ring, RING),
+        Rung("cores_plain", plain["gemv"], functools.partial(_cores, False, False), (*RING, OWN)),
+        multiply_adds,
+        cores,
+        Rung("cores_all", f"{cores.title}, all slots before x", functools.partial(_cores, True, True), (*RING, OWN)),
+    ]
 
 
-def _gemv_pdl(W, x, *, out):
-    grid, block, *constants = plan("gemv", *W.shape, W.element_size(), pdl=True)
-    _kernel("gemv", W.dtype, *constants)(grid, block, W, x, out, *W.shape, pdl=True)
-    return out
-
-
-def _ring(pdl, tensor_cores, every_slot, W, x, *, out):
-    """ring.cu, launched as a dependent or not. every_slot: all are asked for before x, not AHEAD of them."""
+def _cores(pdl, every_slot, W, x, *, out):
+    """ring.cu on tensor cores, launched as a dependent or not. every_slot: all are asked for before x."""
     grid, block, shared, *constants = ring_plan(*W.shape, W.element_size(), 16, *_room(W.device))
     if every_slot:
-        constants[-1] = constants[-2]  # AHEAD, DEPTH
-    ring(W.dtype, tensor_cores, block, *constants)(grid, block, W, x, out, *W.shape, shared=shared, pdl=pdl)
+        constants[-1] = constants[-2]  # STAGES_BEFORE_X, STAGES
+    kernel = _ring(W.dtype, block, *constants, "TensorCores")
+    kernel(grid, block, W, x, out, *W.shape, shared=shared, pdl=pdl)
     return out
-
-
-@functools.cache
-def ring(dtype, tensor_cores, *constants):
-    """The ring's kernel, with mma or with ordinary multiply-adds."""
-    source = (HERE / "ring.cu").read_text()
-    begin = source.index("__device__ float multiply(")
-    multiply = source[begin : source.index("\n}\n", begin) + 3]
-    named = zip(("THREADS", "TILES", "ROWS", "DEPTH", "AHEAD"), constants)
-    options = [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{name}={value}" for name, value in named)]
-    return variant("ring.cu", {} if tensor_cores else {multiply: ORDINARY}, options)
 
 
 # Tables
@@ -276,5 +249,5 @@ LADDERS = {
     f"{CASE}, one thread a row": naive_blocks,
     f"{CASE}, blocks and stores": stores,
     f"{CASE}, bytes under way": in_flight,
-    f"{CASE}, from rows to the ring": steps,
+    f"{CASE}, the ring": rings,
 }
