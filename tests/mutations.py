@@ -30,6 +30,7 @@ LEFT_OUT = shutil.ignore_patterns(
 PATIENCE = 600  # seconds for the tests of one mutation
 READ_X = "if constexpr (!X_FIRST) load_x(x_words, x_from, left, threads);"
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
+AN_ELEMENT = "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i < n) out[i] = "
 
 
 @dataclass(frozen=True)
@@ -67,62 +68,70 @@ MUTATIONS = [
     Mutation(
         "PDL: rmsnorm does not wait",
         "kernels/fusion/rmsnorm.cu",
-        " griddepcontrol.wait;",
+        "    wait_for_previous_kernel();\n",
         "tests/test_fusion.py -k test_the_pieces",
     ),
     Mutation(
-        "PDL: add and silu_mul do not wait",
+        "PDL: add does not wait",
         "kernels/fusion/elementwise.cu",
-        " griddepcontrol.wait;",
+        f"    wait_for_previous_kernel();\n{AN_ELEMENT}(T)((float)a[i]",
         "tests/test_fusion.py -k test_the_pieces",
+        f"{AN_ELEMENT}(T)((float)a[i]",
+    ),
+    Mutation(
+        "PDL: silu_mul does not wait",
+        "kernels/fusion/elementwise.cu",
+        f"    wait_for_previous_kernel();\n{AN_ELEMENT}(T)(silu(",
+        "tests/test_fusion.py -k test_the_pieces",
+        f"{AN_ELEMENT}(T)(silu(",
     ),
     Mutation(
         "PDL: gemv_residual does not wait",
         "kernels/fusion/gemv_residual.cu",
-        "    wait_for_the_kernel_before(); // 2\n",
+        "    wait_for_previous_kernel(); // 2\n",
         "tests/test_fusion.py -k test_gemv_residual",
     ),
     Mutation(
         "PDL: gemv_residual_any does not wait",
         "kernels/fusion/gemv_residual.cu",
-        "    wait_for_the_kernel_before();\n",
+        "    wait_for_previous_kernel();\n",
         "tests/test_fusion.py -k test_gemv_residual",
     ),
     Mutation(
         "PDL: norm_qkv does not wait",
         "kernels/fusion/norm_qkv.cu",
-        "    wait_for_the_kernel_before(); // 2\n",
+        "    wait_for_previous_kernel();   // 2\n",
         "tests/test_fusion.py -k test_norm_qkv",
     ),
     Mutation(
         "PDL: norm_qkv_any does not wait",
         "kernels/fusion/norm_qkv.cu",
-        "    wait_for_the_kernel_before();\n",
+        "    wait_for_previous_kernel();\n",
         "tests/test_fusion.py -k test_norm_qkv",
     ),
     Mutation(
         "PDL: norm_glu does not wait",
         "kernels/fusion/norm_glu.cu",
-        "    wait_for_the_kernel_before(); // 2\n",
+        "    wait_for_previous_kernel();   // 2\n",
         "tests/test_fusion.py -k test_norm_glu",
     ),
     Mutation(
         "PDL: norm_glu_any does not wait",
         "kernels/fusion/norm_glu.cu",
-        "    wait_for_the_kernel_before();\n",
+        "    wait_for_previous_kernel();\n",
         "tests/test_fusion.py -k test_norm_glu",
     ),
     Mutation(
         "PDL: norm_glu reads x before it waits",
         "kernels/fusion/norm_glu.cu",
-        "    wait_for_the_kernel_before(); // 2\n    piece.load(x, cols);          // 3\n",
+        "    wait_for_previous_kernel();   // 2\n    x_part.load(x, cols, thread); // 3\n",
         "tests/test_fusion.py -k test_norm_glu",
-        "    piece.load(x, cols);\n    wait_for_the_kernel_before();\n",
+        "    x_part.load(x, cols, thread);\n    wait_for_previous_kernel();\n",
     ),
     Mutation(
         "PDL: the layer in one launch does not wait",
         "kernels/fusion/layer.cu",
-        "    wait_for_the_kernel_before();\n",
+        "    wait_for_previous_kernel();\n",
         "tests/test_fusion.py -k 'test_the_layer_in_all_its_steps and 64-16'",
     ),
     Mutation(
@@ -260,21 +269,21 @@ MUTATIONS = [
     ),
     Mutation(
         "offsets: rows of gemv_residual",
-        "kernels/fusion/gemv_residual.cu",
-        "W + (long long)min(group * R + r, rows - 1) * cols",
+        "kernels/fusion/products.cuh",
+        "W + (long long)min(group * ROWS + r, rows - 1) * cols",
         "tests/test_offsets.py -k test_a_large_matrix",
-        "W + min(group * R + r, rows - 1) * cols",
+        "W + min(group * ROWS + r, rows - 1) * cols",
     ),
     Mutation(
         "offsets: rows of norm_glu",
-        "kernels/fusion/norm_glu.cu",
+        "kernels/fusion/products.cuh",
         "(long long)min(group * HALF + r % HALF, rows - 1) * cols",
         "tests/test_offsets.py -k test_large_matrices_behind_a_norm",
         "min(group * HALF + r % HALF, rows - 1) * cols",
     ),
     Mutation(
         "offsets: rows of norm_qkv",
-        "kernels/fusion/norm_qkv.cu",
+        "kernels/fusion/products.cuh",
         "return W + (long long)row * cols;",
         "tests/test_offsets.py -k test_large_matrices_behind_a_norm",
         "return W + row * cols;",

@@ -109,8 +109,8 @@ def small_card(monkeypatch):
 def test_more_rows_than_one_round_of_blocks(small_card, rows, cols):
     """A block's groups then lie in two matrices, too."""
     W, x, norm = matrix(rows, cols, torch.float16), numbers(cols), numbers(cols)
-    grid, *_, rows_in_group, depth = launches.plan(x.device, rows, cols, 1)
-    assert rows > grid * rows_in_group * depth
+    grid, *_, rows_in_group, stages = launches.plan(x.device, rows, cols, 1)
+    assert rows > grid * rows_in_group * stages
     check(fusion.gemv_residual, ref.gemv_residual, (W, x, numbers(rows)), rows, late=(1, 2))
     check(fusion.norm_qkv, ref.norm_qkv, (x, norm, W[: rows // 2], W[rows // 2 :], W[:1]), rows + 1)
     check(fusion.norm_glu, ref.norm_glu, (x, norm, W, W.flip(0)), rows)

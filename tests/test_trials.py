@@ -13,8 +13,8 @@ from test_attention_bench import sources_are_there
 from kernels import gemv, trials
 from kernels.attention import bench, mix
 from kernels.attention import trials as mix_trials
+from kernels.fusion import launches as fusion_launches
 from kernels.fusion import trials as fusion_trials
-from kernels.fusion.launches import layer_module
 from kernels.gemv import trials as gemv_trials
 from kernels.kv_cache import rungs
 from kernels.kv_cache import trials as kv_trials
@@ -106,8 +106,9 @@ def test_the_variants_of_fusion_differ_as_they_say():
     for hint in fusion_trials.HINTS.values():
         copies = re.findall(r"cp\.async\.cg\S*", fusion_trials.hinted(hint, torch.bfloat16, 1, 4, 1).module.ptx())
         assert copies and all(copy.endswith(hint) for copy in copies)
-    sizes = (("TILES", 1), ("R", 4), ("TILES_F", 1), ("R_F", 1), ("DEPTH", 1))
-    ours, theirs = fusion_trials.unordered(torch.bfloat16, sizes).module, layer_module(torch.bfloat16, sizes)
+    sizes = (1, 4, 1, 1, 1)  # words and rows, stages, words and rows of W_down
+    ours = fusion_trials.unordered(torch.bfloat16, *sizes).module
+    theirs = fusion_launches.module("layer", torch.bfloat16, *sizes)
     assert "atom.add" in theirs.ptx() and "atom.add" not in ours.ptx()
 
 

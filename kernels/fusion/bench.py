@@ -23,9 +23,9 @@ DEVICE = "cuda"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EPS = 1e-5
 HERE = "kernels/fusion/"
-GEMV, LOOP = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py", *RING), (HERE + "stream.cuh", HERE + "launches.py")
+GEMV, PLAN = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py", *RING), HERE + "launches.py"
 UNFUSED = (*GEMV, HERE + "rmsnorm.cu", HERE + "elementwise.cu")
-FEED_FORWARD = (HERE + "norm_glu.cu", HERE + "gemv_residual.cu", *LOOP)
+FEED_FORWARD = (HERE + "norm_glu.cu", HERE + "gemv_residual.cu", PLAN)
 FUSED = (HERE + "norm_qkv.cu", *FEED_FORWARD)
 
 
@@ -99,7 +99,7 @@ def _ours(layers, xs, whole):
     """Yield (title, one call for each layer, sources) for our steps."""
     if whole:
         names = [("unfused", "12 launches", UNFUSED), ("fused", "4 launches", FUSED)]
-        names.append(("one_launch", "1 launch", (HERE + "layer.cu", *LOOP)))
+        names.append(("one_launch", "1 launch", (HERE + "layer.cu", PLAN)))
     else:
         names = [("unfused_feed_forward", "6 launches", UNFUSED), ("feed_forward", "2 launches", FEED_FORWARD)]
     for name, title, sources in names:

@@ -2,9 +2,9 @@
 
 import torch
 
-from kernels.fusion import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
 from kernels.fusion.arguments import expect_eps, expect_vector
-from kernels.fusion.launches import MAX_THREADS, VEC, layer_module, layer_plan
+from kernels.fusion.launches import MAX_THREADS, VEC, layer_plan, module
+from kernels.fusion.rungs import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
 from kernels.gemv import gemv
 from lab.tensors import expect, memory
 
@@ -118,10 +118,10 @@ class DecoderLayer:
         for name, tensor in zip(("x", *self.names), (x, *weights)):
             if tensor.data_ptr() % 16:
                 raise ValueError(f"one_launch: {name} must start at a multiple of 16 bytes, got {tensor.data_ptr():#x}")
-        grid, threads, shared, options = layer_plan(x.device, hidden, kv_rows, ffn)
+        grid, threads, shared, *sizes = layer_plan(x.device, hidden, kv_rows, ffn)
         args = (x, *weights, self.qkv, self.h, self.a, self.y, self.barrier, hidden, kv_rows, ffn, float(self.eps))
         try:
-            layer_module(x.dtype, options).layer(grid, threads, *args, shared=shared, pdl=pdl)
+            module("layer", x.dtype, *sizes).layer(grid, threads, *args, shared=shared, pdl=pdl)
         except BaseException:
             if not x.is_cuda:
                 self.barrier.zero_()  # a run of the SIMT machine that was interrupted has counted some of its blocks

@@ -1,5 +1,4 @@
-/* Queries, keys and values of the normed x, in one launch instead of four: RMSNorm and three
-   products.
+/* Queries, keys and values of the normed x, in one launch instead of four: RMSNorm and three products.
 
    x (cols,), norm (cols,): the norm's weight
    W_q (q_rows, cols), W_k (k_rows, cols), W_v (v_rows, cols)
@@ -11,53 +10,42 @@
    of x on the way, and divides at the end. All blocks add up the same squares. That moves no byte
    more, as each block needs all of x in any case, and costs less than a launch that does it once
    for all. */
-#include "stream.cuh"
-
-/* Where row `row` of the three matrices lies. */
-__device__ __forceinline__ const T *find(int row, const T *W_q, const T *W_k, const T *W_v, int q_rows, int k_rows,
-                                         int cols) {
-    const T *W = W_q;
-    if (row >= q_rows + k_rows) W = W_v, row -= q_rows + k_rows;
-    else if (row >= q_rows) W = W_k, row -= q_rows;
-    return W + (long long)row * cols;
-}
+#include "products.cuh"
+#include "warp_dot.cuh"
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
-norm_qkv(const T *x, const T *norm, const T *W_q, const T *W_k, const T *W_v, T *out, int q_rows, int k_rows,
+norm_qkv(const T *x, const T *norm_weight, const T *W_q, const T *W_k, const T *W_v, T *out, int q_rows, int k_rows,
          int v_rows, int cols, float eps) {
     extern __shared__ uint4 shared[];
     __shared__ float squares[MAX_WARPS];
-    let_the_next_kernel_start();
-    const int rows = q_rows + k_rows + v_rows, warps = blockDim.x / 32;
-    auto row_at = [=](int group, int r) {
-        return find(min(group * R + r, rows - 1), W_q, W_k, W_v, q_rows, k_rows, cols);
-    };
-    Piece<TILES> weight, piece;
-    weight.load(norm, cols);
-    Stream stream(row_at, (rows + R - 1) / R, cols, shared);
-    stream.fill(); // 1
+    let_next_kernel_start();
+    const int thread = threadIdx.x;
+    const Norm norm = {squares};
+    const QkvProduct qkv = {W_q, W_k, W_v, q_rows, k_rows, q_rows + k_rows + v_rows, cols};
+    ThreadVector<S::WORDS> x_part, weight;
+    weight.load(norm_weight, cols, thread);
 
-    wait_for_the_kernel_before(); // 2
-    piece.load(x, cols);          // 3
-    float square = sum_over_warp(piece.times(weight));
-    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
-
-    stream.multiply(piece); // 4
-    __syncthreads();
-    const float scale = norm_scale(squares, cols, eps);
-    for (int l = threadIdx.x; l < stream.owned(); l += blockDim.x) {
-        int row = stream.group_of(l) * R + l % R;
-        if (row < rows) out[row] = (T)(stream.sum(l, warps) * scale);
-    }
+    const CachePolicy once = evict_first();
+    Stream weights(shared, qkv.groups(), thread, [=](int group, uint4 *slot) {
+        copy_rows<S::ROWS, S::WORDS>(slot, [&](int r) { return qkv.row(group, r); }, cols, once, thread);
+    });
+    weights.fill();               // 1
+    wait_for_previous_kernel();   // 2
+    x_part.load(x, cols, thread); // 3
+    norm.apply(x_part, weight, thread);
+    const auto share = weights.share<S::ROWS>(qkv.rows);
+    weights.multiply<S::ROWS>(share.groups, x_part, cols); // 4
+    qkv.store(weights, share, out, norm.scale(cols, eps)); // 5
 }
 
 /* A warp for a row: where columns are no multiple of 8, or rows are not aligned to 16 bytes. */
 extern "C" __global__ void norm_qkv_any(const T *x, const T *norm, const T *W_q, const T *W_k, const T *W_v, T *out,
                                         int q_rows, int k_rows, int v_rows, int cols, float eps) {
-    let_the_next_kernel_start();
-    wait_for_the_kernel_before();
-    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    if (row >= q_rows + k_rows + v_rows) return;
-    float squares, total = warp_dot(find(row, W_q, W_k, W_v, q_rows, k_rows, cols), x, norm, cols, &squares);
-    if (threadIdx.x % 32 == 0) out[row] = (T)(total * rsqrtf(squares / cols + eps));
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const QkvProduct qkv = {W_q, W_k, W_v, q_rows, k_rows, q_rows + k_rows + v_rows, cols};
+    if (row >= qkv.rows) return;
+    float squares, total = warp_dot(qkv.row(row), x, norm, cols, lane, &squares);
+    if (lane == 0) out[row] = (T)(total * rsqrtf(squares / cols + eps));
 }

@@ -1,226 +1,136 @@
-/* Rows stream through shared memory, and each meets x: the loop that the kernels of this folder
-   share.
+/* Rows stream through shared memory, and each meets x: the loop that the kernels of this folder share.
 
-   A block owns groups of R rows, every gridDim.x-th one. Its threads stand side by side along a
-   row, with TILES words of 8 columns each, and keep G groups on their way with cp.async. One block
-   of 512 threads, or several smaller ones, fill a multiprocessor: about 200 KB on their way. A
-   thread reads only what it copied itself, so the ring needs no barrier. Left to each kernel: which
-   rows are in a group, what is done to x, and what becomes of the sums.
+   A block owns groups of ROWS rows, every gridDim.x-th one. Its threads stand side by side along a row, with WORDS
+   words of 8 columns each, and keep STAGES groups on their way. One block of 512 threads, or several smaller ones, fill
+   a multiprocessor: about 200 KB on their way. A thread reads only what it copied itself, so the ring needs no barrier.
 
-   Compiled for   DTYPE  of weights and vectors: __half or __nv_bfloat16
-                  TILES  words of a row for each thread
-                  R      rows in a group, 1, 2 or 4
-                  G      groups in the ring
-   Shared memory  [G][R][TILES][threads] words of 16 bytes,
-                  then [rows of the block][PITCH] partial sums
+   A kernel has one phase or several, each a product with a vector of its own. Their groups are numbered in one go, so
+   the ring does not end with a phase: while a block waits for the next vector, the first weights that will meet it are
+   on their way. Left to each kernel: which rows are in a group, what is done to x, and what becomes of the sums.
 
    Every kernel
    1. asks for its first weights, which no kernel writes;
    2. waits for the kernel before it;
    3. reads x;
-   4. multiplies and adds.
+   4. multiplies and adds;
+   5. makes its results of the sums.
    Under programmatic dependent launch (PDL), 1 overlaps with the end of the kernel before. */
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "../device/pdl.cuh"
+#include "../device/ring.cuh"
+#include "vector.cuh"
 
-using T = DTYPE;
-constexpr int VEC = 8, MAX_WARPS = 16, MAX_THREADS = 32 * MAX_WARPS;
-constexpr int PITCH = MAX_WARPS + 1; // a row's partial sums: one of each warp, and one more (see gemv_residual.cu)
+/* What launches.py chooses. Shared memory: [STAGES][SLOT][threads] words of 16 bytes, the ring, and then
+   [rows of the block in a phase][PITCH] floats, partial sums. */
+template <typename Type, int Words, int Rows, int Stages, int FfnWords = Words, int FfnRows = Rows> struct Shape {
+    using T = Type;                       // of weights and vectors: __half or __nv_bfloat16
+    static constexpr int WORDS = Words;   // of a row, for each thread
+    static constexpr int ROWS = Rows;     // in a group: 1, 2 or 4
+    static constexpr int STAGES = Stages; // groups in the ring
+    static constexpr int FFN_WORDS = FfnWords, FFN_ROWS = FfnRows; // the same for rows of W_down, in layer.cu
+    static constexpr int SLOT = Words * Rows > FfnWords * FfnRows ? Words * Rows : FfnWords * FfnRows;
+};
+using S = SHAPE;
+using T = S::T;
+constexpr int MAX_WARPS = 16, MAX_THREADS = 32 * MAX_WARPS;
+constexpr int PITCH = MAX_WARPS + 1; // a row's partial sums: one of each warp, and one more (see ResidualProduct)
 
-/* Programmatic dependent launch; cards before compute capability 9.0 have none, and their launches
-   never overlap. */
-__device__ __forceinline__ void let_the_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_the_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ float to_float(unsigned bits, __nv_bfloat16) { return __uint_as_float(bits << 16); }
-__device__ __forceinline__ float to_float(unsigned bits, __half) { return __half2float(__ushort_as_half(bits)); }
-
-/* Eight neighbours as floats. A bfloat16 is the upper half of a float. */
-__device__ __forceinline__ void widen(uint4 word, float *to) {
-    unsigned pairs[] = {word.x, word.y, word.z, word.w};
+/* Start to copy the thread's words of ROWS rows to its place in a slot; row(r) is where row r begins. */
+template <int ROWS, int WORDS, class Row>
+__device__ __forceinline__ void copy_rows(uint4 *slot, Row row, int cols, CachePolicy policy, int thread) {
 #pragma unroll
-    for (int i = 0; i < VEC; i++) to[i] = to_float(pairs[i / 2] >> 16 * (i % 2) & 0xffff, T());
-}
-
-__device__ __forceinline__ float sum_over_warp(float a) {
+    for (int r = 0; r < ROWS; r++) {
+        const uint4 *from = reinterpret_cast<const uint4 *>(row(r));
 #pragma unroll
-    for (int far = 16; far; far /= 2) a += __shfl_xor_sync(~0u, a, far);
-    return a;
-}
-
-/* Sums of M numbers over the warp; lane l gets that of acc[l / (32 / M)]. The first steps hand half
-   of the numbers to the other half of the lanes, so that M = 4 takes 2 + 1 + 3 shuffles instead of
-   4 * 5. */
-template <int M> __device__ __forceinline__ float sums_over_warp(float *acc) {
-    const int lane = threadIdx.x % 32;
-    int far = 16;
-#pragma unroll
-    for (int n = M / 2; n; n /= 2, far /= 2) {
-        bool upper = lane & far;
-#pragma unroll
-        for (int r = 0; r < n; r++) {
-            float mine = upper ? acc[r + n] : acc[r], yours = upper ? acc[r] : acc[r + n];
-            acc[r] = mine + __shfl_xor_sync(~0u, yours, far);
+        for (int k = 0; k < WORDS; k++) {
+            const int word = k * (int)blockDim.x + thread;
+            if (word < cols / VEC)
+                copy_async(shared_address(slot + (r * WORDS + k) * (int)blockDim.x), from + word, policy);
         }
     }
-    for (; far; far /= 2) acc[0] += __shfl_xor_sync(~0u, acc[0], far);
-    return acc[0];
 }
 
-/* What a thread holds of a vector (cols,), as floats; zeros past the end. */
-template <int N> struct Piece {
-    float at[N][VEC];
-
-    __device__ __forceinline__ void load(const T *x, int cols) {
-        const int t = threadIdx.x, threads = blockDim.x;
+/* Multiply ROWS rows in a slot with x. Returns the warp's sum of row l / (32 / ROWS) in lane l. */
+template <int ROWS, int WORDS>
+__device__ __forceinline__ float multiply_rows(const uint4 *slot, const ThreadVector<WORDS> &x, int cols, int thread) {
+    float sums[ROWS] = {};
 #pragma unroll
-        for (int k = 0; k < N; k++)
-            widen(k * threads + t < cols / VEC ? __ldcg(reinterpret_cast<const uint4 *>(x) + k * threads + t) : uint4{},
-                  at[k]);
-    }
-
-    /* Multiply with the weights of a norm. Returns the thread's part of the sum of squares from before. */
-    __device__ __forceinline__ float times(const Piece &weight) {
-        float squares = 0;
+    for (int r = 0; r < ROWS; r++)
 #pragma unroll
-        for (int k = 0; k < N; k++)
+        for (int k = 0; k < WORDS; k++)
+            if (k * (int)blockDim.x + thread < cols / VEC) {
+                float w[VEC];
+                widen(slot[(r * WORDS + k) * (int)blockDim.x], w, T());
 #pragma unroll
-            for (int i = 0; i < VEC; i++) {
-                squares += at[k][i] * at[k][i];
-                at[k][i] *= weight.at[k][i];
+                for (int i = 0; i < VEC; i++) sums[r] += w[i] * x.at[k][i];
             }
-        return squares;
+    return warp_sums(sums, thread % 32);
+}
+
+/* What a block has of a phase: the results of its groups, PER_GROUP of each. */
+template <int PER_GROUP> struct Share {
+    int first, groups, results; // the block's first group; all groups and results of the phase
+
+    /* act(n, i) for every result n that is the block's, its i-th. The same thread gets the same ones each time. */
+    template <class Act> __device__ __forceinline__ void each(int thread, Act act) const {
+        for (int i = thread, group; (group = first + i / PER_GROUP * (int)gridDim.x) < groups; i += blockDim.x) {
+            const int n = group * PER_GROUP + i % PER_GROUP;
+            if (n < results) act(n, i);
+        }
     }
 };
 
-/* L2 policy for weights: they are read once, so they are the first that may go. */
-__device__ __forceinline__ unsigned long long read_once() {
-    unsigned long long policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
+/* copy_group(group, slot): start to copy the thread's words of a group. */
+template <class CopyGroup> struct Stream {
+    const CopyGroup copy_group;
+    const int groups;        // of all phases
+    const int thread, warps; // of the block
+    uint4 *slots;            // the thread's place in the ring's first slot
+    float *partial;          // [rows of the block in a phase][PITCH]: what each warp has of a row's sum
+    int next, group;         // the group to be copied, of all; the one to be multiplied, of its phase
+    CopyRing<S::STAGES> ring;
 
-/* Start to copy the thread's N words of M rows to its place in a slot. Without the hint L2::128B,
-   the matrices of a feed-forward block take a quarter longer on an H200; with L2::256B, a tenth. */
-template <int M, int N, class From>
-__device__ __forceinline__ void ask_rows(uint4 *slot, From from, int words, unsigned long long policy) {
-    const int t = threadIdx.x, threads = blockDim.x;
-#pragma unroll
-    for (int r = 0; r < M; r++) {
-        auto row = reinterpret_cast<const uint4 *>(from(r));
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            if (k * threads + t < words)
-                asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                                 (unsigned)__cvta_generic_to_shared(slot + (r * N + k) * threads)),
-                             "l"(row + k * threads + t), "l"(policy) : "memory");
-    }
-}
+    __device__ __forceinline__ Stream(uint4 *shared, int groups, int thread, CopyGroup copy_group)
+        : copy_group(copy_group), groups(groups), thread(thread), warps(blockDim.x / 32), slots(shared + thread),
+          partial(reinterpret_cast<float *>(shared + S::STAGES * S::SLOT * (int)blockDim.x)), next(blockIdx.x),
+          group(blockIdx.x) {}
 
-/* Multiply M rows in a slot with x. Returns the warp's sum of row l / (32 / M) in lane l. */
-template <int M, int N>
-__device__ __forceinline__ float multiply_rows(const uint4 *slot, const Piece<N> &x, int words) {
-    const int t = threadIdx.x, threads = blockDim.x;
-    float acc[M] = {};
-#pragma unroll
-    for (int r = 0; r < M; r++)
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            if (k * threads + t < words) {
-                float w[VEC];
-                widen(slot[(r * N + k) * threads], w);
-#pragma unroll
-                for (int i = 0; i < VEC; i++) acc[r] += w[i] * x.at[k][i];
-            }
-    return sums_over_warp<M>(acc);
-}
-
-#ifdef G
-/* row_at(group, r): where row r of a group begins. It must be a row that exists, past the end of
-   the last group too. */
-template <class RowAt> struct Stream {
-    static constexpr int SLOT = R * TILES; // words of a thread
-    const RowAt row_at;
-    const int groups, words; // in all; of a row
-    uint4 *ring;             // the thread's place in it
-    float *partial;          // [rows of the block][PITCH]
-    int next;                // the group to be asked for
-    unsigned long long policy;
-
-    __device__ __forceinline__ Stream(RowAt row_at, int groups, int cols, uint4 *shared)
-        : row_at(row_at), groups(groups), words(cols / VEC), ring(shared + threadIdx.x),
-          partial(reinterpret_cast<float *>(shared + G * SLOT * (int)blockDim.x)), next(blockIdx.x),
-          policy(read_once()) {}
-
-    __device__ __forceinline__ void ask(int slot) {
+    __device__ __forceinline__ void prefetch(int slot) {
         if (next < groups) {
-            auto from = [&](int r) { return row_at(next, r); };
-            ask_rows<R, TILES>(ring + slot * SLOT * (int)blockDim.x, from, words, policy);
+            copy_group(next, slots + slot * S::SLOT * (int)blockDim.x);
             next += gridDim.x;
         }
-        asm volatile("cp.async.commit_group;" ::: "memory"); // an empty one too, so that G - 1 are always behind
+        ring.filled(); // with nothing, too
     }
-
     __device__ __forceinline__ void fill() {
-        for (int slot = 0; slot < G; slot++) ask(slot);
+        for (int slot = 0; slot < S::STAGES; slot++) prefetch(slot);
     }
 
-    /* partial[l][w] = what warp w has of the sum of the block's l-th row. */
-    __device__ __forceinline__ void multiply(const Piece<TILES> &x) {
-        const int t = threadIdx.x;
-        float *to = partial + t % 32 / (32 / R) * PITCH + t / 32;
-        int slot = 0;
-        for (int group = blockIdx.x; group < groups; group += gridDim.x, to += R * PITCH) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(G - 1) : "memory");
-            float total = multiply_rows<R, TILES>(ring + slot * SLOT * (int)blockDim.x, x, words);
-            ask(slot);
-            slot = slot + 1 < G ? slot + 1 : 0;
-            if (t % (32 / R) == 0) *to = total;
+    /* What the block has of the phase that begins. */
+    template <int PER_GROUP> __device__ __forceinline__ Share<PER_GROUP> share(int results) const {
+        return {group, (results + PER_GROUP - 1) / PER_GROUP, results};
+    }
+
+    /* A phase: its groups, of ROWS rows each, times x. Then all threads may read the sums. */
+    template <int ROWS, int WORDS>
+    __device__ __forceinline__ void multiply(int phase_groups, const ThreadVector<WORDS> &x, int cols) {
+        const int lane = thread % 32;
+        float *to = partial + lane / (32 / ROWS) * PITCH + thread / 32;
+        for (; group < phase_groups; group += gridDim.x, to += ROWS * PITCH) {
+            const uint4 *slot = slots + ring.wait_full() * S::SLOT * (int)blockDim.x;
+            const float sum = multiply_rows<ROWS>(slot, x, cols, thread);
+            prefetch(ring.slot);
+            ring.advance();
+            if (lane % (32 / ROWS) == 0) *to = sum;
         }
+        group -= phase_groups; // now the block's first in the next phase
+        __syncthreads();
     }
 
-    /* How many rows the block has, and which of all groups its l-th row belongs to. */
-    __device__ __forceinline__ int owned() const {
-        return (groups - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * R;
-    }
-    __device__ __forceinline__ int group_of(int l) const { return l / R * gridDim.x + blockIdx.x; }
-
-    /* The sum of the block's l-th row, of `n` partial sums. */
-    __device__ __forceinline__ float sum(int l, int n) const {
+    /* The sum of the block's l-th row, of so many partial sums. */
+    __device__ __forceinline__ float sum(int l, int parts) const {
         float total = 0;
-        for (int w = 0; w < n; w++) total += partial[l * PITCH + w];
+        for (int part = 0; part < parts; part++) total += partial[l * PITCH + part];
         return total;
     }
 };
-#endif
-
-/* 1 / √(mean of squares + eps), of the warps' sums of squares. */
-__device__ __forceinline__ float norm_scale(const float *squares, int cols, float eps) {
-    float total = 0;
-    for (int w = 0; w < blockDim.x / 32; w++) total += squares[w];
-    return rsqrtf(total / cols + eps);
-}
-
-__device__ __forceinline__ float silu(float a) { return a / (1 + __expf(-a)); }
-
-/* Any number of columns at any address: one warp adds up w · x, or w · (x · norm), and the squares
-   of x. */
-__device__ __forceinline__ float warp_dot(const T *w, const T *x, const T *norm, int cols, float *squares) {
-    float total = 0, square = 0;
-    for (int c = threadIdx.x % 32; c < cols; c += 32) {
-        float a = x[c];
-        square += a * a;
-        total += (float)w[c] * (norm ? a * (float)norm[c] : a);
-    }
-    *squares = sum_over_warp(square);
-    return sum_over_warp(total);
-}

@@ -11,16 +11,16 @@ import torch
 
 from kernels.attention import bench as rows_of
 from kernels.fusion import bench, norm_glu
-from kernels.fusion.launches import HERE, layer_plan, plan
+from kernels.fusion.launches import HERE, layer_plan, plan, shape_of
 from lab import cuda, cuda_timing
 from lab.check import Verdict
-from lab.tensors import DTYPES
+from lab.source import inlined
 from ref.roofline import MISTRAL_7B
 
 MODEL, DTYPE, EPS = MISTRAL_7B, torch.bfloat16, bench.EPS
-OWN, HINT, BARRIER = "kernels/fusion/trials.py", "cache_hint.L2::128B", "    arrive_and_wait(barrier);\n"
+OWN, HINT, BARRIER = "kernels/fusion/trials.py", "cache_hint.L2::128B", "    grid_barrier(barrier);\n"
 HINTS = {"128 bytes at once": HINT, "256 bytes at once": "cache_hint.L2::256B", "no hint": "cache_hint"}
-COPY = ("kernels/fusion/norm_glu.cu", *bench.LOOP)
+COPY = ("kernels/fusion/norm_glu.cu", bench.PLAN)
 
 
 def ladders(seconds=0.1):
@@ -55,17 +55,16 @@ def _hints(seconds):
 
 
 def _hinted(hint, x, norm, W_gate, W_up, *, out):
-    grid, threads, shared, *shape = plan(x.device, len(W_gate), len(x), 2)
-    kernel = hinted(hint, x.dtype, *shape)
+    grid, threads, shared, *sizes = plan(x.device, len(W_gate), len(x), 2)
+    kernel = hinted(hint, x.dtype, *sizes)
     kernel(grid, threads, x, norm, W_gate, W_up, out, len(W_gate), len(x), EPS, shared=shared)
     return out
 
 
 @functools.cache
-def hinted(hint, dtype, tiles, rows, depth):
+def hinted(hint, dtype, *sizes):
     """norm_glu with another hint on cp.async."""
-    options = [f"-DDTYPE={DTYPES[dtype]}", f"-DTILES={tiles}", f"-DR={rows}", f"-DG={depth}"]
-    return variant("norm_glu.cu", HINT, hint, options).norm_glu
+    return variant("norm_glu.cu", HINT, hint, dtype, sizes).norm_glu
 
 
 def _barriers(seconds):
@@ -84,7 +83,7 @@ def _barriers(seconds):
             ("1 launch, without its barriers", without_barriers, (OWN,)),
         ):
             calls = [functools.partial(run, it, x, pdl=pdl) for it in layers]
-            facts = {"bytes": moved, "flops": flops, "sources": ("kernels/fusion/layer.cu", *bench.LOOP, *sources)}
+            facts = {"bytes": moved, "flops": flops, "sources": ("kernels/fusion/layer.cu", bench.PLAN, *sources)}
             found.append(rows_of.Row(f"{title}, PDL" if pdl else title, calls, **facts))
     return rows_of.ladder_of("trial: decoder layer without attention, bf16, barriers", found, seconds)
 
@@ -92,24 +91,22 @@ def _barriers(seconds):
 def without_barriers(layer, x, *, pdl=False):
     """one_launch, but no block waits for another: what a step reads may not have been written."""
     hidden, kv_rows, ffn = len(layer.attention_norm), len(layer.Wk), len(layer.W_gate)
-    grid, threads, shared, options = layer_plan(x.device, hidden, kv_rows, ffn)
+    grid, threads, shared, *sizes = layer_plan(x.device, hidden, kv_rows, ffn)
     weights = [getattr(layer, name) for name in layer.names]
     args = (x, *weights, layer.qkv, layer.h, layer.a, layer.y, layer.barrier, hidden, kv_rows, ffn, EPS)
-    unordered(x.dtype, options)(grid, threads, *args, shared=shared, pdl=pdl)
+    unordered(x.dtype, *sizes)(grid, threads, *args, shared=shared, pdl=pdl)
     return layer.y
 
 
 @functools.cache
-def unordered(dtype, options):
+def unordered(dtype, *sizes):
     """layer.cu without barriers of the grid; those of a block stay."""
-    named = [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{name}={value}" for name, value in options)]
-    return variant("layer.cu", BARRIER, "    __syncthreads();\n", named, times=3).layer
+    return variant("layer.cu", BARRIER, "    __syncthreads();\n", dtype, sizes, times=3).layer
 
 
-def variant(name, old, new, options, times=1):
-    """The module of a source, stream.cuh and all, in which a piece, found so many times, is replaced."""
-    loop = (HERE / "stream.cuh").read_text().replace("#pragma once\n", "")
-    source = (HERE / name).read_text().replace('#include "stream.cuh"\n', loop)
+def variant(name, old, new, dtype, sizes, times=1):
+    """The module of a source, its headers and all, in which a piece, found so many times, is replaced."""
+    source = inlined(HERE / name)
     if source.count(old) != times:
         raise RuntimeError(f"{name} must have {old!r} {times} times: the trial replaces it")
-    return cuda.compile(source.replace(old, new), options, name=name)
+    return cuda.compile(source.replace(old, new), [f"-DSHAPE={shape_of(dtype, *sizes)}"], name=name)
