@@ -14,7 +14,7 @@ gemv_residual(const T *W, const T *x, const T *residual, T *out, int rows, int c
     const int thread = threadIdx.x;
     const ResidualProduct<S::ROWS> product = {W, rows, cols};
     const CachePolicy once = evict_first();
-    Stream weights(shared, product.groups(), thread, [=](int group, uint4 *slot) {
+    Stream weights(shared, product.groups(), thread, [=](int group, Slot slot) {
         copy_rows<S::ROWS, S::WORDS>(slot, [&](int r) { return product.row(group, r); }, cols, once, thread);
     });
     weights.fill();             // 1

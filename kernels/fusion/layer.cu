@@ -35,7 +35,7 @@ layer(const T *x, const T *attention_norm, const T *W_q, const T *W_k, const T *
     const int qkv_end = qkv.groups(), o_end = qkv_end + o.groups(), glu_end = o_end + glu.groups();
 
     const CachePolicy once = evict_first();
-    Stream weights(shared, glu_end + down.groups(), thread, [=](int group, uint4 *slot) {
+    Stream weights(shared, glu_end + down.groups(), thread, [=](int group, Slot slot) {
         auto row = [&](int r) {
             if (group >= o_end) return glu.row(group - o_end, r);
             if (group >= qkv_end) return o.row(group - qkv_end, r);

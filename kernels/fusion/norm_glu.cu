@@ -23,7 +23,7 @@ norm_glu(const T *x, const T *norm_weight, const T *W_gate, const T *W_up, T *ou
     weight.load(norm_weight, cols, thread);
 
     const CachePolicy once = evict_first();
-    Stream weights(shared, glu.groups(), thread, [=](int group, uint4 *slot) {
+    Stream weights(shared, glu.groups(), thread, [=](int group, Slot slot) {
         copy_rows<S::ROWS, S::WORDS>(slot, [&](int r) { return glu.row(group, r); }, cols, once, thread);
     });
     weights.fill();               // 1

@@ -26,7 +26,7 @@ norm_qkv(const T *x, const T *norm_weight, const T *W_q, const T *W_k, const T *
     weight.load(norm_weight, cols, thread);
 
     const CachePolicy once = evict_first();
-    Stream weights(shared, qkv.groups(), thread, [=](int group, uint4 *slot) {
+    Stream weights(shared, qkv.groups(), thread, [=](int group, Slot slot) {
         copy_rows<S::ROWS, S::WORDS>(slot, [&](int r) { return qkv.row(group, r); }, cols, once, thread);
     });
     weights.fill();               // 1

@@ -35,24 +35,37 @@ using T = S::T;
 constexpr int MAX_WARPS = 16, MAX_THREADS = 32 * MAX_WARPS;
 constexpr int PITCH = MAX_WARPS + 1; // a row's partial sums: one of each warp, and one more (see ResidualProduct)
 
-/* Start to copy the thread's words of ROWS rows to its place in a slot; row(r) is where row r begins. */
+/* The same number, through a shuffle: what the compiler does not know. Where it sees that part of a copy's address is
+   the same in all lanes, ptxas 13.0 may put this part into a uniform register, and the card calls such a copy an
+   illegal instruction. */
+__device__ __forceinline__ unsigned hidden(unsigned v, int lane) { return __shfl_sync(~0u, v, lane); }
+
+/* A thread's places in a slot of the ring. */
+struct Slot {
+    const uint4 *words; // the first, to read it
+    unsigned address;   // and to copy to it
+    unsigned pitch;     // from one word to the thread's next
+
+    __device__ __forceinline__ Slot behind(int i) const { return {words + i * pitch, address + i * pitch * 16, pitch}; }
+};
+
+/* Start to copy the thread's words of ROWS rows to a slot; row(r) is where row r begins. */
 template <int ROWS, int WORDS, class Row>
-__device__ __forceinline__ void copy_rows(uint4 *slot, Row row, int cols, CachePolicy policy, int thread) {
+__device__ __forceinline__ void copy_rows(Slot slot, Row row, int cols, CachePolicy policy, int thread) {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const uint4 *from = reinterpret_cast<const uint4 *>(row(r));
 #pragma unroll
         for (int k = 0; k < WORDS; k++) {
             const int word = k * (int)blockDim.x + thread;
-            if (word < cols / VEC)
-                copy_async(shared_address(slot + (r * WORDS + k) * (int)blockDim.x), from + word, policy);
+            if (word < cols / VEC) copy_async(slot.behind(r * WORDS + k).address, from + word, policy);
         }
     }
 }
 
 /* Multiply ROWS rows in a slot with x. Returns the warp's sum of row l / (32 / ROWS) in lane l. */
 template <int ROWS, int WORDS>
-__device__ __forceinline__ float multiply_rows(const uint4 *slot, const ThreadVector<WORDS> &x, int cols, int thread) {
+__device__ __forceinline__ float multiply_rows(Slot slot, const ThreadVector<WORDS> &x, int cols, int thread) {
     float sums[ROWS] = {};
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -60,7 +73,7 @@ __device__ __forceinline__ float multiply_rows(const uint4 *slot, const ThreadVe
         for (int k = 0; k < WORDS; k++)
             if (k * (int)blockDim.x + thread < cols / VEC) {
                 float w[VEC];
-                widen(slot[(r * WORDS + k) * (int)blockDim.x], w, T());
+                widen(*slot.behind(r * WORDS + k).words, w, T());
 #pragma unroll
                 for (int i = 0; i < VEC; i++) sums[r] += w[i] * x.at[k][i];
             }
@@ -85,25 +98,27 @@ template <class CopyGroup> struct Stream {
     const CopyGroup copy_group;
     const int groups;        // of all phases
     const int thread, warps; // of the block
-    uint4 *slots;            // the thread's place in the ring's first slot
+    const Slot slots;        // all of them, one behind another
     float *partial;          // [rows of the block in a phase][PITCH]: what each warp has of a row's sum
     int next, group;         // the group to be copied, of all; the one to be multiplied, of its phase
     CopyRing<S::STAGES> ring;
 
     __device__ __forceinline__ Stream(uint4 *shared, int groups, int thread, CopyGroup copy_group)
-        : copy_group(copy_group), groups(groups), thread(thread), warps(blockDim.x / 32), slots(shared + thread),
+        : copy_group(copy_group), groups(groups), thread(thread), warps(blockDim.x / 32),
+          slots{shared + thread, hidden(shared_address(shared + thread), thread % 32), hidden(blockDim.x, thread % 32)},
           partial(reinterpret_cast<float *>(shared + S::STAGES * S::SLOT * (int)blockDim.x)), next(blockIdx.x),
           group(blockIdx.x) {}
 
-    __device__ __forceinline__ void prefetch(int slot) {
+    __device__ __forceinline__ Slot slot(int i) const { return slots.behind(i * S::SLOT); }
+    __device__ __forceinline__ void prefetch(int i) {
         if (next < groups) {
-            copy_group(next, slots + slot * S::SLOT * (int)blockDim.x);
+            copy_group(next, slot(i));
             next += gridDim.x;
         }
         ring.filled(); // with nothing, too
     }
     __device__ __forceinline__ void fill() {
-        for (int slot = 0; slot < S::STAGES; slot++) prefetch(slot);
+        for (int i = 0; i < S::STAGES; i++) prefetch(i);
     }
 
     /* What the block has of the phase that begins. */
@@ -117,8 +132,7 @@ template <class CopyGroup> struct Stream {
         const int lane = thread % 32;
         float *to = partial + lane / (32 / ROWS) * PITCH + thread / 32;
         for (; group < phase_groups; group += gridDim.x, to += ROWS * PITCH) {
-            const uint4 *slot = slots + ring.wait_full() * S::SLOT * (int)blockDim.x;
-            const float sum = multiply_rows<ROWS>(slot, x, cols, thread);
+            const float sum = multiply_rows<ROWS>(slot(ring.wait_full()), x, cols, thread);
             prefetch(ring.slot);
             ring.advance();
             if (lane % (32 / ROWS) == 0) *to = sum;
