@@ -27,7 +27,7 @@ class Row:
 
     title: str
     calls: list
-    wanted: torch.Tensor = None  # float64; None for a row that computes nothing
+    wanted: torch.Tensor = None  # float64; None for a row that is not checked
     tolerance: float = 0.0
     bytes: int = 0
     flops: int = 0

@@ -3,7 +3,8 @@
 `make bench` writes kernels/<topic>/measured/<card>.json. A notebook on another machine renders from that file and
 says so. Each figure names its sources, and the file holds a hash of each: when the code changes, a test fails until
 the figure is measured again (`make bench`) or marked stale (`python -m lab.results stale`).
-The hash sees code only: comments, docstrings and blank lines may change freely.
+The hash sees code only: comments, docstrings and blank lines may change freely. A source may have another path, too:
+`python -m lab.results moved OLD NEW` writes it into the files.
 
     stored = results.stored_on("gemv")                                      the newest run on an H200, or None
     results.measured(stored, "GEMV fp16, 4096 × 4096", "one warp a row")    rows of one of its ladders; and `table`
@@ -247,11 +248,11 @@ class Stored:
     def move(self, old, new):
         """Name a source `new` that was `old` when it was measured, its code the same. Whether anything was to do.
 
-        ResultsError where the code differs: then the figures must be measured again.
+        ResultsError where the code differs, now or when `new` was measured: then the figures must be measured again.
         """
         if old not in self.sources:
             return False
-        if _hash_now(new) != self.sources[old]:
+        if {_hash_now(new), self.sources.get(new, self.sources[old])} != {self.sources[old]}:
             raise ResultsError(f"{new} is not the code that {_shown(self.path)} was measured with as {old}")
         text = json.dumps(self.record, indent=1).replace(json.dumps(old), json.dumps(new))
         _write(self.path, json.loads(text))

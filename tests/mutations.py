@@ -203,6 +203,20 @@ MUTATIONS = [
     ),
     # Rings: who still reads a slot when it is filled again, and who has copied it.
     Mutation(
+        "ring: fusion counts only groups that there are",
+        "kernels/fusion/stream.cuh",
+        "        }\n        ring.filled(); // with nothing, too",
+        "tests/test_fusion.py -k test_more_rows_than_one_round",
+        "            ring.filled();\n        }",
+    ),
+    Mutation(
+        "ring: fusion fills the slot that is read next",
+        "kernels/fusion/stream.cuh",
+        "            prefetch(ring.slot);\n            ring.advance();",
+        "tests/test_fusion.py -k test_more_rows_than_one_round",
+        "            ring.advance();\n            prefetch(ring.slot);",
+    ),
+    Mutation(
         "ring: attention fills a slot that lanes still read",
         "kernels/attention/decode.cu",
         "            mine += SLICES;\n            __syncwarp();\n",
@@ -222,6 +236,27 @@ MUTATIONS = [
         "                __syncwarp();\n                ask(home",
         "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
         "                ask(home",
+    ),
+    # A kernel of several phases.
+    Mutation(
+        "phases: sums are read without a barrier",
+        "kernels/fusion/stream.cuh",
+        "        __syncthreads();\n",
+        "tests/test_fusion.py -k test_no_kernel_races",
+    ),
+    Mutation(
+        "phases: h is read without a barrier of the grid",
+        "kernels/fusion/layer.cu",
+        "    weight.load(ffn_norm, hidden, thread);\n    grid_barrier(barrier);",
+        "tests/test_fusion.py -k test_no_kernel_races",
+        "    weight.load(ffn_norm, hidden, thread);",
+    ),
+    Mutation(
+        "phases: every one begins with the same groups",
+        "kernels/fusion/stream.cuh",
+        "        group -= phase_groups; // now the block's first in the next phase",
+        "tests/test_fusion.py -k test_the_layer_in_all_its_steps",
+        "        group = blockIdx.x;",
     ),
     Mutation(
         "ring: lowbit reads what other lanes still copy",

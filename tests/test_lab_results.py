@@ -595,6 +595,14 @@ def test_a_source_that_moved_keeps_its_figures(course, capsys):
     assert "kernels/toy/faster.c is not the code that" in capsys.readouterr().out
 
 
+def test_a_source_does_not_move_to_one_that_was_measured_with_other_code(course, capsys):
+    """Else figures of the other would count as measured on code that they have never seen."""
+    before = (path := save(course)).read_bytes()
+    (course / "kernels/toy/naive.c").write_text((course / "kernels/toy/fast.c").read_text())
+    assert results.main(["moved", "kernels/toy/fast.c", "kernels/toy/naive.c"]) == 1 and path.read_bytes() == before
+    assert "kernels/toy/naive.c is not the code that" in capsys.readouterr().out
+
+
 def test_a_figure_rests_on_what_its_sources_include(course):
     (course / "kernels/toy/fast.c").write_text('#include "vec.h"\n' + FAST)
     (course / "kernels/toy/naive.c").write_text('#include "vec.h"\n' + NAIVE)

@@ -1,14 +1,18 @@
 /* Ways of a word from global memory to where it is used.
 
    - load_streaming: into registers, past L1. For what is read once, so that L1 keeps what is read again. The load is
-     volatile: it stays where it stands, in front of a wait for instance.
+     volatile: it stays in front of a wait that stands behind it. Since compute capability 7.0.
    - copy_async: into shared memory, passing by L1 and the registers (cp.async, since compute capability 8.0). A
      thread asks for as much as shared memory holds, not as registers do, and goes on. Copies are counted in groups:
      commit closes one, wait is over when at most so many of the thread's own are still on their way. Whoever reads
      what *another* thread copied needs a barrier behind the wait.
 
-   Both bring 16 bytes, to and from addresses that are multiples of 16. The hint L2::128B makes L2 fetch the whole line
-   of 128 bytes: without it the rows of chapter 05 take a quarter longer on an H200. */
+   Both bring 16 bytes, load_streaming also fewer, and addresses are multiples of as many. The hint L2::128B of
+   copy_async makes L2 fetch the whole line of 128 bytes: without it the gates of chapter 05 take a quarter longer on an
+   H200. Policies came with compute capability 8.0.
+
+   A trap: where ptxas 13.0 sees that part of copy_async's address in shared memory is the same in all lanes, it may write
+   an instruction that the card calls illegal. fusion/stream.cuh hides that part from it. */
 #pragma once
 
 /* How L2 shall treat what a copy brings. */

@@ -1,6 +1,6 @@
 /* Between the blocks of a grid. A block that waits for another needs that one to be running: launch no more blocks
    than the card has room for at a time, or wait only for blocks that have begun before (by tickets). Else the grid
-   hangs.
+   hangs. Since compute capability 7.0.
 
    An acquire and a release order what stands around them, for all threads that the block's own barrier has brought
    together: barrier, release by one thread; acquire by one thread, barrier. With a plain store and load the flag could

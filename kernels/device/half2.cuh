@@ -1,5 +1,8 @@
 /* Two 16-bit numbers in one register, the first in the lower half: as tensor cores take them, and as one instruction
-   works on both. The last argument, T(), only says which type they have. */
+   works on both. The last argument, T(), only says which type they have.
+
+   On every card of the course, but for products of two bfloat16: fma_x2 since compute capability 8.0, mul_x2 since 9.0.
+   An older card refuses to compile them; a * b + (-0) by fma_x2 is the same product. */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

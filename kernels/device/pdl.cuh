@@ -3,7 +3,7 @@
 
    Since compute capability 9.0 (Hopper). On older cards, and in an ordinary launch, both functions do nothing, and no
    kernel overlaps with another. Without the wait a kernel reads what is not written yet, and writes what is still
-   read: wrong now and then, and never under a debugger.
+   read: wrong now and then, and hardly ever under a debugger.
 
    Every thread waits. Then the end of this kernel means that all those before it have ended too. A second wait is
    over at once. */

@@ -40,7 +40,7 @@ struct Shape {
     static constexpr int WORDS = Words;     // that a thread has of a row; THREADS * WORDS hold a row
     static constexpr int ROWS = Rows;       // of a group: 2, 4 or 8, and no more than the matrix has
     static constexpr int STAGES = Stages;   // groups that the ring holds
-    static constexpr int STAGES_BEFORE_X = StagesBeforeX; // STAGES, or one less where a block has no more groups
+    static constexpr int STAGES_BEFORE_X = StagesBeforeX; // STAGES, or one less where all of a block's groups fit
 };
 #ifndef SHAPE
 #define SHAPE Shape<__nv_bfloat16, 512, 1, 8, 3, 3>
