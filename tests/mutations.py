@@ -237,6 +237,13 @@ MUTATIONS = [
         "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
         "                ask(home",
     ),
+    Mutation(
+        "ring: lowbit reads what other lanes still copy",
+        "kernels/lowbit/gemv.cu",
+        '"n"(DEPTH - 1) : "memory");\n                __syncwarp();\n',
+        "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
+        '"n"(DEPTH - 1) : "memory");\n',
+    ),
     # A kernel of several phases.
     Mutation(
         "phases: sums are read without a barrier",
@@ -257,13 +264,6 @@ MUTATIONS = [
         "        group -= phase_groups; // now the block's first in the next phase",
         "tests/test_fusion.py -k test_the_layer_in_all_its_steps",
         "        group = blockIdx.x;",
-    ),
-    Mutation(
-        "ring: lowbit reads what other lanes still copy",
-        "kernels/lowbit/gemv.cu",
-        '"n"(DEPTH - 1) : "memory");\n                __syncwarp();\n',
-        "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
-        '"n"(DEPTH - 1) : "memory");\n',
     ),
     # Sums over many segments, and how far back one looks.
     Mutation(

@@ -28,6 +28,6 @@ def ring_plan(rows, cols, itemsize, alignment, multiprocessors, room):
     stages = (room - sums) // slot
     if groups < multiprocessors or stages < 2:
         return None
-    last_behind_x = -(-groups // multiprocessors) <= stages + 1  # 2 % at 4096 × 4096, a loss elsewhere
+    last_behind_x = -(-groups // multiprocessors) <= stages + 1  # 4 % at 4096 × 4096, a loss elsewhere
     # all the room: where the driver may leave more to L1, 4096 × 4096 takes 3 % longer
     return multiprocessors, threads, room, held, each, stages, stages - last_behind_x
