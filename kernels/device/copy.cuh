@@ -11,8 +11,8 @@
    copy_async makes L2 fetch the whole line of 128 bytes: without it the gates of chapter 05 take a quarter longer on an
    H200. Policies came with compute capability 8.0.
 
-   A trap: where ptxas 13.0 sees that part of copy_async's address in shared memory is the same in all lanes, it may write
-   an instruction that the card calls illegal. fusion/stream.cuh hides that part from it. */
+   A trap: where ptxas 13.0 sees that part of copy_async's address in shared memory is the same in all lanes, it may
+   write an instruction that the card calls illegal. fusion/stream.cuh hides that part from it. */
 #pragma once
 
 /* How L2 shall treat what a copy brings. */

@@ -1,4 +1,5 @@
-/* Whole numbers over the 32 lanes of a warp, by shuffles, as in reduce.cuh: all lanes take part, and all get the result. */
+/* Whole numbers over the 32 lanes of a warp, by shuffles, as in reduce.cuh: all lanes take part, and all get the
+   result. */
 #pragma once
 
 __device__ __forceinline__ int warp_sum(int v) {
