@@ -42,7 +42,7 @@ def test_every_chapter_has_its_notebooks_and_the_tests_of_its_exercises():
 def make_test(chapter, target="test"):
     """`make test CHAPTER=...` as far as pytest: Python only says what it is called with."""
     folder = {"cwd": ROOT, "capture_output": True, "text": True}
-    command = ["make", "-n", target, f"CHAPTER={chapter}"]
+    command = ["make", "-n", target, f"CHAPTER={chapter}", "ARGS="]  # whatever these tests themselves were called with
     script = subprocess.run(command, **folder, env={**os.environ, "MAKEFLAGS": ""}, check=True).stdout
     (line,) = [line for line in script.splitlines() if "tests/chapters.py" in line]
     python = ".venv/bin/python" if target == "test" else ".venv-latest/bin/python"
