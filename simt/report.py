@@ -108,7 +108,8 @@ class Report:
             code = f'<td style="{LEFT};{MONO}">{html.escape(text)}</td>'
             body.append(f'<tr{rule}><td style="{RIGHT}">{number}</td>{code}{cells}</tr>')
         beside = f"<div>{self.beside()}</div>" if self.beside() else ""
-        said = f"<div>printed:</div><pre>{html.escape(self.printed)}</pre>" if self.printed else ""
+        text = f'<pre style="{MONO}">{html.escape(self.printed)}</pre>'
+        said = f"<div>printed:</div>{text}" if self.printed else ""
         return (
             f"<div><div>{html.escape(self.title())}</div>"
             f'<table style="border-collapse:collapse;font-size:85%">'

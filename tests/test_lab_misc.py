@@ -247,7 +247,8 @@ def test_show_a_file():
     assert repr(shown) == text
     page = shown._repr_html_()
     assert "kernels/cpu_gemv/naive.c" in page and str(ROOT) not in page
-    code = re.search(r"<pre[^>]*>(.*)</pre>", page, re.S)[1]
+    style, code = re.search(r"<pre([^>]*)><code[^>]*>(.*)</code></pre>", page, re.S).groups()
+    assert "monospace" in style  # also where a page's own style lets a <pre> inherit the text's font
     assert html.unescape(re.sub(r"<[^>]*>", "", code)).split() == text.split()
 
 

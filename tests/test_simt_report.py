@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def test_what_the_kernel_printed_is_kept():
 
 def test_what_was_printed_is_shown():
     report = Report("k", "line", {1: {"instructions": 1}}, printed="<1>\n2\n")
-    assert str(report).endswith("printed:\n<1>\n2") and "<pre>&lt;1&gt;\n2\n</pre>" in report._repr_html_()
+    page = report._repr_html_()
+    assert str(report).endswith("printed:\n<1>\n2") and ">&lt;1&gt;\n2\n</pre>" in page
+    assert "monospace" in re.search(r"<pre([^>]*)>", page)[1]
     assert "printed" not in str(Report("k", "line", {1: {"instructions": 1}}))
 
 
