@@ -250,6 +250,7 @@ def exercise_5(append):
         for group, head_dim, appends in cases:
             tokens = rng.standard_normal((appends, head_dim)).astype(np.float32)
             tokens *= 1 + np.arange(appends)[:, None] % 3  # scales that grow within a group
+            tokens[1] += np.copysign(2 * tokens[0], tokens[1])  # the first one in every channel
             if appends > 6:
                 tokens[3] = 0
             _grown(exercise, append, tokens, group)

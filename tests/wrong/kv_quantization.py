@@ -417,8 +417,10 @@ WRONG = {
         "nothing": (lambda *args: None, "gave None, expected an array"),
     },
     5: {
-        # now and then the first token has the largest number of every channel; then calls are what gives it away
-        "the first token of a group decides its scale": (keeps_the_scale, "group = 2, token number 2: "),
+        "the first token of a group decides its scale": (
+            keeps_the_scale,
+            'wrong at group = 2, token number 2: cache["codes"]',
+        ),
         "rounds what was rounded": (from_codes, 'cache["'),
         "a new scale, and the old codes": (new_scale_old_codes, 'wrong at group = 2, token number 2: cache["codes"]'),
         "a group never ends": (never_finishes, 'cache["recent"] has shape'),
