@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from lab import plots
 from lab.roof import Roof
@@ -60,6 +61,8 @@ def test_more_loads_in_flight_take_less_time():
     assert [len(b) for b in bars] == [8, 8, 8]
     starts = [sorted(p.get_x() for p in b) for b in bars]
     assert starts[0][1] - starts[0][0] > 20 and starts[2][7] - starts[2][0] == 7
+    used = sorted(p.get_x() for p in picture.axes[2].patches if to_hex(p.get_facecolor()).upper() == plots.ORANGE)
+    assert used == [start + 20 for start in starts[2]]  # one after another, each as it arrives
 
 
 def test_littles_law_ends_at_the_roof():

@@ -84,14 +84,15 @@ def online_softmax(scores, values, step):
     if step:
         top.step(np.arange(-1, step) + 0.5, [highest[0], *highest], where="pre", color=RED, linewidth=2)
     top.axhline(0, color=BLACK, linewidth=0.8)
-    top.set(ylabel="score", xticks=range(n), ylim=(min(0, scores.min()) - 0.5, scores.max() + 1))
+    top.set(ylabel="score", xlim=(-0.7, n - 0.3), xticks=range(n), ylim=(min(0, scores.min()) - 0.5, scores.max() + 1))
     m = highest[-1] if step else -np.inf
     before = highest[-2] if step > 1 else -np.inf
     weights = np.where(seen, 2.0 ** (scores - m), 0) if step else np.zeros(n)
     low.bar(range(n), weights, color=colours, width=0.7)
     for t in np.flatnonzero(seen):
         low.annotate(f"{weights[t]:.3g}", (t, weights[t]), ha="center", va="bottom", fontsize=8)
-    low.set(ylabel="weight, as of now", xticks=range(n), ylim=(0, 1.25), xlabel="token (red: the maximum so far)")
+    low.set(ylabel="weight, as of now", xlim=top.get_xlim(), xticks=range(n), ylim=(0, 1.25))
+    low.set_xlabel("token (red: the maximum so far)")
     if step:
         total, out = weights.sum(), (weights * values).sum() / weights.sum()
         correction = 2.0 ** (before - m)

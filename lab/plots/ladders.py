@@ -6,31 +6,37 @@ from lab.plots.style import BLACK, BLUE, COLOURS, RED, figure, finish
 
 
 def bars(ladder):
-    """Horizontal bars: the part of the roof that each rung reached; logarithmic if they span more than 50×."""
+    """Horizontal bars: the part of the roof that each rung reached. If they span more than 50×, dots on a logarithmic
+    axis, which has no zero for a bar to begin at."""
     figures = ladder.figures
     shares = 100 * np.array([f.share for f in figures])
     picture, axis = figure(8, 1.2 + 0.42 * len(figures))
-    axis.barh(range(len(shares)), shares, color=[RED if f.impossible else BLUE for f in figures], height=0.65)
+    colours, logarithmic = [RED if f.impossible else BLUE for f in figures], shares.min() < 2
+    if logarithmic:
+        axis.scatter(shares, range(len(shares)), color=colours, s=70, zorder=3)
+    else:
+        axis.barh(range(len(shares)), shares, color=colours, height=0.65)
     axis.axvline(100, color=BLACK, linestyle="--", linewidth=1.2)
     axis.set_yticks(range(len(shares)), [f.name + (" (stale)" if f.stale else "") for f in figures])
     axis.invert_yaxis()
-    logarithmic = shares.min() < 2
     if logarithmic:
+        axis.grid(True, axis="x", alpha=0.25)
         axis.set_xscale("log")
         axis.set_xlim(shares.min() / 3, 1000)
         axis.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     else:
         axis.set_xlim(0, max(135, 1.3 * shares.max()))
+    away = 9 if logarithmic else 5  # points, from the dot or the bar's end
     for at, (share, f) in enumerate(zip(shares, figures)):
-        inside = share > (5 if logarithmic else 30)  # clear of the roof's line
+        left = share > (5 if logarithmic else 30)  # clear of the roof's line
         axis.annotate(
             f.rate_text,
             (share, at),
-            xytext=(-5 if inside else 5, 0),
+            xytext=(-away if left else away, 0),
             textcoords="offset points",
-            ha="right" if inside else "left",
+            ha="right" if left else "left",
             va="center",
-            color="white" if inside else BLACK,
+            color="white" if left and not logarithmic else BLACK,
         )
     name = "read bandwidth" if ladder.bound == "read" else "arithmetic"
     axis.set_xlabel(f"percent of the {name} measured beside it\n(dashed: the roof)")  # long names leave little width

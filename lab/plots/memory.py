@@ -72,16 +72,17 @@ def register_block(rows, columns, lanes):
     picture, axis = figure(8, 3.6)
     for r in range(rows):
         axis.add_patch(rectangle(-2.9, r, 2, 1, ORANGE))
-        axis.text(-1.9, r + 0.5, f"a[{r}]", ha="center", va="center")
+        axis.text(-1.9, r + 0.5, f"a{r}", ha="center", va="center")
         for v in range(columns // lanes):
             axis.add_patch(rectangle(v * lanes, r, lanes, 1, "#D6E8F5"))
             axis.text((v + 0.5) * lanes, r + 0.5, f"acc[{r}][{v}]", ha="center", va="center")
     for v in range(columns // lanes):
         axis.add_patch(rectangle(v * lanes, -2.4, lanes, 1, SKY))
-        axis.text((v + 0.5) * lanes, -1.9, f"b[{v}]", ha="center", va="center")
+        axis.text((v + 0.5) * lanes, -1.9, f"b{v}", ha="center", va="center")
     axis.text(-1.9, rows + 0.7, f"{rows} numbers\nof A", ha="center", va="top")
     axis.text(columns + 0.4, -1.9, f"{columns // lanes} vectors of B, {lanes} floats each", va="center")
-    text = f"{rows * columns // lanes} registers hold\na block of C:\nacc[i][v] += a[i] · b[v]"
+    steps = "".join(f"\nacc[i][{v}] += ai · b{v}" for v in range(columns // lanes))
+    text = f"{rows * columns // lanes} registers hold\na block of C:{steps}"
     axis.text(columns + 0.4, rows / 2, text, va="center")
     axis.set(xlim=(-4.5, columns + 10), ylim=(rows + 2.4, -2.8))
     axis.axis("off")
@@ -102,9 +103,8 @@ def loads_in_flight(batches=(1, 4, 8), words=8, latency=20):
             for turn, word in enumerate(here):
                 axis.barh(word, latency, left=now + turn, height=0.7, color=SKY)
                 axis.barh(word, 1, left=now + turn, height=0.7, color=BLUE)
-            now += latency + len(here) - 1  # the last of the batch is there
-            axis.barh([*here], 1, left=now, height=0.7, color=ORANGE)
-            now += 1
+                axis.barh(word, 1, left=now + turn + latency, height=0.7, color=ORANGE)
+            now += latency + len(here)  # the last of the batch has been used
         longest = max(longest, now)
         axis.set_title(f"{batch} in flight: {words} words take {now / latency:.1f} latencies", loc="left", fontsize=11)
         axis.set(ylim=(words - 0.4, -0.6), yticks=[])
