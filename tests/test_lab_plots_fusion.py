@@ -65,6 +65,30 @@ def test_heavy_operations_have_a_colour_of_their_own():
     assert colours[0] == colours[1] != colours[2]
 
 
+def test_a_stream_brings_a_block_every_so_manyth_group_and_a_thread_its_column():
+    picture = plots.row_stream(groups=5, rows=2, blocks=2, stages=2, threads=4, block=1, thread=3)
+    said = texts(picture)
+    assert said[:5] == [
+        "group 0: block 0",
+        "group 1: block 1",
+        "group 2: block 0",
+        "group 3: block 1",
+        "group 4: block 0",
+    ]
+    assert [t for t in said if t.startswith(("slot", "group")) and ":" not in t] == [
+        "slot 0",
+        "group 1",
+        "slot 1",
+        "group 3",
+    ]
+    (axis,) = picture.axes
+    of_thread = [p for p in axis.patches if to_hex(p.get_facecolor()).upper() == plots.ORANGE]
+    assert len(of_thread) == 2 * 2 + 2 * 2 + 1  # of two groups in W, of two slots, and of x
+    assert len({p.get_x() for p in of_thread}) == 2  # one column of W, one of the ring and of x
+    longer = texts(plots.row_stream(groups=6, rows=2, blocks=2, stages=2))
+    assert "group 1, then 5" in longer and "group 3" in longer
+
+
 def test_pictures_are_closed():
     import matplotlib.pyplot as plt
 

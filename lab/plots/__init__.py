@@ -18,7 +18,7 @@ from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
 from lab.plots.packing import cache_blocks, packing_order
-from lab.plots.schedules import decode_schedule, decode_timeline, tile_shares
+from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
 from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, shuffle_reduction
 
@@ -65,6 +65,7 @@ __all__ = [
     "register_block",
     "roof_over_context",
     "roofline",
+    "row_stream",
     "shared_scales",
     "shuffle_reduction",
     "slices_meet",

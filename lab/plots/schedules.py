@@ -203,3 +203,49 @@ def _key(picture, used):
     boxes += [Patch(facecolor="#F0BE5A", edgecolor="#999999", label="slot: there")]
     boxes += [Patch(facecolor=DRAWN[what], edgecolor="#999999", label=what) for what in DRAWN if what in used]
     picture.legend(handles=boxes, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+
+
+def row_stream(groups=11, rows=4, blocks=3, stages=3, threads=8, block=1, thread=5):
+    """Rows of W stream through a block: its groups of rows, the ring's slots, and a thread's part of both and of x.
+
+    A group has `rows` rows, and every blocks-th is the block's. A column of words is a thread's, here as in the ring.
+    """
+    mine = [group for group in range(groups) if group % blocks == block]
+    high, wide, ring = 0.16, 0.62, 6.6  # of a row; of a thread's words; where the ring begins
+    picture, axis = figure(9, 0.5 + 0.4 * groups)
+
+    def row_of_words(x, y, width, height, colour, strong):
+        for t in range(threads):
+            axis.add_patch(rectangle(x + t * width, y, width, height, strong if t == thread else colour, 0.4))
+
+    for group in range(groups):
+        top = group * (rows * high + 0.14)
+        for row in range(rows):
+            colours = (SKY, ORANGE) if group in mine else ("#EEEEEE", "#DDDDDD")
+            row_of_words(0, top + row * high, 0.45, high, *colours)
+        said = f"group {group}: block {group % blocks}"
+        axis.text(-0.12, top + rows * high / 2, said, ha="right", va="center", fontsize=8.5)
+    bottom = groups * (rows * high + 0.14)
+    for slot in range(stages):
+        top = 1.2 + slot * (rows * high + 0.5)
+        for row in range(rows):
+            row_of_words(ring, top + row * high, wide, high, SKY, ORANGE)
+        said = ", then ".join(str(group) for group in mine[slot::stages])
+        axis.text(ring - 0.12, top + rows * high / 2, f"slot {slot}", ha="right", va="center", fontsize=8.5)
+        axis.text(ring + threads * wide + 0.12, top + rows * high / 2, f"group {said}", va="center", fontsize=8.5)
+    place = 1.2 + stages * (rows * high + 0.5) + 0.6
+    row_of_words(ring, place, wide, 0.4, "#F5CF87", ORANGE)
+    for t in range(threads):
+        axis.text(ring + (t + 0.5) * wide, 1.1, t, ha="center", va="bottom", fontsize=8.5)
+        axis.text(ring + (t + 0.5) * wide, place + 0.2, "x·g", ha="center", va="center", fontsize=7.5)
+    above = {"ha": "center", "va": "bottom", "fontsize": 9.5}
+    axis.text(0.45 * threads / 2, -0.15, f"W, in groups of {rows} rows", **above)
+    axis.text(ring + threads * wide / 2, 0.75, f"block {block}'s ring in shared memory, by threads", **above)
+    axis.text(ring + threads * wide / 2, place - 0.1, "in their registers, for all groups", **above)
+    half = 1.2 + 1.5 * (rows * high + 0.5) - 0.25
+    arrow = {"arrowstyle": "->", "color": BLUE, "linewidth": 1.4}
+    axis.annotate("", (ring - 0.85, half), (0.45 * threads + 0.15, half), arrowprops=arrow)
+    axis.text((0.45 * threads + ring - 0.7) / 2, half - 0.08, "cp.async", **above)
+    axis.set(xlim=(-2.2, ring + threads * wide + 1.9), ylim=(max(bottom, place + 0.5), -0.7))
+    axis.axis("off")
+    return finish(picture)
