@@ -18,7 +18,7 @@ Where answers are texts in C or CUDA C++, whose names end in "_source", it inher
 """
 
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, printed
+from exercise_tools import draw_the_same, expect_one_verdict, expect_rejected, printed
 
 from exercises.checks import launches
 
@@ -38,7 +38,8 @@ class ExerciseContract:
         wanted = self.answers[number]
         return names[wanted] if isinstance(wanted, str) else tuple(names[name] for name in wanted)
 
-    def test_stub_is_not_done_yet(self, number, stubs, capsys):
+    def test_stub_is_not_done_yet(self, number, stubs, capsys, monkeypatch):
+        draw_the_same(monkeypatch)
         exercise = self.judge(number, self.answer(number, stubs))
         assert not exercise.passed
         if number in self.runs_already:
@@ -57,6 +58,7 @@ class ExerciseContract:
 
     def test_wrong_answer_is_rejected(self, number, mistake, capsys, monkeypatch):
         answer, says = self.wrong[number][mistake]
+        draw_the_same(monkeypatch)
         if "endless loop" in says:
             monkeypatch.setattr(launches, "STEPS", launches.STEPS // 10)
         expect_rejected(self.judge(number, answer), says)

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from exercise_tools import printed
+from exercise_tools import draw_the_same, printed
 from wrong.roofline import WRONG
 
 from exercises.checks import roofline
@@ -25,7 +25,8 @@ def judge(number, names):
 
 
 @pytest.mark.parametrize("number", EXERCISES)
-def test_stub_is_not_done_yet(number, stubs, capsys):
+def test_stub_is_not_done_yet(number, stubs, capsys, monkeypatch):
+    draw_the_same(monkeypatch)
     exercise = judge(number, stubs)
     assert not exercise.passed
     assert "raised" not in exercise.message
@@ -50,6 +51,7 @@ def test_solution_passes_whatever_is_drawn(number, solutions, capsys):
 @pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
 def test_wrong_answer_is_rejected(number, mistake, solutions, monkeypatch, capsys):
     repeats = 5
+    draw_the_same(monkeypatch)
     if mistake == "it never ends":
         limit, repeats = roofline.time_limit, 1
         monkeypatch.setattr(roofline, "time_limit", lambda *_: limit(1))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from exercise_tools import expect_one_verdict, expect_rejected, printed
+from exercise_tools import draw_the_same, expect_one_verdict, expect_rejected, printed
 from wrong.ssd_math import RIGHT, WRONG
 
 from exercises.checks import ssd_math as checks
@@ -23,7 +23,8 @@ def judge(number, names):
 
 
 @pytest.mark.parametrize("number", EXERCISES)
-def test_stub_is_not_done_yet(number, stubs, capsys):
+def test_stub_is_not_done_yet(number, stubs, capsys, monkeypatch):
+    draw_the_same(monkeypatch)
     exercise = judge(number, stubs)
     assert not exercise.passed
     if number == RUNS_ALREADY:
@@ -56,8 +57,9 @@ def test_what_the_wrong_answers_were_made_from_is_right(number, capsys):
 
 
 @pytest.mark.parametrize("number, mistake", [(n, mistake) for n in WRONG for mistake in WRONG[n]])
-def test_wrong_answer_is_rejected(number, mistake, solutions, capsys):
+def test_wrong_answer_is_rejected(number, mistake, solutions, capsys, monkeypatch):
     functions, says = WRONG[number][mistake]
+    draw_the_same(monkeypatch)
     for _ in range(5):
         expect_rejected(judge(number, solutions | functions), says)
 

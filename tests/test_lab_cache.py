@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.cache import Cache, count_misses, loops, matmul_addresses, matmul_misses
@@ -20,6 +20,7 @@ def plain_model(addresses, lines, line_bytes):
     return misses
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 900)), st.integers(1, 9), st.sampled_from([1, 16, 64]))
 def test_counts_as_the_plain_model(addresses, lines, line_bytes):
     assert count_misses(addresses, lines * line_bytes, line_bytes) == (
@@ -94,9 +95,9 @@ def test_tiles_beat_plain_loops():
 
 
 def test_it_is_quick():
-    started = time.perf_counter()
+    started = time.process_time()
     matmul_misses(loops("jki", 48), 48, Cache(4096))
-    assert time.perf_counter() - started < 3  # about 0.1 s
+    assert time.process_time() - started < 3  # about 0.1 s
 
 
 @pytest.mark.parametrize("size, line", [(63, 64), (0, 64), (64, 0)])

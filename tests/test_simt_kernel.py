@@ -402,13 +402,13 @@ def test_gemv_is_fast_enough_to_be_taught_with():
         times = []
         for _ in range(2):
             y = np.full(n, np.nan, F32)
-            start = time.perf_counter()
+            start = time.process_time()
             report = module[name](threads // 256, 256, W, x, y, I32(n), I32(n))
-            times.append(time.perf_counter() - start)
-        print(f"{name}: {min(times):.2f} s")
+            times.append(time.process_time() - start)
+        print(f"{name}: {min(times):.2f} s of processor time")
         assert np.linalg.norm(y - wanted) < 1e-5 * np.linalg.norm(wanted)
         assert report.counters["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"] > sectors
-        assert min(times) < 2, f"{name} took {min(times):.2f} s"
+        assert min(times) < 2, f"{name} took {min(times):.2f} s of processor time"
 
 
 def test_the_import_is_fast():

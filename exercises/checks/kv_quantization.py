@@ -212,7 +212,7 @@ def _scored(exercise, scores, rng, kv_len, head_dim, group):
     at = f"kv_len = {kv_len}, head_dim = {head_dim}, group = {group}"
     q = rng.standard_normal(head_dim)
     codes = rng.integers(-127, 128, (kv_len, head_dim)).astype(np.int8)
-    codes[0, 0] = rng.integers(1, 128)  # where it is the only one, 0 would let any answer pass
+    codes[codes == 0] = 1  # where it is the only one of a token, 0 would let any answer pass
     scale = (rng.random((-(-kv_len // group), head_dim)) * 10.0 ** rng.integers(-3, 2, head_dim)).astype(np.float32)
     before = {"q": q.copy(), "codes": codes.copy(), "scale": scale.copy()}
     keys = codes * np.repeat(scale, group, axis=0)[:kv_len].astype(np.float64)

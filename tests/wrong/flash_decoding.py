@@ -403,7 +403,7 @@ WRONG = {
     7: {
         "tiles that end before the last split": (
             from_source(MERGE, ("triton.next_power_of_2(splits),", "1 << splits.bit_length() - 1,")),
-            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 0] is",
+            "lse around 0: out[",
         ),
         "tiles that end before the last channel": (
             from_source(MERGE, ("triton.next_power_of_2(head_dim)", "1 << head_dim.bit_length() - 1")),
@@ -411,7 +411,7 @@ WRONG = {
         ),
         "where there is no split, the lse is 0": (
             from_source(MERGE, ('other=-float("inf")', "other=0")),
-            "out[0, 0] is",
+            "lse around 0: out[",
         ),
         "where there is no split, the lse may be anything": (
             from_source(MERGE, (', other=-float("inf"))', ")")),
@@ -440,7 +440,7 @@ WRONG = {
         "powers of e": (from_source(MERGE, ("tl.exp2(", "tl.exp(")), "lse 3 and 4: out[0, 0] is 17.31"),
         "the heads' lse one after another": (
             from_source(MERGE, ("lse + s * heads + h", "lse + h * splits + s")),
-            "with 3 splits, 2 heads, 5 channels, lse around 0: out[0, 0] is",
+            "lse around 0: out[",
         ),
         "no mask for splits": (
             from_source(MERGE, ("there[:, None] & channels[None, :]", "channels[None, :]")),
