@@ -65,6 +65,19 @@ def test_more_loads_in_flight_take_less_time():
     assert used == [start + 20 for start in starts[2]]  # one after another, each as it arrives
 
 
+@pytest.mark.parametrize("mine", [0, 5])
+def test_an_mma_for_one_vector_has_two_diagonals(mine):
+    (axis,) = plots.mma_diagonals(mine).axes
+    colours = {(p.get_x(), p.get_y()): to_hex(p.get_facecolor()).upper() for p in axis.patches}
+    product = {(x - 31, y): colour for (x, y), colour in colours.items() if x >= 31 and colour != "#F2F2F2"}
+    assert sorted(product) == sorted((g, g + below) for g in range(8) for below in (0, 8))  # of 128
+    assert product[mine, mine] == plots.BLUE and product[mine, mine + 8] == plots.ORANGE
+    row = [colours[column, mine] for column in range(16)]
+    assert row == 16 * [plots.BLUE] and colours[19.5 + mine, 9] == plots.GREEN
+    said = texts(axis.figure)
+    assert said.count(f"lane {4 * mine + 3}") == 3 and f"D[{mine + 8}, {mine}]" in said
+
+
 def test_littles_law_ends_at_the_roof():
     roof = Roof("a card", read=4e12, copy=1.0, flops=1.0)
     points = {"a": (np.array([1e6, 8e6]), np.array([1e12, 3.9e12]))}

@@ -20,7 +20,7 @@ from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scale
 from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
-from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, shuffle_reduction
+from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, mma_diagonals, shuffle_reduction
 
 __all__ = [
     "BLACK",
@@ -57,6 +57,7 @@ __all__ = [
     "launch_timeline",
     "loads_in_flight",
     "merge_tree",
+    "mma_diagonals",
     "online_softmax",
     "operand_layout",
     "packing_order",

@@ -72,6 +72,39 @@ def block_transpose(warps=32):
     return finish(picture)
 
 
+def mma_diagonals(mine=3):
+    """One `mma` for a single vector: rows of W in A, x in the columns of B, and the two diagonals of D that are wanted.
+
+    mine  of the eight groups of four lanes, the one to show: its row of A, the one eight further down, its column of B
+    """
+    picture, axis = figure(9, 3.6)
+    nothing, strong, pale = "#F2F2F2", {0: BLUE, 8: ORANGE}, {0: "#BBDDF2", 8: "#F5CF87"}
+    for row in range(16):
+        below = row // 8 * 8  # 8 for the rows that hold "the row below"
+        for column in range(16):
+            axis.add_patch(rectangle(column, row, 1, 1, strong[below] if row % 8 == mine else nothing, 0.5))
+        for column in range(8):
+            wanted = strong[below] if column == mine else pale[below]
+            axis.add_patch(rectangle(19.5 + column, row, 1, 1, GREEN if column == mine else nothing, 0.5))
+            axis.add_patch(rectangle(31 + column, row, 1, 1, wanted if row % 8 == column else nothing, 0.5))
+    for title, middle in (("A: weights", 8), ("B: x", 23.5), ("D = A · B", 35)):
+        axis.text(middle, -0.5, title, ha="center", va="bottom", fontsize=10)
+    for sign, middle in (("·", 17.75), ("=", 29.25)):
+        axis.text(middle, 8, sign, ha="center", va="center", fontsize=16)
+    centred = {"ha": "center", "va": "center", "fontsize": 7.5}
+    for lane in range(4):
+        said = f"lane {4 * mine + lane}"
+        axis.text(4 * lane + 2, mine + 0.5, said, color="white", **centred)
+        axis.text(4 * lane + 2, mine + 8.5, said, **centred)
+        axis.text(19.5 + mine + 0.5, 4 * lane + 2, said, color="white", rotation=90, **centred)
+    for row, said in ((mine, "of a row of W"), (mine + 8, "of the row below")):
+        axis.text(-0.4, row + 0.5, said, ha="right", va="center", fontsize=8.5)
+        axis.text(39.4, row + 0.5, f"D[{row}, {mine}]", va="center", fontsize=8.5)
+    axis.set(xlim=(-6.6, 43), ylim=(16.3, -2), aspect="equal")
+    axis.axis("off")
+    return finish(picture)
+
+
 INSTRUCTIONS = {  # what a strip of machine code shows, with its colour: loads dark, arithmetic light
     "2": ("load of 2 bytes", ORANGE),
     "4": ("load of 4 bytes", BLUE),
