@@ -1,4 +1,4 @@
-"""Schedules: which block has which tiles of the cache, and what the warps of a block do over time."""
+"""Schedules: which block has which tiles of the cache or rows of W, and what the warps of a block do over time."""
 
 from typing import NamedTuple
 
