@@ -480,7 +480,7 @@ WRONG = {
         ),
         "uniform-input luck: all four heads use the same shares": (
             changed(GROUPED, ("shares[(long long)j * kv_len + t]", "shares[t]")),
-            "wrong at 1 KV head, 1 token",
+            "1 token, head_dim = 1: ",
         ),
         "heads that belong to another KV head": (
             changed(GROUPED, ("kv_head * GROUP + warp", "warp * n_kv_heads + kv_head")),

@@ -230,7 +230,7 @@ WRONG = {
             from_source(SCAN, (SELECT, "    weight = tl.where(q[:, None] >= q[None, :], weight, weight * 0)\n")),
             "y[0, 0] is nan",
         ),
-        "no diagonal": (from_source(SCAN, ("q[:, None] >= q[None, :]", "q[:, None] > q[None, :]")), "with 1 token in"),
+        "no diagonal": (from_source(SCAN, ("q[:, None] >= q[None, :]", "q[:, None] > q[None, :]")), ": y["),
         "the decay as a product": (
             from_source(
                 SCAN, ("tl.exp2(sums[:, None] - sums[None, :])", "tl.exp2(sums)[:, None] * tl.exp2(-sums)[None, :]")
