@@ -16,6 +16,7 @@ from forked_kernels import Fork, Forks  # noqa: E402
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel  # noqa: E402
 
 LIGHT = "import numpy.random, ipykernel.kernelapp"
+LIMIT = 120  # seconds for an answer, of a tenth of one on a machine that has nothing else to do
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +49,12 @@ def said(kernel, code):
     """What a cell prints, or the name of its error."""
     sent, text = kernel.execute_cell_input(code), ""
     while True:
-        message = kernel.get_message("iopub", timeout=20)
+        message = kernel.get_message("iopub", timeout=LIMIT)
         if message["parent_header"].get("msg_id") != sent:
             continue
         kind, content = message["msg_type"], message["content"]
         if kind == "status" and content["execution_state"] == "idle":
-            kernel.await_reply(sent, timeout=20)
+            kernel.await_reply(sent, timeout=LIMIT)
             return text.strip()
         text += content["text"] if kind == "stream" else content["ename"] if kind == "error" else ""
 
@@ -75,10 +76,10 @@ def test_a_fork_is_like_a_process_of_its_own(start, tmp_path, monkeypatch):
 def test_it_is_interrupted_stopped_and_found_dead(start, forks):
     kernel = start()
     sent = kernel.execute_cell_input("import time\nprint('begun')\ntime.sleep(60)")
-    while kernel.get_message("iopub", timeout=20)["msg_type"] != "stream":
+    while kernel.get_message("iopub", timeout=LIMIT)["msg_type"] != "stream":
         pass
     kernel.interrupt()
-    kernel.await_reply(sent, timeout=20)
+    kernel.await_reply(sent, timeout=LIMIT)
     assert said(kernel, "print('alive')") == "alive" and kernel.is_alive()
     pid = process(kernel).pid
     kernel.stop()
