@@ -348,8 +348,8 @@ def exercise_6(source):
         together = _together(source)
         exercise.require(
             together >= TOGETHER,
-            f"right, but in the compiled code no more than {together} loads of values stand together ahead of the "
-            f"arithmetic; wanted: {TOGETHER}, as before",
+            f"right, but in the compiled code no more than {together} load{'s' * (together != 1)} of values stand "
+            f"together ahead of the arithmetic; wanted: {TOGETHER}, as before",
         )
     return exercise.report(f"right on {len(cases) + 1} cases, nothing is read past the end, and loads stay in flight")
 

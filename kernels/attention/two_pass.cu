@@ -48,7 +48,8 @@ extern "C" __global__ void scores(const T *q, const T *k, const int *kv_lens, fl
     if (lane == 0) scores[row * kv_len + t] = scale * sum; // 1
 }
 
-/* The largest of the block's values, or their sum, in every thread. Each `join` has its own `parts`. */
+/* The largest of the block's values, or their sum, in every thread. Each lambda is a `Join` of its own, with `parts` of
+   its own: so no barrier is needed between two calls with different ones. The same one twice would need it. */
 template <class Join> __device__ float over_the_block(float value, float nothing, Join join) {
     __shared__ float parts[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
