@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import simt
+from simt.execute import scheduler
+from simt.memory.races import Races
 
 PRELUDE = r"""
 __device__ unsigned acquire(const unsigned *p) {
@@ -666,3 +668,131 @@ def test_a_variable_called_like_an_argument():
     simt.compile(source, ("-DWIDE=1",))["k"](2, 64, np.zeros(64, np.uint32), check_races=True)
     with pytest.raises(simt.RaceError, match=r"race on ::x\[0\]"):
         simt.compile(source, ("-DWIDE=2",))["k"](2, 64, np.zeros(64, np.uint32), check_races=True)
+
+
+# What a barrier settles in global memory: each block has a row of x to itself, on which it works in place, and what it
+# did before a barrier is in order for its own threads, for nobody else.
+STEP = "v = row[t] + row[t ? t - 1 : 0]; __syncthreads(); row[t] = v; __syncthreads();"
+STEPS = f"for (int n = 0; n < 3; n++) {{ {STEP} }}"
+TELL = "__syncthreads(); if (t == 0) release(flag + b, 1);"
+HEAR = "if (t == 0) while (acquire(flag + 1 - b) != 1); __syncthreads();"
+ROWS = [  # (what, what the blocks do, is it right)
+    ("steps", STEPS, True),
+    ("steps of a part of the threads", STEPS.replace("row[t] = v", "if (t > 0 && t < 63) row[t] = v"), True),
+    ("as many steps as the block's number", STEPS.replace("n < 3", "n < 2 + 3 * b"), True),
+    ("a neighbour's, behind a barrier", STEPS + "v = row[t ^ 33];", True),
+    ("a step that lacks the first barrier", STEPS + STEP.replace("__syncthreads(); row", "row"), False),
+    ("steps that lack the last barrier", STEPS.replace("v; __syncthreads();", "v;"), False),
+    ("blocks that share what they only read", STEPS.replace("row[t] +", "row[t] + x[192 + t] + x[200] +"), True),
+    ("one that writes it", STEPS.replace("row[t] +", "row[t] + x[192 + t] +") + "if (b) x[200] = 1;", False),
+    ("stores over stores", "for (int n = 0; n < 2; n++) { row[t] = n; __syncthreads(); row[t ^ 1] = n;"
+     " __syncthreads(); }", True),
+    # Another block.
+    ("another block's row", STEPS + "v = other[t];", False),
+    ("a store to another block's row", STEPS + "if (t == 9) other[40] = 1;", False),
+    ("one byte there", STEPS + "if (b && t == 9) ((unsigned char *)other)[3] = 1;", False),
+    ("an atomic there", STEPS + "if (b && t == 9) atomicAdd(other + 3, 1);", False),
+    ("by another pointer", STEPS + "if (b == 0 && t == 9) same[3] = 1;", False),
+    ("another block has been told", STEPS + TELL + HEAR + "v = other[t ^ 7];", True),
+    ("... and has written there", STEPS + TELL + HEAR
+     + "if (b) { other[t ^ 7] = 1; __syncthreads(); v = other[t]; }", True),
+    ("... and so has the first", STEPS + TELL + HEAR + "if (b) other[t ^ 7] = 1; else row[t] = 2;", False),
+    ("told before the last step", STEPS + TELL + STEP + HEAR + "v = other[t];", False),
+    ("told before a last store", STEPS + TELL + "if (t < 32) row[t + 32] = 1; __syncthreads(); if (t == 0) v = row[40];"
+     + HEAR + "if (t == 50) v = other[t];", False),
+    ("told before a last load", STEPS + TELL + "v = row[t ^ 1];" + HEAR + "other[t] = 1;", False),
+    ("stores over stores, told between", "row[t] = 1; __syncthreads(); row[t ^ 1] = 2;" + TELL + "if (t < 32)"
+     " row[t + 16] = 3; __syncthreads(); if (t < 32) row[2 * t] = 4; __syncthreads();" + HEAR
+     + "if (t == 0) v = other[17];", False),
+    ("stores that reach further, told between", "row = x + 256 * b; row[t] = 1;" + TELL + "row[t + 32] = 2;"
+     " __syncthreads(); if (t == 0) atomicAdd(row + 90, 1);" + HEAR + "if (b && t == 0) v = x[40];", False),
+    ("a word that both have read and one writes", STEPS + "if (b == 0) v = x[200]; __syncthreads(); if (b) v = x[200];"
+     " __syncthreads(); if (b == 0 && t == 0) x[200] = 1;", False),
+    ("a store where the other has only read", STEPS + "v = x[256 + 64 * b + t]; __syncthreads();"
+     " if (t == 9) x[256 + 64 * (1 - b) + 40] = 1;", False),
+    ("all store one value by one line", "for (int n = 0; n < 3; n++) {" + STEP + "x[200] = 7; }", True),
+    ("a byte of a word, and by another block the word as it is now", "row[t] = 7; __syncthreads();"
+     " ((unsigned char *)row)[4 * t] = 5; __syncthreads(); if (b) other[t] = 5;", False),
+    ("another block's byte in a word that both have stored to", STEPS + "((unsigned char *)x)[2048 + 2 * t + b] = 1;"
+     " __syncthreads(); if (b) v = ((unsigned char *)x)[2048 + 2 * (t ^ 1)];", False),
+    # A part of the threads.
+    ("a barrier of a warp, and its own", STEPS + "row[t] = 1; warps_sync(); v = row[t ^ 31];", True),
+    ("... and the other warp's", STEPS + "row[t] = 1; warps_sync(); v = row[t ^ 32];", False),
+    ("... which was at no other", STEPS + "if (t < 32) { row[t] = 1; warps_sync(); row[t ^ 1] = 2; warps_sync(); }"
+     " else v = row[t - 32];", False),
+    ("threads that have stored and left", STEPS + "if (t >= 32) { row[t] = 1; return; } __syncthreads();"
+     " v = row[t + 32];", False),
+    ("... and left behind a barrier", STEPS + "row[t] = 1; __syncthreads(); if (t >= 32) return; v = row[t + 32];"
+     " __syncthreads(); row[t + 32] = v; __syncthreads(); v = row[31 - t + 32];", True),
+    ("threads that have read and left", STEPS + "if (t >= 32) { same[800 + t] = row[t - 32]; return; } __syncthreads();"
+     " row[t] = 1;", False),
+    ("... before the first step", "if (t >= 32) { row[t] = row[t - 32]; return; } __syncthreads();"
+     " row[t] = 1; __syncthreads(); v = row[t ^ 1];", False),
+    ("threads that leave at once", "if (t >= 32) return;" + STEPS, True),
+    ("a block that leaves", "if (b == 0) return;" + STEPS, True),
+    ("... with a row that the other reads", "row[t] = 1; if (b == 0) return; " + STEPS + "v = other[t];", False),
+    # Words in part, and other kinds of access.
+    ("bytes of neighbours' words", STEPS + "((unsigned char *)row)[4 * t + 1] = 1; __syncthreads();"
+     " v = row[t ^ 1];", True),
+    ("... without a barrier", STEPS + "((unsigned char *)row)[4 * t + 1] = 1; v = row[t ^ 1];", False),
+    ("a byte of each of two threads", STEPS + "((unsigned char *)row)[t] = 1; __syncthreads();"
+     " ((unsigned char *)row)[63 - t] = 2;", True),
+    ("a byte of two threads", STEPS + "((unsigned char *)row)[t] = 1; ((unsigned char *)row)[63 - t] = 2;", False),
+    ("bytes of a word that blocks share", "for (int n = 0; n < 3; n++) { ((unsigned char *)x)[2 * t + b] = n;"
+     " __syncthreads(); v += ((unsigned char *)x)[2 * (t ^ 1) + b]; __syncthreads(); }", True),
+    ("... and meet in", "for (int n = 0; n < 3; n++) { ((unsigned char *)x)[2 * t + b] = n;"
+     " __syncthreads(); v += ((unsigned char *)x)[2 * (t ^ 1)]; __syncthreads(); }", False),
+    ("atomics behind a barrier", STEPS + "atomicAdd(row + (t ^ 5), 1); __syncthreads(); v = row[t];" + STEPS, True),
+    ("... and without", STEPS + "atomicAdd(row + (t ^ 5), 1); v = row[t];", False),
+    ("atomics, and a load before", STEPS + "v = row[t]; atomicAdd(row + (t ^ 5), v);", False),
+    ("volatile behind a barrier", STEPS + "((volatile unsigned *)row)[t ^ 5] = 1;" + STEP + STEPS, False),
+    ("a copy that reads", STEPS + "__pipeline_memcpy_async(s + t, row + t, 4); __pipeline_commit(); __syncthreads();"
+     " row[t ^ 32] = 1; __pipeline_wait_prior(0);", False),
+    ("... and has been waited for", STEPS + "__pipeline_memcpy_async(s + t, row + t, 4); __pipeline_commit();"
+     " __pipeline_wait_prior(0); __syncthreads(); row[t ^ 32] = s[t];", True),
+    ("a copy of what a neighbour has stored", STEPS + "row[t] = 1; __pipeline_memcpy_async(s + t, row + (t ^ 1), 4);"
+     " __pipeline_commit(); __pipeline_wait_prior(0);", False),
+]  # fmt: skip
+ROW = """
+extern "C" __global__ void k%d(unsigned *x, unsigned *same, unsigned *flag) {
+  __shared__ unsigned s[64];
+  unsigned t = threadIdx.x, b = blockIdx.x, v = 0, *row = x + 64 * b, *other = x + 64 * (1 - b);
+  { %s }
+  flag[64 + 64 * b + t] = v + s[0] * 0;
+}"""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    sync = '__device__ void warps_sync() { if (threadIdx.x < 32) asm volatile("bar.sync 1, 32;" ::: "memory");'
+    sync += ' else asm volatile("bar.sync 2, 32;" ::: "memory"); }'
+    kernels = "".join(ROW % (n, does) for n, (_, does, _) in enumerate(ROWS)).replace(" + s[0] * 0", "")
+    return simt.compile("#include <cuda_pipeline.h>\n" + PRELUDE + sync + kernels)
+
+
+@pytest.mark.parametrize("together", [2, 1])
+@pytest.mark.parametrize("number", [pytest.param(n, id=row[0]) for n, row in enumerate(ROWS)])
+def test_rows(rows, number, together, monkeypatch):
+    """together: how many blocks the machine takes at a time."""
+    monkeypatch.setattr(scheduler, "PART", 64 * together)
+    kernel = rows[f"k{number}"]
+    for order in "forward", "reverse":
+        x = np.zeros(1024, np.uint32)
+        arguments = x, x[64:], np.zeros(256, np.uint32)  # `same` is row 1
+        if ROWS[number][2]:
+            kernel(2, 64, *arguments, check_races=True, order=order)
+        else:
+            with pytest.raises(simt.RaceError):
+                kernel(2, 64, *arguments, check_races=True, order=order)
+
+
+def test_what_a_barrier_has_settled_is_not_looked_at_again(rows, monkeypatch):
+    """The steps of a stencil in place cost no look at single bytes: that would take six times as long."""
+    looked = []
+    access = Races.access
+    monkeypatch.setattr(Races, "access", lambda self, *given: looked.append(given) or access(self, *given))
+    for name in "steps", "steps of a part of the threads", "a block that leaves":
+        rows[f"k{[row[0] for row in ROWS].index(name)}"](
+            2, 64, np.zeros(1024, np.uint32), np.zeros(1024, np.uint32), np.zeros(256, np.uint32), check_races=True
+        )
+        assert not looked, name

@@ -266,6 +266,8 @@ class Threads:
             left = self.whole(mask) & alive.any(axis=(1, 2), keepdims=True)
             if left.any():
                 self.memory.aside.leave(left)
+                for aside in self.launch.races.aside.values():
+                    aside.fewer(self.memory, left)
                 self.launch.races.leave(*self.who(np.flatnonzero(left)))
 
     def grid_wait(self, mask):

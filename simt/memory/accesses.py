@@ -41,6 +41,7 @@ class Memory(Copies):
         self.shape = shape  # (blocks, warps, 32) of this part of the grid
         blocks, warps, lanes = shape
         self.describe, self.races = describe, races
+        self.numbers = describe.numbers  # of the blocks, in the grid
         self.sites = sites
         step = -(-shared_size // 128) * 128
         self.shared = Space(
@@ -63,6 +64,14 @@ class Memory(Copies):
     def free(self):
         """The threads have left: give up what was theirs alone, which may be large."""
         self.shared = self.local = None
+
+    def going(self):
+        """Are there threads that have not left?"""
+        return self.shared is not None
+
+    def barriers(self):
+        """When each block was last at a barrier, for the race detector."""
+        return self.races.knowledge.barriers.get(self.numbers)
 
     # Finding the place.
 
@@ -190,7 +199,7 @@ class Memory(Copies):
                     out[k].reshape(-1)[chosen] = part
             self.count(site, memory or self.buffers[int(flat[0]) >> REGION], pattern, shift, size, mask)
             if self.races is not None:
-                self.note_race("load", memory, pattern, shift, size, mask, site, dtype.itemsize, whole=False)
+                self.note_race("load", memory, pattern, shift, size, mask, site, dtype.itemsize, flat=flat)
         return out[0] if count == 1 else out
 
     def parts(self, memory, lanes, flat):
@@ -282,7 +291,8 @@ class Memory(Copies):
             if not buffer.writable:
                 self.raise_read_only(where + buffer.origin, chosen, size, site)
         if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, whole)
+            active = None if whole else flat
+            self.note_race("store", memory, pattern, shift, size, mask, site, dtype.itemsize, values, active)
         for buffer, chosen, where in parts:
             for k, value in enumerate(values):
                 picked = pick(value, chosen, self.shape)
@@ -343,7 +353,7 @@ class Memory(Copies):
             self.count(site, buffer, pattern, shift, size, mask)
         if self.races is not None and lanes.size:
             written = [wrote] if compares else None
-            self.note_race("atomic", memory, pattern, shift, size, mask, site, size, written, whole=False)
+            self.note_race("atomic", memory, pattern, shift, size, mask, site, size, written, flat)
         return out
 
     def atomics(self, site, space, address, offset, dtype, update, values, mask, wanted):
@@ -419,22 +429,26 @@ class Memory(Copies):
         each = np.asarray(each)
         return int(each.sum()) * (self.shape[0] * self.shape[1]) // each.size
 
-    def note_race(self, kind, memory, pattern, shift, size, mask, site, item, values=None, whole=True):
+    def note_race(self, kind, memory, pattern, shift, size, mask, site, item, values=None, flat=None):
         """Tell the race detector of an access by every lane in `mask`; `item`: the bytes of one element.
 
-        Of a store, before it happens. values: what is stored; of an atomic: where it writes. whole: see `place`.
+        Of a store, before it happens. values: what is stored; of an atomic: where it writes. flat: the addresses, if
+        the access is valid for those lanes only that take part.
         """
         if memory is self.local:
             return
         if kind != "load" and self.races.sources and memory is not self.shared:
             self.check_sources(kind, pattern, shift, size, mask, site)
-        if whole:
-            aside = self.aside_of(memory)
-            low, high = (n + shift for n in pattern.known.range(True))
-            if self.set_aside(aside, kind, memory, pattern, shift, low, high + size, mask, site, item):
+        if flat is not None and not flat.size:
+            return
+        whole = flat is None
+        low, high = (n + shift for n in pattern.known.range(True)) if whole else (int(flat.min()), int(flat.max()))
+        if whole or (memory is not self.shared and low >> REGION == high >> REGION):
+            memory = memory if whole else self.buffers[low >> REGION]
+            aside, span = self.aside_of(memory), (low, high + size)
+            if self.set_aside(aside, kind, memory, pattern, shift, size, span, whole, mask, site, item):
                 return
-            aside.look_at(kind, low, high + size)
-        self.note_now(kind, memory, pattern, shift, size, mask, site, item, values, whole)
+        self.note_now(kind, memory, pattern, shift, size, mask, site, item, values)
 
     def aside_of(self, memory):
         if memory is self.shared:
@@ -444,28 +458,28 @@ class Memory(Copies):
             found = self.races.aside[memory.origin] = Aside(memory)
         return found
 
-    def set_aside(self, aside, kind, memory, pattern, shift, low, high, mask, site, item):
+    def set_aside(self, aside, kind, memory, pattern, shift, size, span, whole, mask, site, item):
         """Put an access aside, if that can be done."""
         line, strong = self.describe.race_facts(site)
         shared = memory is self.shared
-        size = high - pattern.known.range(True)[1] - shift
-        if kind == "atomic" or strong.scope:
+        if kind == "atomic" or strong.scope or (not whole and aside.owners is False):
             return False
         if shared and kind == "store" and self.describe.program.asynchronous:
             return False
         alone = one_each(pattern, size, self.shape, shared, None)
-        alone_here = alone or (mask is not None and one_each(pattern, size, self.shape, shared, mask))
+        close = aside.owners is not False
+        alone_here = alone or (mask is not None and one_each(pattern, size, self.shape, shared, mask, close))
         if kind == "store" and not alone_here:
             return False
 
         def make():
             event = self.races.event(kind, line, 0, size)
-            return lambda: self.note_now(kind, memory, pattern, shift, size, mask, site, item, None, True, event)
+            return event, lambda: self.note_now(kind, memory, pattern, shift, size, mask, site, item, None, event)
 
-        piece = Piece(pattern, shift, size, mask, low, high, id(self), alone, alone_here)
+        piece = Piece(pattern, shift, size, mask, *span, whole, self, alone, alone_here)
         return aside.take(kind, piece, make)
 
-    def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, whole, event=None):
+    def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, event=None):
         """event: given if it comes late; then memory still holds what was stored."""
         lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
         if not lanes.size:
@@ -473,14 +487,12 @@ class Memory(Copies):
         flat = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
         for buffer, chosen, where in self.parts(memory, lanes, flat):
             addresses = flat if buffer is self.shared else where + buffer.origin
-            if buffer is not self.shared:
+            if event is None:
                 aside = self.aside_of(buffer)
-                if not whole:
-                    aside.look_at(kind, int(addresses.min()), int(addresses.max()) + size)
-                if event is None:
-                    aside.blot(kind, addresses, size)
-            elif not whole:
-                self.aside.look_at(kind, int(addresses.min()), int(addresses.max()) + size)
+                if buffer is not self.shared:
+                    aside.meet(self, self.races.now + 1, mask, kind, addresses, chosen, size)
+                aside.look_at(kind, int(addresses.min()), int(addresses.max()) + size)
+                aside.blot(kind, addresses, size)
             held = None
             if values is not None:
                 held = np.stack([np.broadcast_to(v, self.shape).reshape(-1)[chosen] for v in values], axis=1)

@@ -9,15 +9,22 @@ Where spans of a global buffer overlap, though the accesses do not (the columns 
 marked with who has read and written it: with a number for each way in which threads and bytes belong together.
 
 A barrier of all blocks settles what was put aside in their shared memory: nobody can race with it now, but those who
-have left.
+have left. In global memory it settles what each block has to itself (simt/memory/owners.py): marks from before the
+barrier go, and the accesses stay aside, for another block that may come there. When one comes, all are noted, one after
+the other as they happened.
 """
 
 import numpy as np
 
+from simt.memory.owners import Owners, others
+
 MOST = 20_000  # accesses put aside, and bytes of their arrays, before they are noted
 MOST_BYTES = 1 << 28
 MOST_MARKED = 1 << 28  # bytes of a buffer that is marked
+MOST_CLEARED = 1 << 24  # bytes whose marks a barrier takes away
+MOST_CLAIMED = 1024  # accesses put aside, before it is not asked any more which block has which words
 LOOKED_AT = 64  # accesses near another one, before it is marks that are compared
+NEVER = 1 << 62  # when what is never settled was done
 SEVERAL = 255  # a mark: of threads that are not told apart
 
 
@@ -27,21 +34,33 @@ class Piece:
     low, high   all lie from `low` to before `high`
     way         which thread has which bytes, if no two have the same: equal for two pieces if that is
     again       equal for two pieces if the same threads touch the same bytes
+    whole       the lanes that are not in the mask touch nothing else either
+    event       its time; note() notes it
     """
 
-    __slots__ = ("pattern", "shift", "size", "mask", "low", "high", "way", "again", "note")
+    __slots__ = ("pattern", "shift", "size", "mask", "low", "high", "whole", "part", "way", "again", "event", "note")
 
-    def __init__(self, pattern, shift, size, mask, low, high, part, alone, alone_here):
-        """alone: no two threads share a byte; alone_here: no two of the mask do."""
+    def __init__(self, pattern, shift, size, mask, low, high, whole, part, alone, alone_here):
+        """part: the Memory of the threads; alone: no two of them share a byte; alone_here: no two of the mask do."""
         self.pattern, self.shift, self.size, self.mask = pattern, shift, size, mask
-        self.low, self.high = low, high
+        self.low, self.high, self.whole, self.part = low, high, whole, part
         where = (id(pattern.array), shift)
         if pattern.strides is not None:
             where = (pattern.strides, pattern.array.shape, int(pattern.array[0, 0, 0]) + shift)
-        where = (part, size, *where)
-        self.again = (*where, id(mask))
+        where = (id(part), size, *where)
+        self.again = where if mask is None else (*where, mask.shape, np.packbits(mask).tobytes())
         self.way = where if alone else self.again if alone_here else None
-        self.note = None
+        self.event = self.note = None
+
+    def places(self):
+        """(addresses, number of the block of each), arrays that fit together."""
+        addresses, blocks = self.pattern.array.astype(np.int64) + self.shift, self.part.numbers.reshape(-1, 1, 1)
+        addresses = np.broadcast_to(addresses, np.broadcast_shapes(addresses.shape, blocks.shape))
+        if self.mask is None:
+            return addresses, blocks
+        shape = np.broadcast_shapes(addresses.shape, self.mask.shape)
+        mask = np.broadcast_to(self.mask, shape)
+        return np.broadcast_to(addresses, shape)[mask], np.broadcast_to(blocks, shape)[mask]
 
 
 class Span:
@@ -74,22 +93,37 @@ class Aside:
         self.space = space if space is not None and space.size <= MOST_MARKED else None
         self.marks, self.ways = None, {}  # {kind: Marks}; Piece.way -> its number
         self.free = list(range(SEVERAL - 1, 0, -1))  # numbers that nobody has
+        self.owners = None  # until an access has to be noted; False: blocks share words that one of them writes
+        self.had_marks = False  # before there were owners
+        self.latest = {}  # part -> for each of its blocks the time of its last access to the buffer
+        self.marked = Span()  # of all marks since `forget_settled`
+        self.put = self.lost = 0  # with owners, accesses put aside; those of them that had to be noted after all
 
     def take(self, kind, piece, make):
         """Put an access aside. False if it must be looked at: then all that is near has been noted.
 
-        make() gives what notes it, later.
+        make() gives its time, and what notes it, later.
         """
-        if not self.clear(kind, piece):
+        if self.owners:
+            self.forget_settled()
+            if piece.again not in self.entries[kind]:
+                self.claim(kind, *piece.places(), piece.size)
+        if not self.clear(kind, piece) and not (self.owners is None and self.own(kind, piece)):
             self.look_at(kind, piece.low, piece.high)
             return False
+        if self.owners and kind == "store" and self.store_size() not in (None, piece.size):
+            self.note_all()  # a byte stored over a word: what the word was is known only now
         if self.held > MOST_BYTES or len(self.entries[kind]) >= MOST:
             self.note_all()
-        for array in (piece.pattern.array, piece.mask):
-            if array is not None and array.size > 1024 and id(array) not in self.arrays:
-                self.arrays[id(array)] = array
-                self.held += array.nbytes
-        piece.note = make()
+        if piece.again not in self.entries[kind]:
+            for array in (piece.pattern.array, piece.mask):
+                if array is not None and array.size > 1024 and id(array) not in self.arrays:
+                    self.arrays[id(array)] = array
+                    self.held += array.nbytes
+        piece.event, piece.note = make()
+        self.put += 1
+        if self.space is not None and self.owners is not False:
+            self.touched(piece.part, piece.event, piece.mask)
         self.entries[kind].pop(piece.again, None)
         self.entries[kind][piece.again] = piece
         self.spans[kind].add(piece.low, piece.high)
@@ -103,7 +137,7 @@ class Aside:
                 return False
             if not self.near(kind, piece):
                 return True
-            if self.space is None:
+            if self.space is None or not piece.whole:
                 return False
             self.start_marks()
         return self.mark(kind, piece)
@@ -122,6 +156,11 @@ class Aside:
 
     def look_at(self, kind, low, high):
         """An access of this kind ("atomic" too) will be noted: note what is near it."""
+        if self.owners and self.overlaps(kind, low, high):
+            self.lost += sum(map(len, self.entries.values()))
+            self.note_all()  # they may overlap each other, too: one after the other
+            if 2 * self.lost > self.put:
+                self.give_up()  # it does not pay
         for other in others(kind):
             if self.spans[other].meets(low, high):
                 rest = {}
@@ -135,14 +174,23 @@ class Aside:
                 self.entries[other] = rest
         self.noted["load" if kind == "load" else "store"].add(low, high)
 
+    def overlaps(self, kind, low, high):
+        """Has anything been put aside here that such an access could race with?"""
+        return any(
+            self.spans[other].meets(low, high)
+            and any(e.low < high and low < e.high for e in self.entries[other].values())
+            for other in others(kind)
+        )
+
     def note(self, kind, entry):
         entry.note()
         self.noted[kind].add(entry.low, entry.high)
 
     def note_all(self):
-        for kind, entries in self.entries.items():
-            for entry in entries.values():
-                self.note(kind, entry)
+        """One after the other as they happened."""
+        found = [(kind, entry) for kind, entries in self.entries.items() for entry in entries.values()]
+        for kind, entry in sorted(found, key=lambda pair: pair[1].event):
+            self.note(kind, entry)
         self.drop()
 
     def drop(self):
@@ -183,6 +231,93 @@ class Aside:
         for kind, span in self.noted.items():
             self.left[kind].add(span.low, span.high)
 
+    # Blocks that have words to themselves.
+
+    def store_size(self):
+        """The size of the stores that have been put aside, all of one."""
+        return next((entry.size for entry in self.entries["store"].values()), None)
+
+    def own(self, kind, piece):
+        """Put an access aside because its blocks have what it touches to themselves, and a barrier has settled it."""
+        self.start_owners(kind, *piece.places(), piece.size)
+        return self.owners and self.mark(kind, piece)
+
+    def start_owners(self, kind, addresses, blocks, size):
+        """See, when the first access has to be noted, whether each block has words to itself so far."""
+        self.owners = False
+        low, high = int(addresses.min()), int(addresses.max()) + size
+        found = [(name, entry) for name, entries in self.entries.items() for entry in entries.values()]
+        sizes = {entry.size for entry in self.entries["store"].values()}
+        if self.space is None or self.noted_any() or len(found) > MOST_CLAIMED or len(sizes) > 1:
+            return
+        found.sort(key=lambda pair: pair[1].low >= high or low >= pair[1].high)  # if blocks meet, then most likely here
+        owners = Owners(self.space)
+        if owners.claim(kind, addresses, blocks, size) and all(
+            owners.claim(name, *entry.places(), entry.size) for name, entry in found
+        ):
+            self.had_marks = self.marks is not None
+            self.owners, self.put, self.lost = owners, len(found), 0
+            self.start_marks()
+
+    def noted_any(self):
+        return any(span.high >= 0 for span in self.noted.values())
+
+    def meet(self, part, event, mask, kind, addresses, lanes, size):
+        """An access by these lanes of a part will be noted."""
+        if self.space is None or self.owners is False:
+            return
+        blocks = part.numbers[lanes // (part.shape[1] * part.shape[2])]
+        if self.owners is None:
+            self.start_owners(kind, addresses, blocks, size)
+        else:
+            self.forget_settled()
+            self.claim(kind, addresses, blocks, size)
+        self.touched(part, event, mask)
+
+    def claim(self, kind, addresses, blocks, size):
+        """An access by these blocks, which may come to what another one had to itself."""
+        if not self.owners.claim(kind, addresses, blocks, size):
+            self.give_up()
+
+    def give_up(self):
+        """Ask no more which block has which words."""
+        self.note_all()
+        for name, owner in self.owners.of.items():
+            self.marks[name].fill_words(owner != 0)
+        self.marks = self.marks if self.had_marks else None
+        self.owners = False
+
+    def touched(self, part, event, mask):
+        """Threads of a part (None: all) have come to the buffer."""
+        if part not in self.latest:  # parts that have ended need not be known
+            self.latest = {p: last for p, last in self.latest.items() if p.going()}
+            self.latest[part] = np.zeros(len(part.numbers), np.int64)
+        last = self.latest[part]
+        np.maximum(last, event, out=last, where=True if mask is None else mask.any(axis=(1, 2)))
+
+    def fewer(self, part, lanes):
+        """These threads have left: no barrier behind settles what they have done since the last one."""
+        last = self.latest.get(part)
+        if last is not None:
+            last[lanes.any(axis=(1, 2)) & (last > part.barriers())] = NEVER
+
+    def settled(self, entry):
+        """Is it settled for all blocks that have made this access?"""
+        part = entry.part
+        if not part.going():
+            return True
+        late = (self.latest[part] == NEVER) | (part.barriers() < entry.event)
+        return not (late if entry.mask is None else late & entry.mask.any(axis=(1, 2))).any()
+
+    def forget_settled(self):
+        """Take the marks away if barriers have settled all of which they are."""
+        if 0 <= self.marked.high <= self.marked.low + MOST_CLEARED and all(
+            (last <= part.barriers()).all() for part, last in self.latest.items() if part.going()
+        ):
+            for marks in self.marks.values():
+                marks.fill(self.marked, 0)
+            self.marked.clear()
+
     # Marks.
 
     def start_marks(self):
@@ -191,7 +326,8 @@ class Aside:
             self.marks[kind].fill(span)
         for kind, entries in self.entries.items():
             for entry in entries.values():
-                self.set_mark(kind, entry)
+                if not (self.owners and self.settled(entry)):
+                    self.set_mark(kind, entry)
 
     def mark(self, kind, piece):
         """Mark the bytes of an access, unless others could hurt it."""
@@ -210,6 +346,7 @@ class Aside:
                 self.ways[piece.way] = self.free.pop()
             mark = self.ways[piece.way]
         self.marks[kind].set(piece, mark, kind == "store")
+        self.marked.add(piece.low, piece.high)
 
     def merge(self):
         """There are no numbers left: those given first become one."""
@@ -225,6 +362,7 @@ class Aside:
         """Accesses at these addresses have been noted."""
         if self.marks is not None:
             self.marks["load" if kind == "load" else "store"].blot(addresses, size)
+            self.marked.add(int(addresses.min()), int(addresses.max()) + size)
 
 
 class Marks:
@@ -270,10 +408,15 @@ class Marks:
                 mine = np.where((marks == 0) | (marks == mine), mine, spelled(SEVERAL, words.dtype))
             words[where] = mine
 
-    def fill(self, span):
+    def fill(self, span, mark=SEVERAL):
         low, high = max(span.low - self.base, 0), span.high - self.base
         if high > low:
-            self.bytes[low:high] = SEVERAL
+            self.bytes[low:high] = mark
+
+    def fill_words(self, which):
+        """which: truth values, one for each 4 bytes."""
+        words = self.bytes.view(np.uint32)
+        words[which] = spelled(SEVERAL, words.dtype)
 
     def blot(self, addresses, size):
         width = min(size, 8)
@@ -287,15 +430,10 @@ def spelled(mark, dtype):
     return dtype.type(int.from_bytes(bytes([mark]) * dtype.itemsize, "little"))
 
 
-def others(kind):
-    """Whom an access of this kind could race with."""
-    return ("store",) if kind == "load" else ("store", "load")
-
-
-def one_each(pattern, size, shape, own, mask):
+def one_each(pattern, size, shape, own, mask, close=False):
     """Do all threads of the mask store to bytes of their own? own: each block has a copy of the memory.
 
-    shape: (blocks, warps, 32). False where it is not plain to see.
+    shape: (blocks, warps, 32). False where it is not plain to see; close: look closely.
     """
     array = pattern.array
     if own and array.shape[0] > 1:
@@ -311,7 +449,10 @@ def one_each(pattern, size, shape, own, mask):
         if found is None:
             found = pattern.residue(size) is not None and all_differ((array.reshape(-1) - int(array.min())) // size)
             pattern.counts["apart", size] = found
-        return found
+        if found or own or mask is None or not close:
+            return found
+        some = array[np.broadcast_to(mask, array.shape)]
+        return not some.size or all_differ((some - int(some.min())) // size)
     reach = size
     for stride, length in sorted((abs(s), n) for s, n in zip(pattern.strides, array.shape) if n > 1):
         if stride < reach:
@@ -323,7 +464,7 @@ def one_each(pattern, size, shape, own, mask):
 def all_differ(numbers):
     """Is each of these numbers, all 0 or more, there once?"""
     most = int(numbers.max())
-    if most < 64 * len(numbers):  # ticking them off takes a tenth of sorting them
+    if most < max(64 * len(numbers), 1 << 22):  # ticking them off takes a tenth of sorting them
         seen = np.zeros(most + 1, bool)
         seen[numbers] = True
         return np.count_nonzero(seen) == len(numbers)

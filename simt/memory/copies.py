@@ -37,7 +37,7 @@ class Copies:
         memory.generation += 1
         self.issued += 1
         if self.races is not None:
-            self.note_race("store", memory, pattern, shift, size, mask, (site, "issue"), size, whole=False)
+            self.note_race("store", memory, pattern, shift, size, mask, (site, "issue"), size, flat=flat)
             self.note_source(site, source, source_offset, size, reading)
         self.copies.append((site, target, target_offset, values, mask, self.commits, self.issued))
 
@@ -60,7 +60,8 @@ class Copies:
                 if fresh.any():  # the mbarrier's arrival comes behind what they write
                     size = 4 * len(values)
                     memory, pattern, shift, _, _ = self.place("shared", target, offset, size, fresh, site)
-                    self.note_race("store", memory, pattern, shift, size, fresh, (site, "arrive"), 4, values, False)
+                    _, flat = self.active_addresses("shared", memory, pattern, shift, size, fresh, site)
+                    self.note_race("store", memory, pattern, shift, size, fresh, (site, "arrive"), 4, values, flat)
             self.counted = np.where(lanes, self.issued, self.counted)
 
     def land(self, address, blocks, phases):

@@ -146,7 +146,7 @@ class Races:
         self.when = Grown()  # event -> its time, NEVER while an asynchronous copy is under way
         self.knowledge = Knowledge()
         self.memory = {}  # buffer -> Shadow; None: shared memory
-        self.aside = {}  # buffer -> Aside (simt/memory/aside.py)
+        self.aside = {}  # where a buffer begins -> Aside (simt/memory/aside.py)
         self.rows, self.row_bytes = {}, 0  # block -> its row in the shadow of shared memory
         self.proxy = Grown()  # thread -> time of its last fence.proxy.async
         self.read = {}  # block -> {reader: (16-byte pieces, line, {its first thread: (its threads, time of the wait)})}
@@ -346,8 +346,7 @@ class Races:
             shadow.note_readers(at, threads, event, stale)
         else:
             shadow.note_writer(at, threads, event, values)
-        if not late:
-            self.synchronise(access, buffer, names, numbers, event)
+        self.synchronise(access, buffer, names, numbers, event)
         return event
 
     def synchronise(self, access, buffer, names, numbers, event):

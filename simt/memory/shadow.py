@@ -99,7 +99,7 @@ class Shadow:
         if length > len(self.reader):
             for name in ("reader", "event", "next", "top"):
                 old = getattr(self, name)
-                new = np.zeros(max(length, 2 * len(old), 1024), np.int64)
+                new = np.zeros(max(length, 4 * len(old), 1024), np.int64)
                 new[: len(old)] = old
                 setattr(self, name, new)
 
