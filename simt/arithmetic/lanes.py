@@ -6,6 +6,7 @@ PTX ISA, "Parallel Synchronization and Communication Instructions" and "Data Mov
 """
 
 import functools
+import math
 
 import numpy as np
 
@@ -28,14 +29,15 @@ def shuffle(mode, value, lane_operand, clamp_operand):
     source, in_range = sources(mode, lane_operand, clamp_operand)
     shape = np.broadcast_shapes(value.shape, source.shape)
     source, in_range = broadcast(source, shape), broadcast(in_range, shape)
-    return np.take_along_axis(broadcast(value, shape), source, axis=-1), in_range
+    rows = np.arange(0, math.prod(shape), 32).reshape(*shape[:-1], 1)
+    return broadcast(value, shape).reshape(-1).take(rows + source), in_range
 
 
 def shuffle_alike(mode, value, lane_operand, clamp_operand):
     """The same where lane and clamp are numbers, one for all lanes."""
     source, in_range = known_sources(mode, lane_operand, clamp_operand)
     shape = value.shape[:-1] + (32,)
-    return broadcast(value, shape)[..., source], np.broadcast_to(in_range, shape)
+    return broadcast(value, shape).take(source, axis=-1), np.broadcast_to(in_range, shape)
 
 
 def sources(mode, lane_operand, clamp_operand):

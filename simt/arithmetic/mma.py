@@ -76,14 +76,22 @@ def _exponent(x, lowest):
 
 
 def _product(left, right, c, lowest, half=False):
-    """left @ right.T + c as one instruction: float32 values, or with `half` what is to be rounded to float16."""
-    exponents = _exponent(left, lowest)[..., :, None, :] + _exponent(right, lowest)[..., None, :, :]
-    largest = np.maximum(exponents.max(axis=-1), _exponent(c, LOWEST["f16"] if half else -126))
+    """left @ right.T + c as one instruction: float32 values, or with `half` what is to be rounded to float16.
+
+    K comes first and the warps last, so that NumPy works on long rows. c may have more warps than left and right.
+    """
+    warps = np.broadcast_shapes(left.shape[:-2], right.shape[:-2], c.shape[:-2])
+    left, right, c = (np.broadcast_to(x, (*warps, *x.shape[-2:])).reshape(-1, *x.shape[-2:]) for x in (left, right, c))
+    left, right = left.transpose(2, 1, 0).copy()[:, :, None], right.transpose(2, 1, 0).copy()[:, None]
+    c = c.transpose(1, 2, 0).copy()
+    exponents = _exponent(left, lowest) + _exponent(right, lowest)
+    largest = np.maximum(exponents.max(axis=0), _exponent(c, LOWEST["f16"] if half else -126))
     scale = np.ldexp(1.0, 25 - np.clip(largest, -500, 500))
-    products = left[..., :, None, :] * scale[..., None]  # in this order, as c may have more warps than left and right
-    products *= right[..., None, :, :]
-    total = np.trunc(products, out=products).sum(axis=-1) + np.trunc(c * scale)
+    products = left * scale
+    products *= right
+    total = np.trunc(products, out=products).sum(axis=0) + np.trunc(c * scale)
     total /= scale
+    total = np.ascontiguousarray(total.transpose(2, 0, 1)).reshape(*warps, *total.shape[:2])
     return total if half else _cut(total)
 
 
