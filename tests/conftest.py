@@ -17,13 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = ROOT / "tests" / "order.txt"
 LISTED = 3  # seconds that a file takes at least to be listed
 
-# The tests of kernels, and of the SIMT machine those whose sources have run on a card or are PTX in all but name.
+# The tests of kernels; those of exercises, whose solutions are assembled where their notebooks run; and of the SIMT
+# machine those whose sources have run on a card or are PTX in all but name.
 PTX_ALONE = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_trials")
-PTX_ALONE += ("test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic", "test_simt_math")
+PTX_ALONE += ("test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic", "test_simt_math", "test_exercises_")
+MINIMAL = "-minimal"  # without textures and the types of CUDA's host functions: the same PTX, in an eighth less time
 
 # What PyTorch and NumPy read as they are imported: how many threads they may use.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _before = {}
+
+# What glibc's malloc reads as a process starts: what is freed is kept for the next array, not given back to the system,
+# which would have to clear it again. Launches on the SIMT machine make arrays of some hundred KB all the time.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
 def pytest_addoption(parser):
@@ -47,6 +53,8 @@ def pytest_configure(config):
         config.pluginmanager.register(Order())
     if getattr(config.option, "numprocesses", None):  # the process that hands out files, and starts the others
         config.option.loadscopereorder = False  # its own order is by the number of tests
+        for name, value in MALLOC.items():
+            os.environ.setdefault(name, value)
     else:
         _before.update({name: os.environ.get(name) for name in THREADS})
         os.environ.update(dict.fromkeys(THREADS, "1"))
@@ -115,7 +123,7 @@ def ptx_alone(request):
 
     def alone(source, options=(), arch="sm_90", name="kernel.cu"):
         left.setdefault(source, (options, arch, name))
-        return compile_to_ptx(source, options, arch, name, assembled=False)
+        return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "compile_to_ptx", alone)
