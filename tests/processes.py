@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab import machine
 
-NEEDED = 2 * 2**30  # bytes for a process that runs tests, and a notebook's kernel beside it
+NEEDED = 3 * 2**30  # bytes for a process that runs tests, which comes to 2.3, and a notebook's kernel beside it
 MOST = 16  # the longest file takes most of a minute: beyond this, others would only wait for it
 MEMINFO, CGROUPS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 FILES = [("memory.max", "memory.current", "memory.stat")]  # of control groups, versions 2 and 1
