@@ -464,7 +464,7 @@ def one_each(pattern, size, shape, own, mask, close=False):
 def all_differ(numbers):
     """Is each of these numbers, all 0 or more, there once?"""
     most = int(numbers.max())
-    if most < max(64 * len(numbers), 1 << 22):  # ticking them off takes a tenth of sorting them
+    if most < 256 * len(numbers):  # ticking them off takes less than sorting them, where they are this close
         seen = np.zeros(most + 1, bool)
         seen[numbers] = True
         return np.count_nonzero(seen) == len(numbers)
