@@ -15,7 +15,7 @@ import numpy as np
 HASTE = 0.1 if os.environ.get("LAB_HASTE") == "1" else 1.0
 TURN = 0.05 * HASTE  # seconds of timed calls in a turn, one call at the least
 SETTLE = 0.02 * HASTE  # seconds of untimed calls before them
-SLOW = 0.5  # a call that takes longer is timed at once: next to it, warming up is nothing
+SLOW = 0.5 * HASTE  # a call that takes longer is timed at once: next to it, warming up is nothing
 SPIN = 0.1 * HASTE  # ... and after another library: its threads go on spinning for so long, and would be timed as ours
 
 

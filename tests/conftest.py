@@ -27,6 +27,10 @@ MINIMAL = "-minimal"  # without textures and the types of CUDA's host functions:
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _before = {}
 
+# For what runs in this process, and for notebooks' kernels: a thread that waits for others sleeps. By default it goes
+# on asking, on a core that another process would use: a third of the processor time of kernels with OpenMP.
+PATIENCE = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_THREAD_TIMEOUT": "4"}
+
 # What glibc's malloc reads as a process starts: what is freed is kept for the next array, not given back to the system,
 # which would have to clear it again. Launches on the SIMT machine make arrays of some hundred KB all the time.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
@@ -58,6 +62,8 @@ def pytest_configure(config):
     else:
         _before.update({name: os.environ.get(name) for name in THREADS})
         os.environ.update(dict.fromkeys(THREADS, "1"))
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
         gc.set_threshold(50_000, 20, 20)  # most of what is imported and compiled stays: seldom walk through it
         if config.pluginmanager.has_plugin("nbval") and hasattr(os, "fork") and sys.platform != "darwin":
             from forked_kernels import Forks
