@@ -38,7 +38,7 @@ def run(name, *args, **options):
 
 
 def problem(n_heads, kv_len, n_kv_heads, head_dim, dtype=torch.float32, seed=0):
-    """att and v between NaNs, out full of NaN between fences. The scores are positive and grow, the newest largest."""
+    """att and v between NaNs, out full of NaN between fences. The shares are positive and grow, the newest largest."""
     rng = torch.Generator().manual_seed(seed + 1000 * kv_len + head_dim)
     att = torch.rand(n_heads, kv_len, generator=rng) + torch.linspace(0, 1, kv_len)
     v = torch.randn(kv_len, n_kv_heads, head_dim, generator=rng)

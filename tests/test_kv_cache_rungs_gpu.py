@@ -44,8 +44,8 @@ def mixed(att, v):
     """The mix in float64, on the card."""
     n_heads, kv_len = att.shape
     n_kv_heads, head_dim = v.shape[1:]
-    scores = att.double().view(n_kv_heads, n_heads // n_kv_heads, kv_len)
-    return torch.einsum("ght,tgd->ghd", scores, v.double()).reshape(n_heads, head_dim)
+    shares = att.double().view(n_kv_heads, n_heads // n_kv_heads, kv_len)
+    return torch.einsum("ght,tgd->ghd", shares, v.double()).reshape(n_heads, head_dim)
 
 
 def close(out, att, v):

@@ -21,9 +21,9 @@ extern "C" __global__ void mix(const T *att, const T *v, T *out, int n_heads, in
     int h = i / head_dim, d = i % head_dim, lane = threadIdx.x % 32;
     long long stride = (long long)n_kv_heads * head_dim; // from one token to the next
     long long kv_head = h / (n_heads / n_kv_heads);
-    const T *scores = att + h * kv_len, *column = v + kv_head * head_dim + d;
+    const T *shares = att + h * kv_len, *column = v + kv_head * head_dim + d;
     float sum = 0;
-    for (long long t = lane; t < kv_len; t += 32) sum += (float)scores[t] * (float)column[t * stride];
+    for (long long t = lane; t < kv_len; t += 32) sum += (float)shares[t] * (float)column[t * stride];
     for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffff, sum, far);
     if (lane == 0) out[i] = (T)sum;
 }

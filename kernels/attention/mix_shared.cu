@@ -21,10 +21,10 @@ mix(const T *att, const T *v, T *out, int n_heads, int n_kv_heads, long long kv_
     int lane = threadIdx.x, slice = threadIdx.y, h = blockIdx.x, d = blockIdx.y * 32 + lane;
     long long stride = (long long)n_kv_heads * head_dim; // from one token to the next
     long long kv_head = h / (n_heads / n_kv_heads);
-    const T *scores = att + h * kv_len, *column = v + kv_head * head_dim + d;
+    const T *shares = att + h * kv_len, *column = v + kv_head * head_dim + d;
     float sum = 0;
     if (d < head_dim) // lanes without a channel come to the barrier like the others
-        for (long long t = slice; t < kv_len; t += SLICES) sum += (float)scores[t] * (float)column[t * stride];
+        for (long long t = slice; t < kv_len; t += SLICES) sum += (float)shares[t] * (float)column[t * stride];
     sums[slice][lane] = sum; // a row of 32 floats: one wavefront
     __syncthreads();
     if (slice > 0 || d >= head_dim) return;

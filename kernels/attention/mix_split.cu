@@ -21,10 +21,10 @@ extern "C" __global__ void mix(const T *att, const T *v, float *sums, int n_head
     int h = i / head_dim, d = i % head_dim;
     long long stride = (long long)n_kv_heads * head_dim; // from one token to the next
     long long kv_head = h / (n_heads / n_kv_heads);
-    const T *scores = att + h * kv_len, *column = v + kv_head * head_dim + d;
-    // multiplied before it is divided: shares differ by one token at most, and none is left over
+    const T *shares = att + h * kv_len, *column = v + kv_head * head_dim + d;
+    // multiplied before it is divided: pieces differ by one token at most, and none is left over
     long long first = kv_len * blockIdx.y / gridDim.y, last = kv_len * (blockIdx.y + 1) / gridDim.y;
     float sum = 0;
-    for (long long t = first; t < last; t++) sum += (float)scores[t] * (float)column[t * stride];
+    for (long long t = first; t < last; t++) sum += (float)shares[t] * (float)column[t * stride];
     atomicAdd(&sums[i], sum);
 }

@@ -26,12 +26,12 @@ struct alignas(2 * VEC) Word { __half v[VEC]; };
 
 /* Load up to BATCH words, `left` of which are there, and then use them. ALL says that they all are. */
 template <bool ALL>
-__device__ void batch(const float *scores, const __half *column, long long stride, int left, float (&sum)[VEC]) {
+__device__ void batch(const float *shares, const __half *column, long long stride, int left, float (&sum)[VEC]) {
     float a[BATCH] = {};
     Word word[BATCH] = {};
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
-        if (ALL || b < left) a[b] = scores[b * STEP], word[b] = *(const Word *)(column + b * STEP * stride);
+        if (ALL || b < left) a[b] = shares[b * STEP], word[b] = *(const Word *)(column + b * STEP * stride);
 #pragma unroll
     for (int b = 0; b < BATCH; b++)
 #pragma unroll
@@ -43,16 +43,16 @@ mix(const float *att, const __half *v, float *out, int n_heads, int n_kv_heads, 
     __shared__ float sums[SLICES][32];
     int lane = threadIdx.x, slice = threadIdx.y, h = blockIdx.x, d = blockIdx.y * 32 + lane % LANES * VEC;
     long long stride = (long long)n_kv_heads * head_dim, first = slice * VEC + lane / LANES;
-    const float *scores = att + h * kv_len + first;
+    const float *shares = att + h * kv_len + first;
     const __half *column = v + (long long)(h / (n_heads / n_kv_heads)) * head_dim + d + first * stride;
     float sum[VEC] = {};
     if (d < head_dim) {
         long long left = (kv_len - first + STEP - 1) / STEP; // tokens of this thread; may be negative
         for (; left >= BATCH; left -= BATCH) {
-            batch<true>(scores, column, stride, BATCH, sum);
-            scores += BATCH * STEP, column += BATCH * STEP * stride;
+            batch<true>(shares, column, stride, BATCH, sum);
+            shares += BATCH * STEP, column += BATCH * STEP * stride;
         }
-        if (left > 0) batch<false>(scores, column, stride, (int)left, sum);
+        if (left > 0) batch<false>(shares, column, stride, (int)left, sum);
     }
 #pragma unroll
     for (int i = 0; i < VEC; i++) {

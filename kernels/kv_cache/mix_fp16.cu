@@ -18,11 +18,11 @@ mix(const float *att, const T *v, float *out, int n_heads, int n_kv_heads, long 
     __shared__ float sums[SLICES][32];
     int lane = threadIdx.x, slice = threadIdx.y, h = blockIdx.x, d = blockIdx.y * 32 + lane;
     long long stride = (long long)n_kv_heads * head_dim; // from one token to the next
-    const float *scores = att + h * kv_len;
+    const float *shares = att + h * kv_len;
     const T *column = v + (long long)(h / (n_heads / n_kv_heads)) * head_dim + d;
     float sum = 0;
     if (d < head_dim) // lanes without a channel come to the barrier like the others
-        for (long long t = slice; t < kv_len; t += SLICES) sum += scores[t] * (float)column[t * stride];
+        for (long long t = slice; t < kv_len; t += SLICES) sum += shares[t] * (float)column[t * stride];
     sums[slice][lane] = sum;
     __syncthreads();
     if (slice > 0 || d >= head_dim) return;

@@ -17,14 +17,14 @@ mix(const float *att, const __half *v, float *out, int n_heads, int n_kv_heads, 
     __shared__ float sums[SLICES][32];
     int lane = threadIdx.x, slice = threadIdx.y, h = blockIdx.x, pair = lane % 16, d = blockIdx.y * 32 + 2 * pair;
     long long stride = (long long)n_kv_heads * head_dim; // from one token to the next
-    const float *scores = att + h * kv_len;
+    const float *shares = att + h * kv_len;
     const __half *column = v + (long long)(h / (n_heads / n_kv_heads)) * head_dim + d;
     float2 sum = {0, 0};
     if (d < head_dim)
         for (long long t = 2 * slice + lane / 16; t < kv_len; t += 2 * SLICES) {
             float2 x = __half22float2(*(const __half2 *)(column + t * stride));
-            sum.x += scores[t] * x.x;
-            sum.y += scores[t] * x.y;
+            sum.x += shares[t] * x.x;
+            sum.y += shares[t] * x.y;
         }
     sum.x += __shfl_xor_sync(0xffffffff, sum.x, 16); // the other token's
     sum.y += __shfl_xor_sync(0xffffffff, sum.y, 16);
