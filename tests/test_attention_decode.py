@@ -16,9 +16,9 @@ import ref.attention
 import simt
 from kernels import attention
 from kernels.attention import decoding
-from kernels.attention.arguments import DTYPES
-from kernels.attention.plan import TILE, plan
+from kernels.attention.plan import TILE, options, plan
 from lab import cuda
+from lab.source import inlined
 from lab.stream import still_running
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -38,8 +38,8 @@ def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.float16, s
 
 
 def whole_source(name):
-    """A kernel's source with its header in it."""
-    return (decoding.HERE / name).read_text().replace('#include "flash.cuh"', (decoding.HERE / "flash.cuh").read_text())
+    """A kernel's source with its headers in it."""
+    return inlined(f"kernels/attention/{name}")
 
 
 def wanted(q, k, v, scale=None, kv_lens=None):
@@ -64,19 +64,19 @@ def launch_changed(change, q, k, v, out, kv_lens=None, scale=None, check_races=F
     """What decode launches, with change(source) compiled instead of each source. Scratch memory is in two pieces, no
     larger than the plan says, and full of NaN."""
     (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q.shape, k.shape
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *decoding.card(q.device), **chosen)
-    also = {"DTYPE": DTYPES[q.dtype], "LENS": int(kv_lens is not None), "STAGES": p.stages}
-    also |= {"THREADS": p.threads, "TOGETHER": p.together}
+    card = decoding.card(q.device)
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card, lens=kv_lens is not None, **chosen)
     sizes, scale = (kv_len, batch, p.rows, p.each, p.rest), head_dim**-0.5 if scale is None else scale
     args, races = (*sizes, scale * decoding.LOG2_E, 0), {"check_races": check_races}
-    options = [f"-D{name}={value}" for name, value in (dict(p.constants) | also).items()]
-    split = cuda.compile(change(whole_source("decode.cu")), options).decode
+    both = options(q.dtype, p.shape, p.schedule)
+    split = cuda.compile(change(whole_source("decode.cu")), (*both, f"-DRING_STAGES={p.stages}")).decode
     if p.whole:
-        split(p.shares, 32 * p.warps, q, k, v, None, out, None, *args, shared=p.shared, **races)
+        split(p.shares, 32 * p.warps, q, k, v, None, out, None, None, *args, shared=p.shared, **races)
         return out
-    merge = cuda.compile(change(whole_source("merge.cu")), options).merge
+    both += f"-DTHREADS={p.threads}", f"-DTOGETHER={p.together}"
+    merge = cuda.compile(change(whole_source("merge.cu")), both).merge
     scratch = [torch.full((size,), torch.nan) for size in (p.sums_at, p.floats - p.sums_at)]
-    split(p.shares, 32 * p.warps, q, k, v, kv_lens, *scratch, *args, shared=p.shared, **races)
+    split(p.shares, 32 * p.warps, q, k, v, kv_lens, None, *scratch, *args, shared=p.shared, **races)
     merge(batch * n_heads // p.together, p.threads, *scratch, kv_lens, out, *sizes, p.shares, **races)
     return out
 
@@ -228,12 +228,12 @@ def means_of_the_largest(launch=launch):
 
 def test_a_mean_of_the_largest_values_is_finite():
     means_of_the_largest()
-    sums = "mma(l, w, ones, ones, T());", ""
+    sums = "mma_m16n8k16(weights, w, ones, ones, T());", ""
     weights = (
         "w[2 * n + r] = pack(low, high, T());",
         (
             "w[2 * n + r] = pack(low, high, T()); float both = low + high; both += __shfl_xor_sync(~0u, both, 1);"
-            "l[2 * r] += both + __shfl_xor_sync(~0u, both, 2);"
+            "weights[2 * r] += both + __shfl_xor_sync(~0u, both, 2);"
         ),
     )
     assert all(whole_source("decode.cu").count(old) == 1 for old, _ in (sums, weights))
@@ -263,15 +263,21 @@ def test_scores_that_rise_fall_and_jump():
 
 
 MISTAKES = {
-    "the sum of weights is not corrected": ("l[2 * r] *= scale;", ""),
-    "the weighted values are not corrected": ("o[n][2 * r] *= scale, o[n][2 * r + 1] *= scale;", ";"),
-    "the maximum stays too far behind": ("constexpr float FEW = 8;", "constexpr float FEW = 40;"),
-    "warps are joined without their maxima": ("const float scale = exp2_fast(m[r] - high);", "const float scale = 1;"),
+    "the sum of weights is not corrected": ("weights[2 * r] *= scale;", ""),
+    "the weighted values are not corrected": ("values[n][2 * r] *= scale, values[n][2 * r + 1] *= scale;", ";"),
+    "the maximum stays too far behind": ("constexpr float RESCALE_ABOVE = 8;", "constexpr float RESCALE_ABOVE = 40;"),
+    "warps are joined without their maxima": (
+        "const float scale = exp2_approx(sums.maximum[r] - high);",
+        "const float scale = 1;",
+    ),
     "warps are joined without the maxima of their sums": (
-        "total += pair.y * exp2_fast(pair.x - high);",
+        "total += pair.y * exp2_approx(pair.x - high);",
         "total += pair.y;",
     ),
-    "segments are merged without their maxima": ("const float w = exp2_fast(pair[d].x - high);", "const float w = 1;"),
+    "segments are merged without their maxima": (
+        "const float w = exp2_approx(pair[d].x - high);",
+        "const float w = 1;",
+    ),
     "the sums of earlier segments are not corrected": ("total *= scale;", "total *= 1;"),
     "the values of earlier segments are not corrected": ("sum.w * scale), total", "sum.w), total"),
 }
@@ -380,18 +386,14 @@ def until_the_wait(name, options, *changes):
 def run_until_the_wait(length, kv_len, shares, early, *changes, own_lengths=True, cache=None, whole=False):
     """With one element of everything that the kernels ahead may write or still read, and a cache that ends before the
     newest token: who touches more goes past an end. Returns the report."""
-    p = plan(1, 8, 2, 64, kv_len, 132, ROOM, True, shares=shares, whole=whole)
-    options = ["-DDTYPE=__half", f"-DLENS={int(own_lengths)}", f"-DSTAGES={p.stages}"]
-    kernel = until_the_wait("decode.cu", options + [f"-D{name}={value}" for name, value in p.constants], *changes)
-    q, sums, partial = (
-        torch.ones(1, dtype=torch.float16),
-        torch.ones(1),
-        torch.ones(1, dtype=torch.float16 if whole else torch.float32),
-    )
+    p = plan(1, 8, 2, 64, kv_len, 132, ROOM, True, own_lengths, shares=shares, whole=whole)
+    constants = *options(torch.float16, p.shape, p.schedule), f"-DRING_STAGES={p.stages}"
+    kernel = until_the_wait("decode.cu", constants, *changes)
+    q, out, partial, sums = (torch.ones(1, dtype=dtype) for dtype in (*2 * [torch.float16], *2 * [torch.float32]))
     k = v = torch.ones(length - 1 if cache is None else cache, 2, 64, dtype=torch.float16)
     lens = torch.tensor([length], dtype=torch.int32) if own_lengths else None
     sizes = kv_len, 1, p.rows, p.each, p.rest
-    return kernel(p.shares, 32 * p.warps, q, k, v, lens, partial, sums, *sizes, 0.1, early, shared=p.shared)
+    return kernel(p.shares, 32 * p.warps, q, k, v, lens, out, partial, sums, *sizes, 0.1, early, shared=p.shared)
 
 
 @pytest.mark.parametrize("length", [2, 16, 17, 100, 1000])
@@ -420,8 +422,8 @@ def test_a_plain_launch_touches_nothing_before_the_wait():
 
 
 def test_who_reads_the_newest_token_early_is_found_out():
-    newest = " || next.tile + 1 == next.tiles", ""
-    query = "if (waited && ask_q) {", "if (ask_q) {"
+    newest = "if (prefetcher.at_newest_token()) wait_for_previous_kernel();", ""
+    query = "if (!early) queries.load(", "queries.load("
     for change in (newest, query):
         with pytest.raises(simt.MemoryFault):
             run_until_the_wait(100, 1000, 7, 1, change)
@@ -430,7 +432,7 @@ def test_who_reads_the_newest_token_early_is_found_out():
 
 
 def test_merge_reads_lengths_alone_before_the_wait():
-    constants = ["-DDTYPE=__half", "-DHEAD_DIM=64", "-DGROUP=4", "-DSIDE=2", "-DWARPS=4", "-DLENS=1", "-DTHREADS=64"]
+    constants = *options(torch.float16, (64, 4), (4, TILE, 2, True, False)), "-DTHREADS=64"
     lens, one = torch.tensor([100, 7], dtype=torch.int32), torch.ones(1)
     kernel = until_the_wait("merge.cu", constants)
     report = kernel(16, 64, one, one, lens, one.half(), 1000, 2, 1, 0, 0, 9)
@@ -451,14 +453,15 @@ def test_no_race(chosen):
     launch(q, k, v, out, whole=True, warps=chosen["warps"], stages=chosen.get("stages"), check_races=True)
 
 
-BARRIERS = {  # in which kernel, with its header; what is taken out, and which of several
+BARRIERS = {  # in which kernel, with its headers; what is taken out, and which of several
     "the copies of other lanes": ("decode.cu", "__syncwarp();", 2),
     "who still reads a slot of the ring": ("decode.cu", "__syncwarp();", 3),
     "the queries": ("decode.cu", "__syncwarp();", 1),
     "the maxima of all warps": ("decode.cu", "__syncthreads();", 0),
     "the sums of all warps": ("decode.cu", "__syncthreads();", 1),
-    "the sums of all teams": ("merge.cu", "__syncthreads();", 2),
-    "the copies of its own": ("decode.cu", '"n"(STAGES - 1)', 0),
+    "who still reads the sums of all warps": ("decode.cu", "__syncthreads();", 2),
+    "the sums of all teams": ("merge.cu", "__syncthreads();", 0),
+    "the copies of its own": ("decode.cu", "<STAGES * PARTS - 1 - PART>", 0),
 }
 
 
@@ -470,13 +473,13 @@ def test_the_race_check_would_see_a_missing_wait_for(what):
         if source != whole_source(name):
             return source
         parts = source.split(wait)
-        instead = '"n"(STAGES)' if "STAGES" in wait else ""
+        instead = "<STAGES * PARTS - PART>" if "STAGES" in wait else ""
         return wait.join(parts[: number + 1]) + instead + wait.join(parts[number + 1 :])
 
     q, k, v, out = problem(3, 150, 8, 4, 64)
     with pytest.raises((simt.RaceError, simt.MemoryFault)):
         launch_changed(change, q, k, v, out, shares=5, warps=4, side=1, stages=2, check_races=True)
-    if name == "decode.cu" and what != "the queries":  # of a row there is but one: none is overwritten
+    if name == "decode.cu" and what not in ("the queries", "who still reads the sums of all warps"):  # of one row alone
         with pytest.raises((simt.RaceError, simt.MemoryFault)):
             launch_changed(change, q, k, v, out, whole=True, warps=4, stages=2, check_races=True)
 
@@ -514,16 +517,16 @@ def test_counters_say_what_was_launched():
 )
 def test_a_plan_fits_its_card_and_shares_out_every_tile(batch, n_kv_heads, group, head_dim, kv_len, pdl, card):
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, *card, pdl)
-    constants = dict(p.constants)
+    warps, _, side, *_ = p.schedule
     panels = -(-group // 16)
     heads = -(-group // panels)
-    assert constants["SIDE"] * p.rows == n_kv_heads * panels and p.warps % constants["SIDE"] == 0
+    assert side * p.rows == n_kv_heads * panels and warps == p.warps and warps % side == 0
     assert p.stages >= 1 and p.shared <= card[1]
     assert p.shares * p.each + p.rest == batch * p.rows * -(-kv_len // TILE) and 0 <= p.rest < p.shares <= card[0]
     assert p.each >= 1
     assert p.threads % 32 == 0 and p.together * head_dim // 4 <= p.threads <= 1024
     assert heads % p.together == 0 and group % p.together == 0
-    segments = (p.shares + batch * p.rows) * constants["SIDE"] * heads
+    segments = (p.shares + batch * p.rows) * side * heads
     assert p.sums_at == segments * head_dim and p.floats == p.sums_at + 2 * segments
 
 

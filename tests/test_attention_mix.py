@@ -15,6 +15,7 @@ import ref.attention
 import simt
 from kernels.attention import mix
 from lab import cuda
+from lab.source import inlined
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
@@ -208,7 +209,7 @@ def test_no_race(name):
 
 
 def changed(name, *pairs):
-    text = (mix.HERE / f"{name}.cu").read_text()
+    text = inlined(f"kernels/attention/{name}.cu")
     for old, new in pairs:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

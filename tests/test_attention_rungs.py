@@ -16,6 +16,7 @@ import simt
 from kernels.attention import rungs
 from kernels.attention.arguments import DTYPES
 from lab import cuda
+from lab.source import inlined
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
@@ -212,7 +213,7 @@ def test_no_race(name):
 
 @pytest.mark.parametrize("name, barrier", [("online", 0), ("split", 0), ("two_pass", 0), ("two_pass", 1)])
 def test_the_race_check_would_see_a_missing_barrier(name, barrier, monkeypatch):
-    source = (rungs.HERE / f"{name}.cu").read_text()
+    source = inlined(f"kernels/attention/{name}.cu")
     at = [found.start() for found in re.finditer(r"__syncthreads\(\);", source)]
     assert len(at) == (2 if name == "two_pass" else 1)
     source = source[: at[barrier]] + source[at[barrier] + len("__syncthreads();") :]

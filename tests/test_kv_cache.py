@@ -19,6 +19,7 @@ from kernels.kv_cache import QuantizedKV, counters, decode, quantize
 from kernels.kv_cache.plan import TILE, plan
 from kernels.kv_cache.quantization import default_group
 from lab import cuda
+from lab.source import inlined
 from lab.stream import still_running
 
 on_machine = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -483,16 +484,22 @@ def test_keys_and_values_may_change_places(bits):
     same(k, ref.kv_cache.quantize(a.numpy(), bits, group=k.group))
 
 
-MISTAKES = {  # in decode.cu: (what stands there, what is put in its place)
-    "values are not waited for": ('"n"(2 * STAGES - 2)', '"n"(2 * STAGES)'),
-    "keys come too late": ('"n"(2 * STAGES - 1)', '"n"(2 * STAGES)'),
-    "lanes do not meet": ("// keys\n            __syncwarp();", "// keys"),
-    "no barrier in the exchange": ("                __syncthreads();\n#pragma unroll 1", "#pragma unroll 1"),
-    "the sum of weights is not scaled": ("l[n][i] *= shrink;", ""),
-    "scales of the first group for all": ("(begins || here.place.tile * TILE % LATE == 0)", "begins"),
-    "scales at whole groups only": ("|| entered || tile * TILE % LATE", "|| tile * TILE % LATE"),
-    "a token too many": (">= tokens) s[half]", "> tokens) s[half]"),
-    "slices relative to different maxima": ("const float share = exp2_fast(pair.x - high);", "const float share = 1;"),
+MISTAKES = {  # in decode.cu and its headers: (what stands there, what is put in its place)
+    "values are not waited for": ("ring.wait_full<1>();", ""),
+    "keys come too late": ("copy_async_wait<STAGES * PARTS - 1 - PART>", "copy_async_wait<STAGES * PARTS - PART>"),
+    "lanes do not meet": ("+ K_SCALES;\n            __syncwarp();", "+ K_SCALES;"),
+    "no barrier in the exchange": (
+        "warp_max_and_sum, warp, lane);\n        __syncthreads();",
+        "warp_max_and_sum, warp, lane);",
+    ),
+    "the sum of weights is not scaled": ("weights[n][i] *= scale;", ""),
+    "scales of the first group for all": ("(new_segment || here.at_new_group())", "new_segment"),
+    "scales at whole groups only": ("|| new_segment || next.at_new_group()", "|| next.at_new_group()"),
+    "a token too many": (">= tokens) s[t]", "> tokens) s[t]"),
+    "slices relative to different maxima": (
+        "const float share = exp2_approx(max_and_sum[w * HEADS + head].x - found.x);",
+        "const float share = 1;",
+    ),
     "offset of keys forgotten": ("OFFSETS && step <", "false && step <"),
 }
 
@@ -501,13 +508,13 @@ MISTAKES = {  # in decode.cu: (what stands there, what is put in its place)
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeypatch):
     right, wrong = MISTAKES[what]
-    text = (kv_cache.decoding.HERE / "decode.cu").read_text()
+    text = inlined("kernels/kv_cache/decode.cu")
     assert text.count(right) == 1
 
     def load(path, options):
         if path.name != "decode.cu":
             return cuda.load(path, options)
-        return cuda.compile(text.replace(right, wrong), (*options, f"-I{path.parent}"))
+        return cuda.compile(text.replace(right, wrong), options)
 
     monkeypatch.setattr(kv_cache.decoding, "cuda", types.SimpleNamespace(load=load))
     for cached in ("_kernels", "_prepared"):
@@ -603,8 +610,8 @@ def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_le
 
 
 def test_the_room_for_weights_is_the_kernels():
-    header = (kv_cache.decoding.HERE.parent / "attention" / "flash.cuh").read_text()
-    assert f"constexpr float FEW = {kv_cache.decoding.FEW};" in header
+    header = (kv_cache.decoding.HERE.parent / "attention" / "softmax.cuh").read_text()
+    assert f"constexpr float RESCALE_ABOVE = {kv_cache.decoding.RESCALE_ABOVE};" in header
 
 
 def test_the_default_groups():

@@ -34,7 +34,7 @@ HOSTILE = [  # batch, n_heads, n_kv_heads, kv_len, head_dim; of few kinds, as ea
     (1, 16, 4, 127, 128),
     (2, 32, 8, 4099, 128),
 ]
-DECODE = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "flash.cuh", "merge.cu", "plan.py"))  # its sources
+DECODE = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu", "plan.py"))  # its sources
 
 
 def ladders(seconds=0.1):

@@ -6,30 +6,38 @@
      them: S = Q Kᵀ, then O += W V. S leaves the first mma laid out as W enters the second.
    - A warp owns a ring of STAGES tiles of 16 tokens. It copies them with cp.async, waits for its own
      copies alone, and meets the other warps only at the end of a segment.
-   - Shares are equal but for a tile, whatever the batch and the lengths (see flash.cuh).
-   - The maximum of the online softmax is stale (see flash.cuh).
-   - With WHOLE a share is a row: nothing is left to be merged, and this is the only launch.
+   - Shares are equal but for a tile, whatever the batch and the lengths (tiles.cuh).
+   - The maximum of the online softmax is stale (softmax.cuh).
+   - With ONE_BLOCK_PER_ROW a share is a row: nothing is left to be merged, and this is the only launch.
    - Under programmatic dependent launch the ring is filled before the wait. The newest token of a
      sequence, q and what the merge before still reads come after it.
 
    Moves 4 * kv_len * HEAD_DIM bytes for each sequence and kv head once, and 4 * (HEAD_DIM + 2) bytes
-   for each head and segment, with WHOLE 2 * HEAD_DIM for each head. 4 * kv_len * HEAD_DIM flops for each head.
+   for each head and segment, with ONE_BLOCK_PER_ROW 2 * HEAD_DIM for each head.
+   4 * kv_len * HEAD_DIM flops for each head.
 
-   Compile with the constants of flash.cuh and STAGES. Launch with 32 * WARPS threads on as many
-   blocks as there are to be shares, with LENS even more than tiles, with WHOLE batch * rows;
-   rows = n_kv_heads * PANELS / SIDE. partial, sums: see Panel::deliver.
-   Shared memory: [WARPS][STAGES] tiles of k and v, [WARPS] queries of a panel, EXCHANGE floats.
+   Compile with SHAPE and SCHEDULE (shape.cuh) and RING_STAGES. Launch with 32 * WARPS threads on as many
+   blocks as there are to be shares, with LENS even more than tiles, with ONE_BLOCK_PER_ROW
+   batch * rows; rows = n_kv_heads * HEAD_TILES / HEAD_TILES_PER_BLOCK. What is written: partial.cuh;
+   out, or the two others, may be null. Shared memory: [WARPS][STAGES] tiles of k and v, [WARPS]
+   queries of a head tile, WarpSums::FLOATS floats.
    q, out (batch, n_heads, HEAD_DIM); k, v (batch, kv_len, n_kv_heads, HEAD_DIM); all addresses
    multiples of 16 bytes. scale: times log2(e). early: launched as a dependent. */
-#include "flash.cuh"
-#ifndef STAGES
-#define STAGES 2
+#include "../device/pdl.cuh"
+#include "../device/ring.cuh"
+#include "partial.cuh"
+#include "tiles.cuh"
+#ifndef RING_STAGES
+#define RING_STAGES 2
 #endif
 
-constexpr int WORDS = HEAD_DIM / 8;       // of 16 bytes, in a token
-constexpr int SLOT = 2 * TILE * HEAD_DIM; // elements of a slot of the ring: keys, then values
-constexpr int COPIES = TILE * WORDS / 32; // words of a tile that a lane copies
+constexpr int STAGES = RING_STAGES; // tiles in a warp's ring
+constexpr int WORDS = HEAD_DIM / 8;        // of 16 bytes, in a token
+constexpr int TILE_SIZE = TILE * HEAD_DIM; // elements; a slot of the ring has keys, then values
+constexpr int COPIES = TILE * WORDS / 32;  // words of a tile that a lane copies
+constexpr int BYTES = sizeof(T);
 static_assert(HEAD_DIM % 16 == 0, "a token must be whole mma operands");
+static_assert(!ONE_BLOCK_PER_ROW || (WARPS_PER_HEAD_TILE > 1 && !LENS), "a row without a share would get no result");
 
 /* Where a word of a token lies in a tile, in elements. Words are exchanged within aligned groups, so that
    ldmatrix finds the same word of 8 tokens in different banks, and the 128 bytes that come from memory
@@ -39,125 +47,187 @@ __device__ __forceinline__ int place_of(int token, int word) {
     return token * HEAD_DIM + (word ^ token / (8 / TURN) % TURN) * 8;
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
-decode(const T *q, const T *k, const T *v, const int *kv_lens, Result *partial, float2 *sums, int kv_len, int batch,
-       int rows, int each, int rest, float scale, int early) {
-    extern __shared__ __align__(16) uint4 shared[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / SIDE, side = warp % SIDE;
-    T *ring = reinterpret_cast<T *>(shared) + warp * STAGES * SLOT;
-    T *sheet = reinterpret_cast<T *>(shared) + WARPS * STAGES * SLOT + warp * HEADS * Queries::PITCH_Q;
-    float *exchange = reinterpret_cast<float *>(reinterpret_cast<T *>(shared) +
-                                                WARPS * (STAGES * SLOT + HEADS * Queries::PITCH_Q));
-    let_the_next_kernel_start();
-    if (!early) wait_for_the_kernel_before();
+/* A head tile's queries, in three steps: loaded, in words of 16 bytes; laid down in shared memory, (HEADS, PITCH); and
+   taken up as the mma with the keys wants them. Its last head also stands for those that the head tile lacks. */
+struct Queries {
+    static constexpr int LOADS = (HEADS * WORDS + 31) / 32;
+    uint4 loaded[LOADS];
+    unsigned operand[STEPS][4];
 
-    Line line{kv_lens, kv_len, batch, rows, each, rest};
-    line.share_out(gridDim.x);
-    const int begin = line.begin(blockIdx.x);
-    int left = line.begin(blockIdx.x + 1) - begin; // tiles of the share
-    if (left == 0) {
-        wait_for_the_kernel_before(); // who waits for this kernel takes the one before as done, too
-        return;
+    __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int lane) {
+        const int first = tile.first_head();
+        const uint4 *from = reinterpret_cast<const uint4 *>(q + tile.query_head(first) * HEAD_DIM);
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int word = 32 * i + lane;
+            if (word < HEADS * WORDS && first + word / WORDS < GROUP) loaded[i] = __ldcg(from + word);
+        }
     }
-    unsigned long long once; // the cache is read once, so it is the first that may leave L2
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-
-    // The warp's next tile to be asked for, and how many tiles of the share are left from there on.
-    Place place(line, begin), next = place;
-    int to_ask = left - slice;
-    if (to_ask > 0) next.advance(line, slice);
-    const int token_stride = rows * SIDE / PANELS * HEAD_DIM;
-    const unsigned ring_at = (unsigned)__cvta_generic_to_shared(ring);
-
-    bool waited = !early, ask_q = true, fresh = true; // fresh: at the first tile of a segment
-    Queries queries;
-    Panel panel;
-    int slot = 0, mine = slice; // the warp's next tile, counted from place
-#pragma unroll 1
-    for (int step = -STAGES;; step++) {
-        // 1. q, and the newest token of a sequence, may come from the kernels ahead
-        if (!waited && (step >= 0 || to_ask <= 0 || next.tile + 1 == next.tiles)) {
-            wait_for_the_kernel_before();
-            waited = true;
+    /* The lanes of a warp meet in here. */
+    __device__ __forceinline__ void take(T *shared, const HeadTile &tile, int lane) {
+        const int first = tile.first_head();
+        __syncwarp(); // who still reads the last ones?
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            int word = 32 * i + lane, head = word / WORDS;
+            if (head < HEADS && first + head < GROUP)
+                *reinterpret_cast<uint4 *>(shared + head * PITCH + word % WORDS * 8) = loaded[i];
         }
-        if (waited && ask_q) {
-            queries.ask(q, (long long)place.b * rows + place.row, side);
-            ask_q = false;
-        }
-        if (step >= 0) {
-            const int tiles = min(left, place.tiles - place.tile); // of the segment
-            if (fresh) {
-                queries.take(sheet, place.row, side);
-                panel.clear();
-                fresh = false;
-            }
-            if (mine >= tiles) {
-                panel.deliver(exchange, (WHOLE ? 0 : blockIdx.x) + (long long)place.b * rows + place.row, partial,
-                              sums);
-                left -= tiles;
-                if (left == 0) return;
-                mine -= tiles;
-                place.tile = 0;
-                place.next_row(line);
-                fresh = ask_q = true;
-                continue;
-            }
-            asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
-            __syncwarp();
-            const unsigned keys = ring_at + slot * SLOT * (int)sizeof(T);
-            const unsigned values = keys + TILE * HEAD_DIM * (int)sizeof(T);
+        __syncwarp();
+        const int head = min(lane % 16, min(HEADS, GROUP - first) - 1);
+#pragma unroll
+        for (int d = 0; d < STEPS; d++)
+            ldmatrix_x4(operand[d], shared_address(shared + head * PITCH + 16 * d + lane / 16 * 8));
+    }
+};
 
-            // 2. scores, (heads, 16 tokens)
-            float s[2][4] = {};
-#pragma unroll
-            for (int d = 0; d < STEPS; d++) {
-                unsigned b[4];
-                load_matrices(b, keys + place_of(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * (int)sizeof(T));
-                mma(s[0], queries.a[d], b[0], b[1], T());
-                mma(s[1], queries.a[d], b[2], b[3], T());
-            }
-            const int tokens = line.length(place.b) - (place.tile + mine) * TILE - lane % 4 * 2; // from the lane's on
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[n][i] = 8 * n + i % 2 < tokens ? s[n][i] * scale : NONE;
+/* Copies a warp's tiles into its ring, STAGES tiles before they are used. */
+struct Prefetcher {
+    const TileSchedule &schedule;
+    TileCursor next;  // the tile to be copied
+    int left;         // tiles of the share from there on, if any
+    int head_tile;    // of the block
+    int token_stride; // elements
+    T *ring;
+    CachePolicy once; // the cache is read once, so it is the first that may leave L2
 
-            // 3. weights, and 4. weighted values
-            unsigned weights[4];
-            panel.weigh(s, weights);
-#pragma unroll
-            for (int d = 0; d < STEPS; d++) {
-                unsigned b[4];
-                load_matrices_transposed(b, values + place_of(lane % 16, 2 * d + lane / 16) * (int)sizeof(T));
-                mma(panel.o[2 * d], weights, b[0], b[1], T());
-                mma(panel.o[2 * d + 1], weights, b[2], b[3], T());
-            }
-            mine += SLICES;
-            __syncwarp();
-        }
-        // 5. ask for what comes STAGES tiles later
-        if (to_ask > 0) {
-            const int first = next.tile * TILE, there = line.length(next.b) - first;
-            const long long at = ((long long)next.b * kv_len + first) * token_stride +
-                                 (next.row * SIDE + side) / PANELS * HEAD_DIM;
+    __device__ __forceinline__ Prefetcher(const TileSchedule &schedule, const TileCursor &begin, int tiles, T *ring,
+                                          int warp)
+        : schedule(schedule), next(begin), left(tiles - warp / HEAD_TILES_PER_BLOCK),
+          head_tile(warp % HEAD_TILES_PER_BLOCK),
+          token_stride(schedule.rows * HEAD_TILES_PER_BLOCK / HEAD_TILES * HEAD_DIM), ring(ring), once(evict_first()) {
+        if (left > 0) next.advance(schedule, warp / HEAD_TILES_PER_BLOCK);
+    }
+    /* Whether the next tile has the newest token of a sequence. */
+    __device__ __forceinline__ bool at_newest_token() const { return left > 0 && next.tile + 1 == next.tiles; }
+
+    /* Ask for the next tile; past the end of a sequence lay down zeros, where anything may stand. */
+    __device__ __forceinline__ void prefetch(const T *k, const T *v, int slot, int lane) {
+        if (left > 0) {
+            const int first = next.tile * TILE, there = schedule.length(next.b) - first; // tokens
+            const long long at = ((long long)next.b * schedule.kv_len + first) * token_stride +
+                                 (next.row * HEAD_TILES_PER_BLOCK + head_tile) / HEAD_TILES * HEAD_DIM;
 #pragma unroll
             for (int kv = 0; kv < 2; kv++)
 #pragma unroll
                 for (int i = 0; i < COPIES; i++) {
                     int token = (32 * i + lane) / WORDS, word = (32 * i + lane) % WORDS;
                     const T *from = (kv ? v : k) + at + token * (long long)token_stride + 8 * word;
-                    const int into = slot * SLOT + kv * TILE * HEAD_DIM + place_of(token, word);
-                    if (token < there)
-                        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                                         ring_at + into * (int)sizeof(T)),
-                                     "l"(from), "l"(once) : "memory");
-                    else
-                        *reinterpret_cast<uint4 *>(ring + into) = uint4{}; // past the end anything may stand
+                    T *to = ring + (2 * slot + kv) * TILE_SIZE + place_of(token, word);
+                    if (token < there) copy_async(shared_address(to), from, once);
+                    else *reinterpret_cast<uint4 *>(to) = uint4{};
                 }
-            to_ask -= SLICES;
-            if (to_ask > 0) next.advance(line, SLICES);
+            left -= WARPS_PER_HEAD_TILE;
+            if (left > 0) next.advance(schedule, WARPS_PER_HEAD_TILE);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory"); // an empty one too, so that STAGES - 1 are always behind
-        slot = slot + 1 < STAGES ? slot + 1 : 0;
+        CopyRing<STAGES>::filled(); // with nothing, too
+    }
+};
+
+/* (heads, 16 tokens), of keys in shared memory. */
+__device__ __forceinline__ void multiply_keys(float (&s)[2][4], const Queries &queries, unsigned keys, int lane) {
+#pragma unroll
+    for (int d = 0; d < STEPS; d++) {
+        unsigned b[4];
+        ldmatrix_x4(b, keys + place_of(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * BYTES);
+        mma_m16n8k16(s[0], queries.operand[d], b[0], b[1], T());
+        mma_m16n8k16(s[1], queries.operand[d], b[2], b[3], T());
+    }
+}
+/* Add the values, weighted. */
+__device__ __forceinline__ void mix_values(SoftmaxSums &sums, const unsigned (&weights)[4], unsigned values, int lane) {
+#pragma unroll
+    for (int d = 0; d < STEPS; d++) {
+        unsigned b[4];
+        ldmatrix_x4_trans(b, values + place_of(lane % 16, 2 * d + lane / 16) * BYTES);
+        mma_m16n8k16(sums.values[2 * d], weights, b[0], b[1], T());
+        mma_m16n8k16(sums.values[2 * d + 1], weights, b[2], b[3], T());
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
+decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *partial_out, float2 *max_and_sum,
+       int kv_len, int batch, int rows, int tiles_per_block, int blocks_with_one_more, float scale, int early) {
+    extern __shared__ __align__(16) uint4 shared[];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head_tile = warp % HEAD_TILES_PER_BLOCK;
+    T *rings = reinterpret_cast<T *>(shared), *all_queries = rings + WARPS * STAGES * 2 * TILE_SIZE;
+    T *ring_memory = rings + warp * STAGES * 2 * TILE_SIZE, *query_memory = all_queries + warp * HEADS * PITCH;
+    const WarpSums warp_sums(reinterpret_cast<float *>(all_queries + WARPS * HEADS * PITCH));
+    let_next_kernel_start();
+    if (!early) wait_for_previous_kernel();
+
+    // 1. which tiles
+    TileSchedule schedule{kv_lens, kv_len, batch, rows, tiles_per_block, blocks_with_one_more};
+    schedule.share_out(gridDim.x, lane);
+    const int begin = schedule.first_tile(blockIdx.x);
+    int left = schedule.first_tile(blockIdx.x + 1) - begin; // tiles of the share
+    if (left == 0) {
+        wait_for_previous_kernel(); // who waits for this kernel takes the one before as done, too
+        return;
+    }
+    TileCursor here(schedule, begin, lane); // the segment; the warp's next tile is `mine` further
+    int mine = warp / HEAD_TILES_PER_BLOCK;
+
+    // 2. fill the ring. q, and the newest token of a sequence, may come from the kernels ahead
+    Queries queries;
+    Prefetcher prefetcher(schedule, here, left, ring_memory, warp);
+    if (!early) queries.load(q, HeadTile(here.work_row(schedule), head_tile), lane);
+#pragma unroll 1
+    for (int slot = 0; slot < STAGES; slot++) {
+        if (prefetcher.at_newest_token()) wait_for_previous_kernel();
+        prefetcher.prefetch(k, v, slot, lane);
+    }
+    wait_for_previous_kernel(); // once more is over at once
+    if (early) queries.load(q, HeadTile(here.work_row(schedule), head_tile), lane);
+
+    CopyRing<STAGES> ring;
+    SoftmaxSums sums;
+#pragma unroll 1
+    for (;;) { // segments
+        const long long row = here.work_row(schedule);
+        const int tiles = min(left, here.tiles - here.tile); // of the segment
+        queries.take(query_memory, HeadTile(row, head_tile), lane);
+        sums.clear();
+#pragma unroll 1
+        for (; mine < tiles; mine += WARPS_PER_HEAD_TILE) {
+            const unsigned keys = shared_address(ring_memory + ring.wait_full() * 2 * TILE_SIZE);
+            __syncwarp();
+
+            // 3. scores, (heads, 16 tokens)
+            float s[2][4] = {};
+            multiply_keys(s, queries, keys, lane);
+            const int tokens = schedule.length(here.b) - (here.tile + mine) * TILE - lane % 4 * 2; // from the lane's on
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) s[n][i] = 8 * n + i % 2 < tokens ? s[n][i] * scale : MASKED;
+
+            // 4. weights, and 5. weighted values
+            unsigned weights[4];
+            sums.online_softmax(s, weights);
+            mix_values(sums, weights, keys + TILE_SIZE * BYTES, lane);
+            __syncwarp();
+
+            // 6. ask for what comes STAGES tiles later
+            prefetcher.prefetch(k, v, ring.slot, lane);
+            ring.advance();
+        }
+
+        // 7. what the block hands on
+        if constexpr (WARPS_PER_HEAD_TILE > 1) warp_sums.lay_down(sums, warp, lane);
+        if constexpr (ONE_BLOCK_PER_ROW) {
+            warp_sums.store(StoreOutput{out, row}, threadIdx.x);
+            return;
+        }
+        const StorePartial partial{partial_out, max_and_sum, blockIdx.x + row};
+        if constexpr (WARPS_PER_HEAD_TILE > 1) warp_sums.store(partial, threadIdx.x);
+        else partial.store(head_tile, sums, lane);
+        left -= tiles;
+        if (left == 0) return;
+        if constexpr (WARPS_PER_HEAD_TILE > 1) __syncthreads(); // who still reads what the warps have laid down?
+        mine -= tiles;
+        here.tile = 0;
+        here.next_row(schedule);
+        queries.load(q, HeadTile(here.work_row(schedule), head_tile), lane);
     }
 }

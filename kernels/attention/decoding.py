@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from kernels.attention.arguments import DTYPES, expect_decode
-from kernels.attention.plan import card, plan
+from kernels.attention.arguments import expect_decode
+from kernels.attention.plan import card, options, plan
 from lab import cuda
 
 HERE = Path(__file__).resolve().parent
-SOURCES = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu", "flash.cuh", "plan.py"))
+SOURCES = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu", "plan.py"))
 LOG2_E = math.log2(math.e)
 
 
@@ -93,11 +93,12 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
         q.shape, k.shape, q.dtype, q.device, kv_lens is not None, pdl, **(chosen or {})
     )
     if p.whole:  # one launch; no scratch memory
-        args = (q, k, v, None, out, None, *sizes, scale * LOG2_E, int(pdl))
+        args = (q, k, v, None, out, None, None, *sizes, scale * LOG2_E, int(pdl))
         return split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options), None
     partial = q.new_empty(p.floats, dtype=torch.float32)
     sums = partial[p.sums_at :]
-    args = (q, k, v, kv_lens, partial, sums, *sizes, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
+    # looked at, or made here: unchecked
+    args = (q, k, v, kv_lens, None, partial, sums, *sizes, scale * LOG2_E, int(pdl))
     first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     args = (partial, sums, kv_lens, out, *sizes, p.shares)
     return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
@@ -108,14 +109,15 @@ def _prepared(q_shape, k_shape, dtype, device, lens, pdl, **chosen):
     """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
     (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
     p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, *card(device), pdl, lens, **chosen)
-    split, merge = _kernels(dtype, p.constants, lens, p.stages, p.threads, p.together)
+    threads = () if p.whole else (p.threads, p.together)
+    split, merge = _kernels(options(dtype, p.shape, p.schedule), p.stages, *threads)
     return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
 @functools.cache
-def _kernels(dtype, constants, lens, stages, threads, together):
-    both = [f"-DDTYPE={DTYPES[dtype]}", f"-DLENS={int(lens)}", *(f"-D{name}={value}" for name, value in constants)]
-    merge = None
-    if ("WHOLE", 1) not in constants:
-        merge = cuda.load(HERE / "merge.cu", (*both, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
-    return cuda.load(HERE / "decode.cu", (*both, f"-DSTAGES={stages}")).decode, merge
+def _kernels(options, stages, threads=0, together=0):
+    """decode.cu, and merge.cu if it has threads."""
+    split, merge = cuda.load(HERE / "decode.cu", (*options, f"-DRING_STAGES={stages}")).decode, None
+    if threads:
+        merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
+    return split, merge

@@ -7,6 +7,7 @@
 
    The lanes of a warp walk along time, as chapter 04's walk along a row. But here neighbours in time lie n_kv_heads *
    head_dim elements apart: a load of v touches 32 sectors of 32 bytes and uses 4 (fp32) or 2 (16 bit) bytes of each. */
+#include "../device/reduce.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE
@@ -24,6 +25,6 @@ extern "C" __global__ void mix(const T *att, const T *v, T *out, int n_heads, in
     const T *shares = att + h * kv_len, *column = v + kv_head * head_dim + d;
     float sum = 0;
     for (long long t = lane; t < kv_len; t += 32) sum += (float)shares[t] * (float)column[t * stride];
-    for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffff, sum, far);
+    sum = warp_sum(sum);
     if (lane == 0) out[i] = (T)sum;
 }

@@ -18,6 +18,8 @@
 
    Moves what it must, but each query head still reads K and V for itself. Still lost: with few heads
    and sequences most multiprocessors have no block. Launch grid (n_heads, batch). */
+#include "../device/math.cuh"
+#include "../device/reduce.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE
@@ -30,7 +32,6 @@ using T = DTYPE;
 constexpr int WARPS = 8;                       // of a block: launch 32 * WARPS threads
 constexpr int CHANNELS = (HEAD_DIM + 31) / 32; // of a lane: lane, lane + 32, ...
 constexpr float LOWEST = -3.402823466e38f;     // a maximum before there is one; -INF - -INF is NaN
-constexpr float LOG2_E = 1.4426950408889634f;
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 online(const T *q, const T *k, const T *v, const int *kv_lens, T *out, long long kv_len,
@@ -51,7 +52,7 @@ online(const T *q, const T *k, const T *v, const int *kv_lens, T *out, long long
         for (int i = 0, c = lane; c < HEAD_DIM; i++, c += 32)
             key[i] = (float)k[at + c], value[i] = (float)v[at + c];
         for (int i = 0; i < CHANNELS; i++) s += query[i] * key[i]; // 1
-        for (int far = 16; far > 0; far /= 2) s += __shfl_xor_sync(0xffffffff, s, far);
+        s = warp_sum(s);
         const float m_new = fmaxf(m, s); // 2
         const float correction = exp2f(m - m_new), p = exp2f(s - m_new); // 3, 4
         total = correction * total + p; // 5

@@ -10,6 +10,7 @@ below some ten thousand tokens.
 import functools
 from typing import NamedTuple
 
+from kernels.attention.arguments import DTYPES
 from lab.card import multiprocessors, shared_memory
 
 TILE = 16  # tokens
@@ -23,7 +24,8 @@ MERGE_THREADS = 512  # of a block of merge.cu, at most
 class Plan(NamedTuple):
     """The constants that the two kernels are compiled with, and the sizes of their launches."""
 
-    constants: tuple  # of (name, value), for both kernels
+    shape: tuple  # head_dim, query heads of a kv head: see Shape in shape.cuh
+    schedule: tuple  # warps, tokens of a tile, head tiles of a block, lengths, whole: see Schedule
     warps: int
     stages: int
     rows: int  # of a sequence: its panels, SIDE at a time
@@ -87,12 +89,18 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     teams = min(-(-count // DEPTH), max(1, MERGE_THREADS // columns))
     segments = shares + batch * rows
     sums_at = segments * side * heads * head_dim
-    constants = (("HEAD_DIM", head_dim), ("GROUP", group), ("SIDE", side), ("WARPS", warps))
-    constants += (("WHOLE", 1),) * whole
     return Plan(
-        constants, warps, stages, rows, shares, tiles // shares, tiles % shares, shared,
+        (head_dim, group), (warps, TILE, side, lens, whole),
+        warps, stages, rows, shares, tiles // shares, tiles % shares, shared,
         threads or -(-columns * teams // 32) * 32, together, whole, sums_at + 2 * segments * side * heads, sums_at,
     )  # fmt: skip
+
+
+def options(dtype, shape, schedule):
+    """What both kernels are compiled with, for a plan's shape and schedule."""
+    head_dim, group = shape
+    numbers = ", ".join(str(int(number)) for number in schedule)
+    return f"-DSHAPE=Shape<{DTYPES[dtype]}, {head_dim}, {group}>", f"-DSCHEDULE=Schedule<{numbers}>"
 
 
 @functools.cache

@@ -18,6 +18,8 @@
    always in the same order, whichever block was done first: so results are the same, bit for bit.
 
    Moves besides, written once and read once: 4 * batch * splits * n_heads * (HEAD_DIM + 1) bytes. */
+#include "../device/math.cuh"
+#include "../device/reduce.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <math.h> // INFINITY
@@ -31,7 +33,6 @@ using T = DTYPE;
 constexpr int WARPS = 8;                       // of a block: launch 32 * WARPS threads
 constexpr int CHANNELS = (HEAD_DIM + 31) / 32; // of a lane: lane, lane + 32, ...
 constexpr float LOWEST = -3.402823466e38f;     // a maximum before there is one; -INF - -INF is NaN
-constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int BATCH = 16;                      // splits that `merge` asks for at once
 
 /* grid (n_heads, splits, batch) */
@@ -56,7 +57,7 @@ split(const T *q, const T *k, const T *v, const int *kv_lens, float *partial, fl
         for (int i = 0, c = lane; c < HEAD_DIM; i++, c += 32)
             key[i] = (float)k[at + c], value[i] = (float)v[at + c];
         for (int i = 0; i < CHANNELS; i++) s += query[i] * key[i]; // 1
-        for (int far = 16; far > 0; far /= 2) s += __shfl_xor_sync(0xffffffff, s, far);
+        s = warp_sum(s);
         const float m_new = fmaxf(m, s); // 2
         const float correction = exp2f(m - m_new), p = exp2f(s - m_new); // 3, 4
         total = correction * total + p; // 5

@@ -15,6 +15,7 @@
    reads and two writes in `softmax`, one read in `mix`: 28 * batch * n_heads * kv_len bytes. And
    each query head reads K and V for itself: n_heads / n_kv_heads times the requests that would do.
 */
+#include "../device/reduce.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #ifndef DTYPE
@@ -44,7 +45,7 @@ extern "C" __global__ void scores(const T *q, const T *k, const int *kv_lens, fl
     const T *key = k + ((b * kv_len + t) * n_kv_heads + kv_head) * HEAD_DIM;
     float sum = 0;
     for (int c = lane; c < HEAD_DIM; c += 32) sum += (float)query[c] * (float)key[c];
-    for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(0xffffffff, sum, far);
+    sum = warp_sum(sum);
     if (lane == 0) scores[row * kv_len + t] = scale * sum; // 1
 }
 
@@ -53,11 +54,13 @@ extern "C" __global__ void scores(const T *q, const T *k, const int *kv_lens, fl
 template <class Join> __device__ float over_the_block(float value, float nothing, Join join) {
     __shared__ float parts[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    for (int far = 16; far; far /= 2) value = join(value, __shfl_xor_sync(0xffffffff, value, far));
+    for (int lane_mask = 16; lane_mask; lane_mask /= 2)
+        value = join(value, __shfl_xor_sync(0xffffffff, value, lane_mask));
     if (lane == 0) parts[warp] = value;
     __syncthreads();
     value = lane < blockDim.x / 32 ? parts[lane] : nothing;
-    for (int far = 16; far; far /= 2) value = join(value, __shfl_xor_sync(0xffffffff, value, far));
+    for (int lane_mask = 16; lane_mask; lane_mask /= 2)
+        value = join(value, __shfl_xor_sync(0xffffffff, value, lane_mask));
     return value;
 }
 

@@ -11,17 +11,7 @@
    values   must subtract the offset: over thousands of tokens it would drown the sum. One fma does it,
             exactly, and leaves code * VALUE_UNIT */
 #pragma once
-
-__device__ __forceinline__ unsigned multiply(unsigned a, unsigned b) {
-    unsigned c;
-    asm("mul.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
-__device__ __forceinline__ unsigned multiply_add(unsigned a, unsigned b, unsigned c) {
-    unsigned d;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
+#include "../device/half2.cuh"
 
 struct Int8 {
     static constexpr int BITS = 8, WORDS = 2;
@@ -35,7 +25,7 @@ struct Int8 {
     static __device__ __forceinline__ void values(unsigned (&a)[4], const unsigned *w) {
         keys(a, w);
 #pragma unroll
-        for (int i = 0; i < 4; i++) a[i] = multiply_add(a[i], 0x78007800, 0xb400b400); // 2**15, -128 / 512
+        for (int i = 0; i < 4; i++) a[i] = fma_x2(a[i], 0x78007800, 0xb400b400, __half()); // 2**15, -128 / 512
     }
 };
 struct Int4 {
@@ -55,7 +45,7 @@ struct Int4 {
         keys(a, w);
 #pragma unroll
         for (int i = 0; i < 4; i++) // 2**15 or 2**11, and -8 / 512
-            a[i] = multiply_add(a[i], i < 2 ? 0x78007800 : 0x68006800, 0xa400a400);
+            a[i] = fma_x2(a[i], i < 2 ? 0x78007800 : 0x68006800, 0xa400a400, __half());
     }
 };
 struct Fp8 { // e4m3 has an instruction, and no offset

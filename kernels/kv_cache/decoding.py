@@ -7,22 +7,21 @@ from pathlib import Path
 import torch
 
 from kernels import attention
-from kernels.attention.arguments import DTYPES, expect_first, expect_kv_lens, expect_scale, output
+from kernels.attention.arguments import expect_first, expect_kv_lens, expect_scale, output
+from kernels.attention.plan import options
 from kernels.kv_cache.plan import plan
 from kernels.kv_cache.quantization import STEP, TILE, QuantizedKV
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
 
 HERE = Path(__file__).resolve().parent
-FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in decode.cu
+FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in codes.cuh
 LOG2_E = math.log2(math.e)
-FEW = 8  # log2 of how far a weight may pass 1: see flash.cuh
+RESCALE_ABOVE = 8  # log2 of how far a weight may pass 1: see softmax.cuh
 SOURCES = (
     "kernels/kv_cache/decode.cu",
-    "kernels/kv_cache/codes.cuh",
     "kernels/kv_cache/plan.py",
     "kernels/kv_cache/quantization.py",
-    "kernels/attention/flash.cuh",
     "kernels/attention/merge.cu",
 )
 
@@ -77,19 +76,20 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     )
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
     q_lift = min(15, 15 - _log2(k.peak)) if k.axis == "channel" else 15
-    lift = min(15, 15 - _log2(v.peak)) - FEW
+    lift = min(15, 15 - _log2(v.peak)) - RESCALE_ABOVE
     rooms = k.packed.shape[2] * TILE // STEP, v.packed.shape[2] * TILE // STEP
     if p.whole:  # one launch; no scratch memory
-        result, sums = out, None
+        results = out, None, None
     else:
-        result = q.new_empty(p.floats, dtype=torch.float32)
-        sums = result[p.sums_at :]
-    args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, result, sums, *sizes, *rooms)  # looked at, or made here
+        partial = q.new_empty(p.floats, dtype=torch.float32)
+        sums = partial[p.sums_at :]
+        results = None, partial, sums
+    args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, *results, *sizes, *rooms)  # looked at, or made here
     args += (scale * LOG2_E, q_lift, lift, int(pdl))
     first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     if p.whole:
         return first, None
-    args = (result, sums, kv_lens, out, *sizes, p.shares)
+    args = (partial, sums, kv_lens, out, *sizes, p.shares)
     return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
 
 
@@ -101,8 +101,8 @@ def _prepared(q_shape, k_shape, formats, dtype, lens, *card, **chosen):
     slot = _slot_bytes(k_bits, k_axis, k_group, head_dim) + _slot_bytes(v_bits, "token", v_group, head_dim)
     low = k_bits == v_bits == 4
     p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *card, lens, **chosen)
-    constants = (*p.constants, ("LENS", int(lens)))
-    split, merge = _kernels(dtype, constants, p.stages, p.blocks, p.threads, p.together, formats)
+    threads = () if p.whole else (p.threads, p.together)
+    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.blocks, *threads)
     return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
@@ -129,24 +129,16 @@ def _slot_bytes(bits, axis, group, head_dim):
 
 
 @functools.cache
-def _kernels(dtype, constants, stages, blocks, threads, together, formats):
+def _kernels(options, formats, stages, blocks, threads=0, together=0):
+    """decode.cu, and merge.cu if it has threads."""
     k_bits, k_axis, k_group, v_bits, v_group = formats
-    shared = [f"-DDTYPE={DTYPES[dtype]}", *(f"-D{name}={value}" for name, value in constants)]
-    own = {
-        "STAGES": stages,
-        "BLOCKS": blocks,
-        "KEYS": FORMATS[k_bits],
-        "KEY_TOKENS": k_group if k_axis == "channel" else 0,
-        "VALUES": FORMATS[v_bits],
-        "VALUE_CHANNELS": v_group,
-    }
-    if k_axis == "token":
-        own["KEY_CHANNELS"] = k_group
-    split = cuda.load(HERE / "decode.cu", (*shared, *(f"-D{name}={value}" for name, value in own.items()))).decode
-    merge = None
-    if ("WHOLE", 1) not in constants:
-        options = (*shared, f"-DTHREADS={threads}", f"-DTOGETHER={together}")
-        merge = cuda.load(HERE.parent / "attention" / "merge.cu", options).merge
+    tokens, channels = (k_group, 0) if k_axis == "channel" else (0, k_group)
+    cache = f"Cache<{FORMATS[k_bits]}, {FORMATS[v_bits]}, {tokens}, {channels}, {v_group}>"
+    own = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={blocks}"
+    split, merge = cuda.load(HERE / "decode.cu", (*options, *own)).decode, None
+    if threads:
+        both = *options, f"-DTHREADS={threads}", f"-DTOGETHER={together}"
+        merge = cuda.load(HERE.parent / "attention" / "merge.cu", both).merge
     return split, merge
 
 

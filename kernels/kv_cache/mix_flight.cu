@@ -56,7 +56,8 @@ mix(const float *att, const __half *v, float *out, int n_heads, int n_kv_heads, 
     }
 #pragma unroll
     for (int i = 0; i < VEC; i++) {
-        for (int far = 16; far >= LANES; far /= 2) sum[i] += __shfl_xor_sync(0xffffffff, sum[i], far);
+        for (int lane_mask = 16; lane_mask >= LANES; lane_mask /= 2)
+            sum[i] += __shfl_xor_sync(0xffffffff, sum[i], lane_mask);
         if (lane < LANES) sums[slice][lane * VEC + i] = sum[i];
     }
     __syncthreads();

@@ -17,7 +17,8 @@ MERGE_THREADS, MERGE_DEPTH = 256, 5  # threads of a block of merge.cu, at most, 
 
 
 class Plan(NamedTuple):
-    constants: tuple  # of (name, value), for both kernels
+    shape: tuple  # head_dim, query heads of a kv head: see Shape in ../attention/shape.cuh
+    schedule: tuple  # warps, tokens of a tile, head tiles of a block, lengths, whole: see Schedule
     stages: int
     blocks: int  # that a multiprocessor has room for
     warps: int
@@ -100,9 +101,8 @@ def plan(
     teams = min(-(-count // MERGE_DEPTH), max(1, MERGE_THREADS // columns))
     segments = shares + batch * rows
     sums_at = segments * heads * head_dim
-    constants = (("HEAD_DIM", head_dim), ("GROUP", group), ("WARPS", w), ("TILE", TILE))
-    constants += (("WHOLE", 1),) * whole
     return Plan(
-        *(constants, stages, blocks, w, rows, shares, tiles // shares, tiles % shares, shared),
+        *((head_dim, group), (w, TILE, 1, lens, whole)),
+        *(stages, blocks, w, rows, shares, tiles // shares, tiles % shares, shared),
         *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )

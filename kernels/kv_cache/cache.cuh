@@ -1,0 +1,140 @@
+/* A quantised cache: what a tile of it is made of, and how a warp's tiles come into its ring.
+
+   The codes lie in memory as the lanes of an mma take them: 16 tokens of a kv head are HEAD_DIM * bits / 256 words of
+   16 bytes for each lane. A warp asks for 512 neighbouring bytes at a time, and a lane reads what it copied itself: no
+   ldmatrix, no padding. A slot of the ring has a tile's codes of keys and of values, and behind them their scales. */
+#pragma once
+#include "../attention/tiles.cuh"
+#include "../device/copy.cuh"
+#include "../device/ring.cuh"
+#include "codes.cuh"
+
+template <typename Keys, typename Values, int KeyTokens, int KeyChannels, int ValueChannels> struct Cache {
+    using KEYS = Keys; // Int8, Int4 or Fp8
+    using VALUES = Values;
+    static constexpr int KEY_TOKENS = KeyTokens;         // that share a scale of a channel, a multiple of TILE; 0: none
+    static constexpr int KEY_CHANNELS = KeyChannels;     // that share a scale of a token, if KEY_TOKENS is 0
+    static constexpr int VALUE_CHANNELS = ValueChannels; // likewise: multiples of 16 that divide HEAD_DIM
+};
+#ifndef CACHE
+#define CACHE Cache<Int8, Int8, 0, HEAD_DIM, HEAD_DIM>
+#endif
+#ifndef RING_STAGES
+#define RING_STAGES 4
+#endif
+using C = CACHE;
+using KEYS = C::KEYS;
+using VALUES = C::VALUES;
+
+constexpr int STAGES = RING_STAGES;            // tiles in a warp's ring
+constexpr bool BY_CHANNEL = C::KEY_TOKENS > 0; // scales of keys belong to channels
+constexpr int SIXTEENS = TILE / 16;            // of the tokens of a tile
+constexpr int K_LOADS = HEAD_DIM * KEYS::BITS / 256, V_LOADS = HEAD_DIM * VALUES::BITS / 256; // of a lane, 16 tokens
+constexpr int K_GROUPS = BY_CHANNEL ? 1 : HEAD_DIM / C::KEY_CHANNELS, V_GROUPS = HEAD_DIM / C::VALUE_CHANNELS;
+constexpr int K_WORDS = 32 * SIXTEENS * K_LOADS, V_WORDS = 32 * SIXTEENS * V_LOADS; // of a tile, of 16 bytes
+constexpr int K_SCALES = BY_CHANNEL ? HEAD_DIM / 8 : SIXTEENS * 2 * K_GROUPS, V_SCALES = SIXTEENS * 2 * V_GROUPS;
+constexpr int SLOT = (K_WORDS + V_WORDS + K_SCALES + V_SCALES + 7) / 8 * 8; // whole lines of 128 bytes
+constexpr int TOKENS_STILL_CHANGING = BY_CHANNEL ? C::KEY_TOKENS : TILE;    // by a token that is appended, at most
+static_assert(TOKENS_STILL_CHANGING % TILE == 0, "a tile of keys has one set of scales for its channels");
+
+/* Where a warp is: the tiles of a share, one segment after another, of each those that are the warp's. They are
+   neighbours, so that it meets a group's scales once. */
+struct WarpTiles {
+    TileCursor cursor; // tile: the next of this warp
+    int left;          // tiles of the share that follow this segment
+    int mine;          // tiles that the warp still has in it
+
+    __device__ __forceinline__ WarpTiles(const TileSchedule &schedule, int first, int count, int warp, int lane)
+        : cursor(schedule, first, lane), left(count) {
+        enter(warp);
+    }
+    __device__ __forceinline__ void enter(int warp) {
+        const int tiles = min(left, cursor.tiles - cursor.tile), from = tiles * warp / WARPS;
+        left -= tiles;
+        mine = tiles * (warp + 1) / WARPS - from;
+        cursor.tile += from;
+    }
+    __device__ __forceinline__ void next_segment(const TileSchedule &schedule, int warp) {
+        cursor.tile = 0;
+        cursor.next_row(schedule);
+        enter(warp);
+    }
+    __device__ __forceinline__ void next_tile() { cursor.tile++, mine--; }
+    /* Whether this is the first tile that its group of tokens has. */
+    __device__ __forceinline__ bool at_new_group() const { return cursor.tile * TILE % TOKENS_STILL_CHANGING == 0; }
+};
+
+/* The cache, as quantization.py lays it out. */
+struct Codes {
+    const uint4 *k, *v, *k_scale, *v_scale;
+    int k_room, v_room; // tiles that a sequence has room for
+};
+
+/* Copies a warp's tiles into its ring, STAGES tiles before they are used. */
+struct Prefetcher {
+    const TileSchedule &schedule;
+    const Codes &codes;
+    WarpTiles next;   // the tile to be copied
+    bool new_segment; // it is the warp's first of a segment
+    const uint4 *k, *v, *k_scale, *v_scale; // this lane's words of it
+    uint4 *ring;
+    CachePolicy once; // the cache is read once, so it is the first that may leave L2
+
+    __device__ __forceinline__ Prefetcher(const TileSchedule &schedule, const Codes &codes, const WarpTiles &begin,
+                                          uint4 *ring, int warp)
+        : schedule(schedule), codes(codes), next(begin), new_segment(true), ring(ring), once(evict_first()) {}
+
+    /* Go on to a segment in which the warp has a tile. */
+    __device__ __forceinline__ void find_tile(int warp) {
+        while (next.mine == 0 && next.left > 0) next.next_segment(schedule, warp), new_segment = true;
+    }
+    /* Whether the next tile is of the group that the newest token of a sequence is in: what shares its scale. */
+    __device__ __forceinline__ bool at_newest_group() const {
+        if (next.mine == 0) return false;
+        const int newest = schedule.length(next.cursor.b) - 1;
+        return next.cursor.tile * TILE >= newest / TOKENS_STILL_CHANGING * TOKENS_STILL_CHANGING;
+    }
+    /* Ask for the next tile: first the keys, then the values, which are waited for one after the other. */
+    __device__ __forceinline__ void prefetch(int slot, int lane) {
+        uint4 *to = ring + slot * SLOT + lane;
+        if (next.mine > 0) {
+            if (new_segment) find_words(lane);
+            copy<K_WORDS>(to, k, lane);
+            if (!BY_CHANNEL || new_segment || next.at_new_group()) {
+                const int group = next.cursor.tile * TILE / TOKENS_STILL_CHANGING;
+                copy<K_SCALES>(to + K_WORDS + V_WORDS, BY_CHANNEL ? k_scale + group * K_SCALES : k_scale, lane);
+            }
+            k += K_WORDS;
+            if (!BY_CHANNEL) k_scale += K_SCALES;
+        }
+        CopyRing<STAGES, 2>::filled(); // also with nothing
+        if (next.mine > 0) {
+            copy<V_WORDS>(to + K_WORDS, v, lane);
+            copy<V_SCALES>(to + K_WORDS + V_WORDS + K_SCALES, v_scale, lane);
+            v += V_WORDS, v_scale += V_SCALES;
+            new_segment = false;
+            next.next_tile();
+        }
+        CopyRing<STAGES, 2>::filled();
+    }
+
+  private:
+    __device__ __forceinline__ void find_words(int lane) {
+        const int n_kv_heads = schedule.rows / HEAD_TILES;
+        const long long row = (long long)next.cursor.b * n_kv_heads + next.cursor.row / HEAD_TILES;
+        const long long key = row * codes.k_room + next.cursor.tile, value = row * codes.v_room + next.cursor.tile;
+        k = codes.k + key * K_WORDS + lane, v = codes.v + value * V_WORDS + lane;
+        v_scale = codes.v_scale + value * V_SCALES + lane;
+        k_scale = codes.k_scale + lane;
+        if (BY_CHANNEL)
+            k_scale += row * ((codes.k_room * TILE + TOKENS_STILL_CHANGING - 1) / TOKENS_STILL_CHANGING) * K_SCALES;
+        else
+            k_scale += key * K_SCALES;
+    }
+    /* So many words, 32 at a time. */
+    template <int COUNT> __device__ __forceinline__ void copy(uint4 *to, const uint4 *from, int lane) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += 32)
+            if (COUNT % 32 == 0 || i + lane < COUNT) copy_async(shared_address(to + i), from + i, once);
+    }
+};

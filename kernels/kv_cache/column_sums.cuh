@@ -1,0 +1,104 @@
+/* The online softmax of ../attention/softmax.cuh, where heads are the columns of an mma and not its rows: 8 heads fill
+   one. Weights are float16 whatever the dtype of q. They carry a factor 2**lift, which keeps their products with the
+   scales of values in its range. */
+#pragma once
+#include "../attention/partial.cuh"
+#include "cache.cuh"
+
+constexpr int HEAD_EIGHTS = (HEADS + 7) / 8;   // mmas for the heads of a head tile: they are its columns
+using HeadColumns = float[HEAD_EIGHTS][4];     // lane 4g + c has rows g and g + 8 of heads 2c and 2c + 1
+using Weights = unsigned[SIXTEENS][HEAD_EIGHTS][2]; // (heads, tokens): head g, tokens 2c, 2c + 1 and 8 more
+
+/* What a warp knows of a head tile: as SoftmaxSums (softmax.cuh), but heads are columns. */
+struct ColumnSums {
+    HeadColumns values[STEPS];     // weighted: (head_dim, heads)
+    float maximum[HEAD_EIGHTS][2]; // `lift` below the largest score, so that weights are 2**lift times as large
+    float weights[HEAD_EIGHTS][2]; // summed: of this lane's tokens alone
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int n = 0; n < HEAD_EIGHTS; n++) {
+#pragma unroll
+            for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) values[step][n][i] = 0;
+            maximum[n][0] = maximum[n][1] = LOWEST;
+            weights[n][0] = weights[n][1] = 0;
+        }
+    }
+    __device__ __forceinline__ void raise_maxima(const HeadColumns (&s)[SIXTEENS], int lift) {
+#pragma unroll
+        for (int n = 0; n < HEAD_EIGHTS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float high = LOWEST;
+#pragma unroll
+                for (int t = 0; t < SIXTEENS; t++) high = fmaxf(high, fmaxf(s[t][n][i], s[t][n][i + 2]));
+                high = fmaxf(maximum[n][i], column_max(high) - lift);
+                const float scale = exp2_approx(maximum[n][i] - high);
+                maximum[n][i] = high;
+                weights[n][i] *= scale;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+                    values[step][n][i] *= scale, values[step][n][i + 2] *= scale;
+            }
+    }
+    /* s: scores of a tile. They become weights. */
+    __device__ __forceinline__ void online_softmax(const HeadColumns (&s)[SIXTEENS], int lift, Weights &w) {
+        bool rescale = false;
+#pragma unroll
+        for (int t = 0; t < SIXTEENS; t++)
+#pragma unroll
+            for (int n = 0; n < HEAD_EIGHTS; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) rescale |= s[t][n][i] > maximum[n][i % 2] + (RESCALE_ABOVE + lift);
+        if (__any_sync(~0u, rescale)) raise_maxima(s, lift);
+#pragma unroll
+        for (int t = 0; t < SIXTEENS; t++)
+#pragma unroll
+            for (int n = 0; n < HEAD_EIGHTS; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float x = exp2_approx(s[t][n][2 * i] - maximum[n][0]);
+                    const float y = exp2_approx(s[t][n][2 * i + 1] - maximum[n][1]);
+                    weights[n][0] += x, weights[n][1] += y;
+                    w[t][n][i] = movmatrix_trans(pack(x, y, __half()));
+                }
+    }
+    /* At the end of a segment, into shared memory: [WARPS][HEADS][PITCH] and [WARPS][HEADS]. */
+    __device__ __forceinline__ void lay_down(float *all_values, float2 *max_and_sum, int warp, int lane) {
+#pragma unroll
+        for (int n = 0; n < HEAD_EIGHTS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float sum = column_sum(weights[n][i]);
+                const int g = lane / 4, head = 8 * n + lane % 4 * 2 + i;
+                if (head >= HEADS) continue;
+                if (g == 0) max_and_sum[warp * HEADS + head] = make_float2(maximum[n][i], sum);
+                float *to = all_values + (warp * HEADS + head) * PITCH + g;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+                    to[16 * step] = values[step][n][i], to[16 * step + 8] = values[step][n][i + 2];
+            }
+    }
+};
+
+/* Add up what the warps have laid down, each relative to its own maximum: two channels of a head for each thread. */
+template <class Epilogue>
+__device__ __forceinline__ void store(const Epilogue &epilogue, const float *all_values, const float2 *max_and_sum,
+                                      int thread) {
+#pragma unroll 1
+    for (int i = thread; i < HEADS * (HEAD_DIM / 2); i += 32 * WARPS) {
+        const int channel = i % (HEAD_DIM / 2) * 2, head = i / (HEAD_DIM / 2);
+        const float2 found = joined(max_and_sum + head, HEADS);
+        float2 sum = {};
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float2 a = *reinterpret_cast<const float2 *>(all_values + (w * HEADS + head) * PITCH + channel);
+            const float share = exp2_approx(max_and_sum[w * HEADS + head].x - found.x);
+            sum.x += a.x * share, sum.y += a.y * share;
+        }
+        sum.x /= VALUES::VALUE_UNIT, sum.y /= VALUES::VALUE_UNIT;
+        epilogue.store(0, head, channel, sum, found);
+    }
+}
