@@ -319,7 +319,7 @@ def test_nan_stays_in_its_heads():
     attention.decode(q, k, v, out=out)
     assert out[0, 4:].isnan().all() and (out[1, :4, 63] == torch.inf).all()
     mine = q.clone()
-    mine[1, 6, 0] = torch.nan  # of one head of a panel
+    mine[1, 6, 0] = torch.nan  # of one head of a head tile
     assert torch.equal(
         attention.decode(mine, k, v).isnan().all(-1).nonzero(), torch.tensor([*[[0, h] for h in range(4, 8)], [1, 6]])
     )

@@ -14,7 +14,7 @@ from kernels.attention.arguments import DTYPES
 from lab.card import multiprocessors, shared_memory
 
 TILE = 16  # tokens
-PANEL = 16  # query heads of an mma, at most
+HEAD_TILE = 16  # query heads of an mma, at most
 WHOLE_LEAST, WHOLE_MOST = 0.95, 512  # multiprocessors that must get a row, of all; tiles of a row, at most
 LONG, LONG_PDL = 24, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
 DEPTH = 5  # segments that a thread of merge.cu loads at once
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     schedule: tuple  # warps, tokens of a tile, head tiles of a block, lengths, whole: see Schedule
     warps: int
     stages: int
-    rows: int  # of a sequence: its panels, SIDE at a time
+    rows: int  # of a sequence: its head tiles, so many of a block at a time
     shares: int  # blocks of decode.cu
     each: int  # tiles of a share, where all sequences are of the same length
     rest: int  # shares that have one more
@@ -46,33 +46,33 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     """The plan for tensors of these sizes, on a card of so many multiprocessors and bytes of shared memory for a block.
     What is given by name is taken as it is, for measurements; with whole=True, side and shares are not."""
     group = n_heads // n_kv_heads
-    panels = -(-group // PANEL)
-    heads = -(-group // panels)
+    head_tiles = -(-group // HEAD_TILE)
+    heads = -(-group // head_tiles)
     tokens = -(-kv_len // TILE)  # in tiles
     # Where rows are almost as many as multiprocessors, a row each saves the merge and costs the others' idle time,
-    # which grows with kv_len. Lengths of their own would leave the shares unequal, and panels of one kv head in
+    # which grows with kv_len. Lengths of their own would leave the shares unequal, and head tiles of one kv head in
     # different blocks would read it twice.
-    rows = batch * n_kv_heads * panels
+    rows = batch * n_kv_heads * head_tiles
     if whole is None:
-        free = not (lens or warps or side or shares) and panels == 1
+        free = not (lens or warps or side or shares) and head_tiles == 1
         whole = free and WHOLE_LEAST * processors <= rows <= processors and tokens <= WHOLE_MOST
     if whole:
         if lens or warps == 1:
             raise ValueError(f"plan: whole takes no lengths and two warps at least, got lens={lens}, warps={warps}")
         side, shares = 1, rows
     # Eight warps copy faster; four leave registers to merge.cu, which then starts early, and fewer segments.
-    share = batch * n_kv_heads * panels * tokens / processors / 8
+    share = batch * n_kv_heads * head_tiles * tokens / processors / 8
     ladder = (8, 4, 2, 1) if batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
     if whole:
         ladder = (8, 4, 2)
     for w in (warps,) if warps else ladder:  # the first that leaves room for two tiles of each warp
-        wide = side or next(s for s in (8, 4, 2, 1) if n_kv_heads * panels % s == 0 and w % s == 0)
+        wide = side or next(s for s in (8, 4, 2, 1) if n_kv_heads * head_tiles % s == 0 and w % s == 0)
         slot = w * 2 * TILE * head_dim * 2
         fixed = w * heads * (head_dim + 8) * 2 + (4 * w * heads * (head_dim + 10) if wide < w else 0)
         fit = (room - fixed) // slot
         if fit >= 2:
             break
-    warps, side, rows = w, wide, n_kv_heads * panels // wide
+    warps, side, rows = w, wide, n_kv_heads * head_tiles // wide
     tiles = batch * rows * tokens
     shares = min(tiles, shares or processors)
 
@@ -84,7 +84,7 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
         shared = max(shared, room // 2 + 1)
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
-    together = heads if heads * panels == group and batch * n_heads >= 2 * processors else 1
+    together = heads if heads * head_tiles == group and batch * n_heads >= 2 * processors else 1
     columns = together * head_dim // 4
     teams = min(-(-count // DEPTH), max(1, MERGE_THREADS // columns))
     segments = shares + batch * rows

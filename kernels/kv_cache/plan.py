@@ -7,7 +7,7 @@ tiles. Integers of 4 bits need most instructions for a byte, so long shares of t
 import functools
 from typing import NamedTuple
 
-TILE, PANEL = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
+TILE, HEAD_TILE = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
 WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
 STAGES, STAGES_4 = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep
 LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
     stages: int
     blocks: int  # that a multiprocessor has room for
     warps: int
-    rows: int  # of a sequence: its panels
+    rows: int  # of a sequence: its head tiles
     shares: int  # blocks of decode.cu
     each: int  # tiles of a share, where all sequences are of the same length
     rest: int  # shares that have one more
@@ -65,9 +65,9 @@ def plan(
     each block has one row, and no merge follows.
     """
     group = n_heads // n_kv_heads
-    panels = -(-group // PANEL)
-    heads = -(-group // panels)
-    rows = n_kv_heads * panels
+    head_tiles = -(-group // HEAD_TILE)
+    heads = -(-group // head_tiles)
+    rows = n_kv_heads * head_tiles
     tiles = batch * rows * -(-kv_len // TILE)
     shares = min(multiprocessors, tiles)
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
@@ -96,7 +96,7 @@ def plan(
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
-    together = heads if heads * panels == group and batch * n_heads >= 2 * multiprocessors else 1
+    together = heads if heads * head_tiles == group and batch * n_heads >= 2 * multiprocessors else 1
     columns = together * head_dim // 4
     teams = min(-(-count // MERGE_DEPTH), max(1, MERGE_THREADS // columns))
     segments = shares + batch * rows
