@@ -23,6 +23,7 @@
    queries of a head tile, WarpSums::FLOATS floats.
    q, out (batch, n_heads, HEAD_DIM); k, v (batch, kv_len, n_kv_heads, HEAD_DIM); all addresses
    multiples of 16 bytes. scale: times log2(e). early: launched as a dependent. */
+#include "../device/hidden.cuh"
 #include "../device/pdl.cuh"
 #include "../device/ring.cuh"
 #include "partial.cuh"
@@ -81,6 +82,11 @@ struct Queries {
     }
 };
 
+/* 16 bytes of zeros into shared memory. */
+__device__ __forceinline__ void store_zeros(unsigned to) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
 /* Copies a warp's tiles into its ring, STAGES tiles before they are used. */
 struct Prefetcher {
     const TileSchedule &schedule;
@@ -104,6 +110,7 @@ struct Prefetcher {
     /* Ask for the next tile; past the end of a sequence lay down zeros, where anything may stand. */
     __device__ __forceinline__ void prefetch(const T *k, const T *v, int slot, int lane) {
         if (left > 0) {
+            const unsigned slot_at = hidden(shared_address(ring + 2 * slot * TILE_SIZE), lane);
             const int first = next.tile * TILE, there = schedule.length(next.b) - first; // tokens
             const long long at = ((long long)next.b * schedule.kv_len + first) * token_stride +
                                  (next.row * HEAD_TILES_PER_BLOCK + head_tile) / HEAD_TILES * HEAD_DIM;
@@ -113,9 +120,9 @@ struct Prefetcher {
                 for (int i = 0; i < COPIES; i++) {
                     int token = (32 * i + lane) / WORDS, word = (32 * i + lane) % WORDS;
                     const T *from = (kv ? v : k) + at + token * (long long)token_stride + 8 * word;
-                    T *to = ring + (2 * slot + kv) * TILE_SIZE + place_of(token, word);
-                    if (token < there) copy_async(shared_address(to), from, once);
-                    else *reinterpret_cast<uint4 *>(to) = uint4{};
+                    const unsigned to = slot_at + (kv * TILE_SIZE + place_of(token, word)) * BYTES;
+                    if (token < there) copy_async(to, from, once);
+                    else store_zeros(to);
                 }
             left -= WARPS_PER_HEAD_TILE;
             if (left > 0) next.advance(schedule, WARPS_PER_HEAD_TILE);

@@ -6,6 +6,7 @@
 #pragma once
 #include "../attention/tiles.cuh"
 #include "../device/copy.cuh"
+#include "../device/hidden.cuh"
 #include "../device/ring.cuh"
 #include "codes.cuh"
 
@@ -96,21 +97,21 @@ struct Prefetcher {
     }
     /* Ask for the next tile: first the keys, then the values, which are waited for one after the other. */
     __device__ __forceinline__ void prefetch(int slot, int lane) {
-        uint4 *to = ring + slot * SLOT + lane;
+        const unsigned to = hidden(shared_address(ring + slot * SLOT + lane), lane);
         if (next.mine > 0) {
             if (new_segment) find_words(lane);
-            copy<K_WORDS>(to, k, lane);
+            copy<K_WORDS>(to, 0, k, lane);
             if (!BY_CHANNEL || new_segment || next.at_new_group()) {
                 const int group = next.cursor.tile * TILE / TOKENS_STILL_CHANGING;
-                copy<K_SCALES>(to + K_WORDS + V_WORDS, BY_CHANNEL ? k_scale + group * K_SCALES : k_scale, lane);
+                copy<K_SCALES>(to, K_WORDS + V_WORDS, BY_CHANNEL ? k_scale + group * K_SCALES : k_scale, lane);
             }
             k += K_WORDS;
             if (!BY_CHANNEL) k_scale += K_SCALES;
         }
         CopyRing<STAGES, 2>::filled(); // also with nothing
         if (next.mine > 0) {
-            copy<V_WORDS>(to + K_WORDS, v, lane);
-            copy<V_SCALES>(to + K_WORDS + V_WORDS + K_SCALES, v_scale, lane);
+            copy<V_WORDS>(to, K_WORDS, v, lane);
+            copy<V_SCALES>(to, K_WORDS + V_WORDS + K_SCALES, v_scale, lane);
             v += V_WORDS, v_scale += V_SCALES;
             new_segment = false;
             next.next_tile();
@@ -131,10 +132,11 @@ struct Prefetcher {
         else
             k_scale += key * K_SCALES;
     }
-    /* So many words, 32 at a time. */
-    template <int COUNT> __device__ __forceinline__ void copy(uint4 *to, const uint4 *from, int lane) const {
+    /* So many words, 32 at a time, to behind so many others in the slot; to: the lane's place in it. */
+    template <int COUNT>
+    __device__ __forceinline__ void copy(unsigned to, int behind, const uint4 *from, int lane) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i += 32)
-            if (COUNT % 32 == 0 || i + lane < COUNT) copy_async(shared_address(to + i), from + i, once);
+            if (COUNT % 32 == 0 || i + lane < COUNT) copy_async(to + (behind + i) * 16, from + i, once);
     }
 };
