@@ -136,17 +136,21 @@ MUTATIONS = [
     ),
     Mutation(
         "PDL: lowbit does not wait",
-        "kernels/lowbit/gemv.cu",
-        f"    // 2. wait for the kernel ahead\n#if __CUDA_ARCH__ >= 900\n    {WAIT}\n",
+        "kernels/lowbit/many_rows.cu",
+        "    // 2. wait for the kernel ahead\n    wait_for_previous_kernel();\n",
         "tests/test_lowbit.py -k 'test_right_on_hostile_shapes and 13-2080'",
-        "#if __CUDA_ARCH__ >= 900\n",
+    ),
+    Mutation(
+        "PDL: lowbit does not wait, with few rows of x",
+        "kernels/lowbit/few_rows.cu",
+        "    // 2. wait for the kernel ahead\n    wait_for_previous_kernel();\n",
+        "tests/test_lowbit.py -k 'test_right_on_hostile_shapes and 7-4224'",
     ),
     Mutation(
         "PDL: lowbit's merge does not wait",
-        "kernels/lowbit/gemv.cu",
-        f'    asm volatile("griddepcontrol.launch_dependents;");\n    {WAIT}\n',
+        "kernels/lowbit/merge.cu",
+        "    wait_for_previous_kernel();\n",
         "tests/test_lowbit.py -k test_sums_of_splits_of_any_number_go_anywhere",
-        '    asm volatile("griddepcontrol.launch_dependents;");\n',
     ),
     Mutation(
         "PDL: attention does not wait for q",
@@ -228,17 +232,17 @@ MUTATIONS = [
     ),
     Mutation(
         "ring: lowbit fills a slot that lanes still read",
-        "kernels/lowbit/gemv.cu",
-        "                __syncwarp();\n                ask(home",
+        "kernels/lowbit/unit.cuh",
+        "        __syncwarp();\n        prefetch(lane_slot",
         "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
-        "                ask(home",
+        "        prefetch(lane_slot",
     ),
     Mutation(
         "ring: lowbit reads what other lanes still copy",
-        "kernels/lowbit/gemv.cu",
-        '"n"(DEPTH - 1) : "memory");\n                __syncwarp();\n',
+        "kernels/lowbit/unit.cuh",
+        "        ring.wait_full();\n        __syncwarp();\n",
         "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
-        '"n"(DEPTH - 1) : "memory");\n',
+        "        ring.wait_full();\n",
     ),
     # A kernel of several phases.
     Mutation(

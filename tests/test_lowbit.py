@@ -2,8 +2,8 @@
 machine code. tests/test_lowbit_rungs.py has the first two rungs, tests/test_ref_lowbit.py the reference."""
 
 import re
+import shutil
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,68 +310,79 @@ def test_the_ring_goes_round(case, monkeypatch):
 
 def test_many_phases_of_sums():
     Wq, x, out = problem(1700, 256, 4, 128, 1)
-    found = plan(1700, 256, 1, 4, 128, 2, 3, ROOM, TILES=2)
-    assert dict(found.constants)["TEAMS"] > 1
-    kernel = top._module(HALF, HALF, found.constants).gemv
-    report = kernel(
+    found = plan(1700, 256, 1, 4, 128, 2, 3, ROOM, tiles_in_phase=2)
+    assert found.teams > 1
+    report = top.kernel(found, HALF, HALF)(
         found.grid, found.block, Wq.packed, Wq.factors, x, out, 1700, 256, 1, shared=found.shared, check_races=True
     )
     assert report.grid == (3, 1, 1)
     close(out, Wq, x)
 
 
-MISTAKES = {  # in gemv.cu: what stands there, what is put in its place
-    "waits for one group too few": ('"n"(DEPTH - 1)', '"n"(DEPTH)'),
-    "does not wait for the other lanes' scales": ('memory");\n                __syncwarp();', 'memory");'),
+MISTAKES = {  # where, what stands there, what is put in its place
+    "waits for one group too few": ("unit.cuh", "ring.wait_full();", "copy_async_wait<R::STAGES>();"),
+    "does not wait for the other lanes' scales": (
+        "unit.cuh",
+        "ring.wait_full();\n        __syncwarp();",
+        "ring.wait_full();",
+    ),
     "asks into a slot that is still read": (
-        "ask(home + slot * ",
-        "ask(home + (slot < DEPTH - 1 ? slot + 1 : 0) * ",
+        "unit.cuh",
+        "prefetch(lane_slot + ring.slot * ",
+        "prefetch(lane_slot + (ring.slot < R::STAGES - 1 ? ring.slot + 1 : 0) * ",
     ),
-    "adds up without a barrier": (
-        "so one barrier is enough\n        __syncthreads();",
-        "",
-    ),
-    "has one set of sums": ("phase ^= 1", "phase ^= 0"),
+    "adds up without a barrier": ("few_rows.cu", "so one barrier is enough\n        __syncthreads();", ""),
+    "has one set of sums": ("few_rows.cu", "set ^= 1", "set ^= 0"),
 }
 
 
 MISTAKES_WITH_X = {  # on its way through the shared memory
-    "does not wait for x": ('"n"(FREE - EARLY)', '"n"(FREE - EARLY + 1)'),
+    "does not wait for x": (
+        "many_rows.cu",
+        "<STAGES_BESIDE_X - R::STAGES_BEFORE_WAIT>();",
+        "<STAGES_BESIDE_X - R::STAGES_BEFORE_WAIT + 1>();",
+    ),
     "does not wait for what the other lanes copied": (
-        '"n"(FREE - EARLY) : "memory");\n            __syncwarp();',
-        '"n"(FREE - EARLY) : "memory");',
+        "many_rows.cu",
+        "<STAGES_BESIDE_X - R::STAGES_BEFORE_WAIT>();\n        __syncwarp();",
+        "<STAGES_BESIDE_X - R::STAGES_BEFORE_WAIT>();",
     ),
     "asks for weights over another warp's x": (
-        "            __syncthreads(); // from here on",
-        "            // from here on",
+        "many_rows.cu",
+        "        __syncthreads(); // from here on",
+        "        // from here on",
     ),
 }
 
 
-def expect_seen(right, wrong, found, rows, cols, m):
-    """gemv.cu is right with this plan, 4 bits and groups of 128; with a mistake the machine stops."""
-    text = (top.HERE / "gemv.cu").read_text()
+def expect_seen(tmp_path, mistake, found, rows, cols, m):
+    """The kernel is right with this plan, 4 bits and groups of 128; with a mistake in a copy the machine stops."""
+    file, right, wrong = mistake
+    text = (top.HERE / file).read_text()
     assert text.count(right) == 1
+    shutil.copytree(top.HERE.parent / "device", tmp_path / "device")
+    shutil.copytree(top.HERE, tmp_path / "lowbit", ignore=shutil.ignore_patterns("*.py", "measured", "__pycache__"))
+    (tmp_path / "lowbit" / file).write_text(text.replace(right, wrong))
     Wq, x, out = problem(rows, cols, 4, 128, m)
-    options = ["-DX=__half", "-DSCALE=__half", *(f"-D{name}={value}" for name, value in found.constants)]
     launch = found.grid, found.block, Wq.packed, Wq.factors, x, out, rows, cols, m
-    cuda.compile(text, options).gemv(*launch, shared=found.shared, check_races=True)
+    top.kernel(found, HALF, HALF)(*launch, shared=found.shared, check_races=True)
     close(out, Wq, x)
+    planted = cuda.load(tmp_path / "lowbit" / found.source, list(found.options("__half", "__half"))).gemv
     with pytest.raises(simt.SimtError):  # a race, or a read of shared memory that has not come yet
-        cuda.compile(text.replace(right, wrong), options).gemv(*launch, shared=found.shared, check_races=True)
+        planted(*launch, shared=found.shared, check_races=True)
 
 
 @pytest.mark.parametrize("what", MISTAKES_WITH_X)
-def test_the_machine_would_see_a_mistake_with_x(what):
-    found = plan(300, 4096, 16, 4, 128, 2, 3, ROOM, TILES=1)
-    of = SimpleNamespace(**dict(found.constants))
-    assert of.COPIED and 0 < of.FREE < of.DEPTH
-    expect_seen(*MISTAKES_WITH_X[what], found, 300, 4096, 16)
+def test_the_machine_would_see_a_mistake_with_x(what, tmp_path):
+    found = plan(300, 4096, 16, 4, 128, 2, 3, ROOM, tiles_in_phase=1)
+    assert found.x_through_shared and 0 < found.stages_beside_x < found.stages
+    expect_seen(tmp_path, MISTAKES_WITH_X[what], found, 300, 4096, 16)
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_the_machine_would_see_a_mistake(what):
-    expect_seen(*MISTAKES[what], plan(200, 2048, 1, 4, 128, 2, 3, ROOM, TILES=1, DEPTH=2), 200, 2048, 1)
+def test_the_machine_would_see_a_mistake(what, tmp_path):
+    found = plan(200, 2048, 1, 4, 128, 2, 3, ROOM, tiles_in_phase=1, most_stages=2)
+    expect_seen(tmp_path, MISTAKES[what], found, 200, 2048, 1)
 
 
 # The plan, the code and the counters
@@ -383,15 +394,43 @@ def test_a_plan_fits_and_covers(bits, group, m):
     for rows, cols in [*SHAPES, (1, 128), (100000, 256), (17, 131072), (8192, 28672), (3, 8320)]:
         for processors, room in ((132, ROOM), (108, 163 * 1024), (16, 99 * 1024)):
             found = plan(rows, cols, m, bits, group, 2, processors, room)
-            of = SimpleNamespace(**dict(found.constants))
-            assert found.shared <= room and found.block == 32 * of.WK * of.TEAMS <= 512
-            assert of.M >= m and of.DEPTH >= of.FREE >= of.EARLY and of.DEPTH >= 1
-            if of.COPIED:  # the first stages and x beside each other
-                slot = of.WK * of.TEAMS * of.STAGE * (256 * bits + (128 // group * 64 if group else 0))
-                through = of.WK * of.TEAMS * of.UNITS * 256 * max(8, of.M)
-                assert of.FREE * slot + through <= found.shared
-            assert found.splits * of.WK * of.UNITS >= -(-cols // 128)
+            assert found.shared <= room and found.block == 32 * found.warps_per_team * found.teams <= 512
+            assert found.x_rows >= m and found.stages >= 1
+            assert found.stages >= found.stages_beside_x >= found.stages_before_wait
+            if found.x_through_shared:  # the first stages and x beside each other
+                slot = found.warps * found.stage_units * (256 * bits + (128 // group * 64 if group else 0))
+                through = found.warps * found.units * 256 * max(8, found.x_rows)
+                assert found.stages_beside_x * slot + through <= found.shared
+            assert found.splits * found.warps_per_team * found.units >= -(-cols // 128)
             assert found.grid[0] <= -(-rows // 16) and found.grid[1] == found.splits
+
+
+# rows, cols, m, bits, group, pdl, room: grid, block, shared memory; warps of a team, teams, units of a warp; units of a
+# stage, stages, stages before the wait; tiles in a phase, and stages beside x. As they were when they were measured.
+PLANS = {
+    (4096, 4096, 1, 4, 128, False, ROOM): ((132, 1), 512, 88992, 16, 1, 2, 2, 2, 0, 2, 2),
+    (14336, 4096, 1, 2, 128, True, ROOM): ((132, 1), 512, 153904, 16, 1, 2, 2, 7, 1, 7, 7),
+    (4096, 14336, 4, 4, 128, True, ROOM): ((33, 4), 448, 211776, 14, 1, 2, 2, 4, 1, 8, 4),
+    (14336, 4096, 2, 8, 0, False, ROOM): ((132, 1), 512, 146784, 16, 1, 2, 1, 3, 0, 7, 3),
+    (4096, 4096, 16, 4, 128, False, ROOM): ((132, 1), 512, 200704, 16, 1, 2, 2, 2, 0, 2, 2),
+    (4096, 14336, 8, 8, 0, True, ROOM): ((33, 4), 448, 210688, 14, 1, 2, 1, 5, 1, 8, 5),
+    (3, 9000, 7, 8, 0, False, ROOM): ((1, 4), 288, 73728, 9, 1, 2, 1, 2, 0, 1, 2),
+    (17, 131072, 9, 4, 32, True, 48 * 1024): ((1, 114), 288, 48128, 9, 1, 1, 1, 1, 0, 1, 0),
+}
+
+
+@pytest.mark.parametrize("case", PLANS, ids=str)
+def test_plans_stay_as_they_were_measured(case):
+    rows, cols, m, bits, group, pdl, room = case
+    of = plan(rows, cols, m, bits, group, 2, 132 if room == ROOM else 16, room, cols % 8 == 0, pdl)
+    who = of.warps_per_team, of.teams, of.units
+    when = of.stage_units, of.stages, of.stages_before_wait, of.tiles_in_phase, of.stages_beside_x
+    assert (of.grid, of.block, of.shared, *who, *when) == PLANS[case]
+
+
+def test_a_card_too_small_for_a_plan():
+    with pytest.raises(ValueError, match="m = 3 needs more shared memory for a block than this card's 16384 bytes"):
+        plan(8192, 28672, 3, 4, 32, 2, 16, 16 * 1024)
 
 
 @pytest.mark.parametrize("bits, group", [(8, 0), (4, 128), (2, 128)])
@@ -399,7 +438,7 @@ def test_a_plan_fits_and_covers(bits, group, m):
 def test_registers_are_enough(bits, group, shape):
     for m in (1, 16):
         found = plan(*shape, m, bits, group, 2, 132, ROOM)
-        used = top._module(HALF, HALF, found.constants).resources()["gemv"]
+        used = top.kernel(found, HALF, HALF).module.resources()["gemv"]
         assert used["registers"] <= 128 and used["spill_stores"] <= (0 if m == 1 else 32)
 
 
@@ -410,15 +449,14 @@ def test_few_instructions_a_weight():
     most = {8: 1.1, 4: 1.1, 2: 1.13}
     for bits, group in ((8, 0), (4, 128), (2, 128)):
         found = plan(14336, 4096, 1, bits, group, 2, 132, ROOM)
-        constants = dict(found.constants)
-        code = top._module(HALF, HALF, found.constants).sass("gemv")
+        code = top.kernel(found, HALF, HALF).module.sass("gemv")
         lines = [line for line in code.splitlines() if re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+\S", line)]
         waits = [i for i, line in enumerate(lines) if "DEPBAR" in line and "LDGDEPBAR" not in line]
         ends = [i for i, line in enumerate(lines) if "BAR.SYNC" in line]
-        weights = 64 * constants["UNITS"]  # of a lane, 16 · 128 of a unit for 32 lanes
+        weights = 64 * found.units  # of a lane, 16 · 128 of a unit for 32 lanes
         count = min(end for end in ends if end > waits[-1]) - waits[0]
         assert count / weights < most[bits], (bits, count)
-        assert sum("IMMA" in line for line in lines[waits[0] :]) == 4 * constants["UNITS"]
+        assert sum("IMMA" in line for line in lines[waits[0] :]) == 4 * found.units
         assert not any(re.search(r"\b(I2FP?|F2F|PRMT|I2I)\b.*U8", line) for line in lines[waits[0] :])  # no conversion
 
 
@@ -436,8 +474,8 @@ def test_copies_have_no_uniform_part_in_their_address(case):
     """ptxas 13.0 once made of these what an H200 calls an illegal instruction."""
     rows, cols, bits, group, m = case
     for early in (0, 1):
-        found = plan(rows, cols, m, bits, group, 2, 132, ROOM, cols % 8 == 0, EARLY=early)
-        code = top._module(HALF, HALF, found.constants).sass("gemv")
+        found = plan(rows, cols, m, bits, group, 2, 132, ROOM, cols % 8 == 0, early=early)
+        code = top.kernel(found, HALF, HALF).module.sass("gemv")
         assert "LDGSTS" in code and not re.search(r"LDGSTS\S* \[[^]]*UR", code)
 
 

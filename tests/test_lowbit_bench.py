@@ -26,6 +26,7 @@ def card(monkeypatch):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])
     monkeypatch.setattr(bench, "HOSTILE", [(5, 2)])
+    monkeypatch.setattr(bench, "WHOLE_TILES", [(16, 3)])
     monkeypatch.setattr(peers, "families", lambda *args: [])
     monkeypatch.setattr(bench, "compile_ahead", lambda meanwhile: meanwhile())
     monkeypatch.setattr(bench.compiling, "ahead", lambda module: None)
@@ -51,9 +52,11 @@ def test_every_format_has_a_ladder(card):
         "GEMV, int4 g128, 48 × 384, 16 rows of x",
     ]
     titles = [rung.title for rung in lowbit.RUNGS]
+    more = [f"{titles[-1]}, PDL", "16 bits", "16 bits, PDL", "reading the weights only"]
+    assert [figure.name for figure in found["GEMV, int4 g128, 48 × 384"].figures] == [*titles, *more]
     ladder = found["GEMV, int2 g128, 48 × 384"]
-    names = [*titles, f"{titles[-1]}, PDL", "16 bits", "16 bits, PDL", "reading the weights only"]
-    assert [figure.name for figure in ladder.figures] == names
+    titles = [rung.title for rung in lowbit.RUNGS if rung.name != "digits"]  # which takes 4 bits alone
+    assert [figure.name for figure in ladder.figures] == [*titles, *more]
     assert all(figure.sources for figure in ladder.figures)
     assert all((results.ROOT / source).is_file() for figure in ladder.figures for source in figure.sources)
     many = found["GEMV, int4 g128, 48 × 384, 16 rows of x"]
@@ -80,12 +83,12 @@ def test_a_wrong_rung_is_not_timed(card, monkeypatch):
         bench.ladders()
 
 
-@pytest.mark.parametrize("rung", ["shift", "gemv"])
+@pytest.mark.parametrize("rung", ["shift", "digits", "gemv"])
 def test_cold_copies_share_nothing_that_is_read(rung, monkeypatch):
     Wq = lowbit.quantize(torch.randn(16, 256).half(), 4, 128)
     monkeypatch.setattr(cuda_timing, "COLD", 3 * Wq.nbytes)
     copies = bench.cold(Wq, rung)
-    read = ("packed", "factors") if rung == "gemv" else ("_row_major", "scale", "zero")
+    read = ("packed", "factors") if rung in bench.INTERLEAVED else ("_row_major", "scale", "zero")
     assert all(len({getattr(c, name).data_ptr() for c in copies}) == len(copies) == 3 for name in read)
     x = torch.randn(256).half()
     for c in copies[1:]:  # nothing else is read: with the rest spoilt, the product is the same

@@ -1,4 +1,4 @@
-"""Chapter 06's weights and first two rungs on the CPU: the codes of ref/lowbit.py bit for bit, products on hostile
+"""Chapter 06's weights and first three rungs on the CPU: the codes of ref/lowbit.py bit for bit, products on hostile
 shapes, the counters and the machine code that the chapter states, no race, and errors before anything is written."""
 
 import contextlib
@@ -20,6 +20,7 @@ from lab import cuda
 from lab.tensors import DTYPES
 from ref import lowbit as truth
 
+of_digits = sys.modules["kernels.lowbit.digits"]  # the module; the package has the function by its name
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
 
 BITS, GROUPS = (8, 4, 2), (None, 32, 64, 128)
@@ -289,6 +290,95 @@ def test_no_race(name, bits):
         lowbit.counters(name, Wq, x, check_races=True)
 
 
+# Digits: one row of x, 4 bits, groups of 128, whole tiles
+
+
+@pytest.mark.parametrize("rows, cols", [(16, 256), (48, 384), (32, 2176)])
+def test_digits_on_its_shapes(rows, cols):
+    """More and fewer units than a block has warps; between them those that none has."""
+    Wq, x, out = problem(rows, cols, 4, 128, None, torch.float16)
+    before = x.clone(), Wq.packed.clone(), Wq.factors.clone()
+    assert lowbit.digits(Wq, x, out=out) is out
+    close(out, Wq, x)
+    assert fences_stand(out) and all(map(torch.equal, (x, Wq.packed, Wq.factors), before))
+    assert torch.equal(lowbit.digits(Wq, x[None]), out[None])
+
+
+@pytest.mark.parametrize("size", [6e4, 1.0, 1e-6])
+def test_digits_of_x_of_any_size(size):
+    Wq, x, out = problem(16, 512, 4, 128, None, torch.float16)
+    scale = Wq.scale / 64 if size > 1 else Wq.scale
+    Wq = lowbit.QuantizedWeight(Wq.codes(), scale, Wq.zero, 4, 128, torch.float16)
+    x.copy_(torch.rand(512) * 2 - 1).mul_(size)
+    x[128:256] = 0  # a unit of nothing
+    close(lowbit.digits(Wq, x, out=out), Wq, x)
+
+
+@pytest.mark.parametrize("at", [0, 5, 31, 64, 127, 130, 255])
+def test_digits_weigh_each_column_alone(at):
+    """y is a column of the dequantised weights: every code where it belongs, whatever the other columns hold."""
+    Wq, _, _ = problem(32, 256, 4, 128, None, torch.float16)
+    for value in (1.0, -1.0, 0.37, 2047.0):
+        x = torch.zeros(256, dtype=torch.float16)
+        x[at] = value
+        wanted = Wq.dequantize(torch.float64)[:, at] * x[at].double()
+        assert torch.equal(lowbit.digits(Wq, x), wanted.half())
+
+
+def test_digits_let_nan_and_infinity_show():
+    Wq, x, _ = problem(16, 256, 4, 128, None, torch.float16)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x[200] = bad
+        assert lowbit.digits(Wq, x).isnan().all()
+
+
+def test_counters_of_digits():
+    """Each byte of the weights once, x once a block, no bank conflict, no race; four products of a warp for a unit."""
+    Wq, x, _ = problem(48, 2048, 4, 128, None, torch.float16)
+    report = lowbit.counters("digits", Wq, x, check_races=True)
+    assert report.grid == (3, 1, 1) and report.block == (512, 1, 1) and report.bank_conflicts == 0
+    sectors = report.counters["l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"]
+    assert sectors == (Wq.packed.nbytes + Wq.factors.nbytes + 3 * x.nbytes) // 32
+    code = of_digits._kernel().module.sass("gemv")
+    assert len(re.findall(r"\bIMMA\b", code)) == 4 and not re.search(r"\bI2F\S*U8", code)
+    used = of_digits._kernel().module.resources()["gemv"]
+    assert used["registers"] <= 64 and used["spill_loads"] == used["spill_stores"] == 0
+
+
+def test_what_digits_do_not_take():
+    Wq, x, out = problem(32, 256, 4, 128, 1, torch.float16)
+
+    def other(rows=32, cols=256, bits=4, group=128, scale_dtype=None):
+        return problem(rows, cols, bits, group, None, torch.float16, scale_dtype)[:2]
+
+    cases = [
+        (lambda: lowbit.digits(Wq, x, out=out, pdl=True), ValueError, "digits: pdl must be False, got True"),
+        (lambda: lowbit.digits(*other(bits=8)), ValueError, "Wq must have 4 bits and groups of 128, got 8 and 128"),
+        (lambda: lowbit.digits(*other(group=64)), ValueError, "4 bits and groups of 128, got 4 and 64; gemv takes it"),
+        (lambda: lowbit.digits(*other(group=None)), ValueError, "4 bits and groups of 128, got 4 and None"),
+        (lambda: lowbit.digits(*other(cols=128)), ValueError, "Wq must have more than one group in a row, got 128 col"),
+        (lambda: lowbit.digits(*other(rows=33)), ValueError, "Wq must have a multiple of 16 rows, got 33; gemv takes"),
+        (lambda: lowbit.digits(Wq, x.repeat(2, 1)), ValueError, "x must be one row, got 2; gemv takes it"),
+        (lambda: lowbit.digits(Wq, x.bfloat16()), TypeError, "x must be of torch.float16, got torch.bfloat16; gemv"),
+        (
+            lambda: lowbit.digits(*other(scale_dtype=torch.float32)),
+            TypeError,
+            "Wq.scale must be of torch.float16, got torch.float32",
+        ),
+        (
+            lambda: lowbit.digits(Wq, between(x, skip=1), out=out),
+            ValueError,
+            "x must lie at a multiple of 8 bytes, got one 2 beyond",
+        ),
+        (lambda: lowbit.digits(Wq, x[:, :63]), ValueError, r"digits: x must have shape \(m, 256\)"),
+        (lambda: lowbit.digits(x, x), TypeError, "digits: Wq must be a QuantizedWeight, got Tensor"),
+    ]
+    for call, kind, words in cases:
+        with pytest.raises(kind, match=words):
+            call()
+    assert out.isnan().all() and fences_stand(out)
+
+
 # Counters: what the chapter states
 
 
@@ -555,7 +645,7 @@ def test_dtypes_that_weights_cannot_become(dtype):
 
 def test_counters_need_a_rung_s_name_and_the_cpu():
     Wq, x, _ = problem(2, 32, 4, None, None, torch.float16)
-    with pytest.raises(ValueError, match="counters: rung must be one of shift, magic, gemv, got 'naive'"):
+    with pytest.raises(ValueError, match="counters: rung must be one of shift, magic, digits, gemv, got 'naive'"):
         lowbit.counters("naive", Wq, x)
     with pytest.raises(ValueError, match="x must have shape"):
         lowbit.counters("magic", Wq, x[:5])

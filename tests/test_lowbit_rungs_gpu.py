@@ -1,5 +1,5 @@
-"""Chapter 06's weights and first two rungs on a card: the same codes as on the CPU, right on hostile and large shapes,
-and the same bits as on the SIMT machine."""
+"""Chapter 06's weights and first three rungs on a card: the same codes as on the CPU, right on hostile and large
+shapes, and the same bits as on the SIMT machine."""
 
 import pytest
 import torch
@@ -46,6 +46,14 @@ def test_the_codes_are_those_of_the_cpu(bits):
                 assert torch.equal(getattr(on_card, name).cpu(), getattr(on_cpu, name)), name
             assert torch.equal(on_card.dequantize().cpu(), on_cpu.dequantize())
             assert torch.equal(on_card.row_major().cpu(), on_cpu.row_major())
+
+
+@pytest.mark.parametrize("rows, cols", [(16, 256), (4096, 4096), (1008, 14336), (48, 2176)])
+def test_digits_on_its_shapes(rows, cols):
+    Wq, x, out = problem(rows, cols, 4, 128, None, torch.float16)
+    assert lowbit.digits(Wq, x, out=out) is out
+    close(out, Wq, x)
+    assert fences_stand(out)
 
 
 @every_bits

@@ -35,6 +35,8 @@ for the card, and a graph cannot capture it (RuntimeError).
 
 from kernels.lowbit import rungs
 from kernels.lowbit.arguments import expect_all
+from kernels.lowbit.digits import digits
+from kernels.lowbit.digits import launch as launch_digits
 from kernels.lowbit.gemv import SOURCES, gemv, launch
 from kernels.lowbit.quantizing import from_codes, quantize, ternary
 from kernels.lowbit.rungs import magic, shift
@@ -45,6 +47,7 @@ __all__ = [
     "RUNGS",
     "QuantizedWeight",
     "counters",
+    "digits",
     "from_codes",
     "gemv",
     "magic",
@@ -55,9 +58,11 @@ __all__ = [
 ]
 
 FIRST = ("kernels/lowbit/rows.cuh", "kernels/lowbit/rungs.py")  # of the first two rungs, beside their own
+DIGITS = (*(f"kernels/lowbit/{name}" for name in ("digits.cu", "digits.py", "layout.py")),)
 RUNGS = [
     Rung("shift", "shift, mask, convert", shift, ("kernels/lowbit/shift.cu", *FIRST)),
     Rung("magic", "magic numbers", magic, ("kernels/lowbit/magic.cu", *FIRST)),
+    Rung("digits", "x as bytes", digits, DIGITS),
     Rung("gemv", "interleaved, tensor cores", gemv, SOURCES),
 ]
 
@@ -84,4 +89,6 @@ def counters(rung, Wq, x, *, pdl=False, check_races=False):
         raise ValueError(f"counters: x must be on the CPU, got a tensor on {x.device}")
     if rung == "gemv":
         return launch(Wq, x, out, bool(pdl), check_races=check_races)
+    if rung == "digits":
+        return launch_digits(Wq, x, out, pdl, check_races=check_races)
     return rungs.launch(rung, Wq, x, out, pdl, check_races=check_races)

@@ -29,6 +29,8 @@ FORMATS = {"int8 per row": (8, None), "int4 g128": (4, 128), "int2 g128": (2, 12
 DTYPE = torch.float16
 TOLERANCE = 1e-3  # against the dequantised weights, by the norm: sums are exact to that, x and y are float16
 HOSTILE = [(1, 1), (37, 3), (16, 32), (129, 33), (1009, 9), (7, 112)]  # rows, groups (or units of 128 columns)
+WHOLE_TILES = [(16, 2), (48, 33), (1008, 9)]  # of the rung that takes no others
+INTERLEAVED = ("digits", "gemv")  # rungs that read codes as layout.py has them
 READ = 1 << 17  # bytes that the kernel that only reads takes a multiple of
 SIXTEEN = tuple(source for rung in gemv.RUNGS[-1:] for source in rung.sources)
 
@@ -81,7 +83,7 @@ def check_ahead():
     """Hold ours on hostile shapes, and call it once on those to be timed, which compiles it."""
     for name, shape, m in _cells():
         _, x, Wq = _inputs(name, shape, m)
-        for rung, pdl in _rungs(first=m == 1):
+        for rung, pdl in _rungs(name, m):
             _checked(rung, pdl, *FORMATS[name], m)
             rung.function(Wq, x, pdl=pdl)
 
@@ -127,7 +129,7 @@ def _cell(name, shape, m, seconds):
     moved, flops = work(Wq, x)
     facts = {"flops": flops, "bytes": moved}
     wanted, best = x.double() @ Wq.dequantize(torch.float64).T, cold(Wq, RUNGS[-1].name)
-    rows = list(_ours(Wq, best, x, wanted, facts, first=m == 1))
+    rows = list(_ours(Wq, best, x, wanted, facts, _rungs(name, m)))
     rows += _sixteen_bits(W, x, flops) if m == 1 else _one_row(Wq, best, x, wanted, facts)
     count = math.ceil(cuda_timing.COLD / Wq.nbytes)
     for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count):
@@ -144,9 +146,9 @@ def _cell(name, shape, m, seconds):
 
 def cold(Wq, rung):
     """Copies of quantised weights, of what a rung reads; they share the rest."""
-    if rung != "gemv":
+    if rung not in INTERLEAVED:
         Wq.row_major()
-    read = ("packed", "factors") if rung == "gemv" else ("_row_major", "scale", "zero")
+    read = ("packed", "factors") if rung in INTERLEAVED else ("_row_major", "scale", "zero")
     copies = [copy.copy(Wq) for _ in range(math.ceil(cuda_timing.COLD / Wq.nbytes))]
     for other in copies[1:]:
         for name in read:
@@ -154,21 +156,21 @@ def cold(Wq, rung):
     return copies
 
 
-def _rungs(first):
-    """(rung, whether it is launched as a dependent); the best one alone where it is not `first`."""
-    found = [(rung, False) for rung in (RUNGS if first else RUNGS[-1:])]
-    return [*found, (RUNGS[-1], True)]
+def _rungs(name, m):
+    """(rung, whether it is launched as a dependent) of a format and so many rows of x; of more the best one alone."""
+    found = [rung for rung in RUNGS if rung.name != "digits" or name == "int4 g128"] if m == 1 else RUNGS[-1:]
+    return [*((rung, False) for rung in found), (RUNGS[-1], True)]
 
 
-def _ours(Wq, best, x, wanted, facts, first):
-    """The rungs, and the best one under programmatic dependent launch. best: copies of Wq for that one; the others
-    share theirs, too."""
-    others = cold(Wq, RUNGS[0].name) if first else []
-    for rung, pdl in _rungs(first):
+def _ours(Wq, best, x, wanted, facts, rungs):
+    """The rungs, and the best one under programmatic dependent launch. best: copies of Wq for that one, and for digits;
+    the others share theirs, too."""
+    others = cold(Wq, RUNGS[0].name) if rungs[0][0] is not RUNGS[-1] else []
+    for rung, pdl in rungs:
         run = functools.partial(rung.function, pdl=True) if pdl else rung.function
         verdict = _checked(rung, pdl, Wq.bits, Wq.group, len(x))
         more = facts | {"wanted": wanted, "tolerance": TOLERANCE, "verdict": verdict, "sources": rung.sources}
-        inputs = [(c, x) for c in (best if rung is RUNGS[-1] else others)]
+        inputs = [(c, x) for c in (best if rung.name in INTERLEAVED else others)]
         like = x.new_empty(len(x), Wq.shape[0])
         yield benching.our_row(f"{rung.title}, PDL" if pdl else rung.title, run, inputs, like, **more)
 
@@ -177,7 +179,7 @@ def _one_row(Wq, best, x, wanted, facts):
     """The best rung on the first row alone, to compare with."""
     one = x[:1].contiguous()
     alone = facts | {"flops": facts["flops"] // len(x), "bytes": work(Wq, one)[0]}
-    for row in _ours(Wq, best, one, wanted[:1], alone, first=False):
+    for row in _ours(Wq, best, one, wanted[:1], alone, _rungs("", len(x))):
         row.title += ", one row of x"
         yield row
 
@@ -199,7 +201,7 @@ def _sixteen_bits(W, x, flops):
 def _checked(rung, pdl, bits, group, m):
     """Hold a rung on hostile shapes against the dequantised weights. Returns the Verdict."""
     verdict = Verdict()
-    for rows, groups in HOSTILE:
+    for rows, groups in WHOLE_TILES if rung.name == "digits" else HOSTILE:
         cols = groups * (group or 128) - (0 if group else 1)
         W = torch.randn(rows, cols, device=DEVICE).to(DTYPE)
         Wq, x = lowbit.quantize(W, bits, group), torch.randn(m, cols, device=DEVICE).to(DTYPE)

@@ -1,4 +1,4 @@
-"""The best rung: gemv.cu and its launch."""
+"""The best rung: few_rows.cu, many_rows.cu and merge.cu, and their launch."""
 
 import functools
 from pathlib import Path
@@ -13,7 +13,8 @@ from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
 MERGE = 128  # threads of a block of merge, four sums each
-SOURCES = ("kernels/lowbit/gemv.cu", "kernels/lowbit/plan.py", "kernels/lowbit/layout.py")
+KERNELS = ("few_rows.cu", "many_rows.cu", "merge.cu")
+SOURCES = (*(f"kernels/lowbit/{name}" for name in (*KERNELS, "plan.py", "layout.py")),)
 
 
 def gemv(Wq, x, *, out=None, pdl=False):
@@ -41,7 +42,7 @@ def launch(Wq, x, out, pdl, **options):
     # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it;
     # else the checked launch says what is wrong
     if packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device():
-        gemv, merge = gemv.unchecked, merge.unchecked
+        gemv, merge = gemv.unchecked, merge and merge.unchecked
     if splits == 1:
         return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
     parts = x.new_empty(splits, *out.shape, dtype=torch.float32)
@@ -56,8 +57,9 @@ def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
     rows, cols = shape
     group = 0 if group is None or group == cols else group
     found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned and cols % 8 == 0, pdl)
-    module = _module(dtype, scale, found.constants)
-    return *found[:4], module.gemv, module.merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
+    merge = _merge(dtype, found.splits) if found.splits > 1 else None
+    launch = found.grid, found.block, found.shared, found.splits
+    return *launch, kernel(found, dtype, scale), merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
 
 
 @functools.cache
@@ -65,7 +67,16 @@ def _room(device):
     return multiprocessors(device), shared_memory(device)
 
 
+def kernel(found, dtype, scale):
+    """The kernel of a plan, for x and scales of these dtypes."""
+    return _kernel(found.source, found.options(DTYPES[dtype], DTYPES[scale]))
+
+
 @functools.cache
-def _module(dtype, scale, constants):
-    types = [f"-DX={DTYPES[dtype]}", f"-DSCALE={DTYPES[scale]}"]
-    return cuda.load(HERE / "gemv.cu", [*types, *(f"-D{name}={value}" for name, value in constants)])
+def _kernel(source, options):
+    return cuda.load(HERE / source, list(options)).gemv
+
+
+@functools.cache
+def _merge(dtype, splits):
+    return cuda.load(HERE / "merge.cu", [f"-DX={DTYPES[dtype]}", f"-DSPLITS={splits}"]).merge

@@ -1,121 +1,300 @@
-"""How gemv.cu is launched: who takes which part of the matrix, and how the shared memory is shared out.
+"""How few_rows.cu and many_rows.cu are launched: who takes which part of the matrix, and how a block's shared memory is
+shared out.
 
 A unit is 16 rows × 128 columns. The columns go to the warps of a team, in slices of whole units, and where a block
-cannot hold all of x, to several blocks (splits), whose sums a second kernel adds up. The rows go to blocks and teams.
+cannot hold all of x, to several blocks (splits), whose sums merge.cu adds up. The rows go to blocks and teams. What a
+slice of x leaves of the shared memory is for the warps' sums, and for rings of weights.
 """
 
 import functools
-from typing import NamedTuple
+from functools import cached_property
 
+FEW = 4  # rows of x up to which they become digits
 WARPS = 16  # of a block
-HOLD = 64  # registers of a lane that x may take
+X_REGISTERS = 64  # of a lane, that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
-SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of digits and of more rows of x
-MOST_DIGITS = 4  # rows of x up to which they become digits
-IN_PHASE = 4  # tiles of a team between two barriers, about, for more rows of x
-IN_STAGE = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
+SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of few and of many rows of x
+MANY_TILES = 4  # of a team between two barriers, about, for many rows
+STAGE_UNITS = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 LEAST_SPLITS = 4  # where one block cannot hold x: merging costs as much for two, and each of four has less of x
 MUCH_X = 112  # units of x, all rows together: digits of more are made first, where a team has few tiles,
 FEW_TILES = 2  # no more than these; else weights are asked for before
-PLAIN_DEPTH = 3  # stages of the ring in a plain launch; under PDL it is as deep as there is room
-
-
-class Plan(NamedTuple):
-    """A launch: `grid` and `block`, bytes of shared memory, splits, and the constants of gemv.cu."""
-
-    grid: tuple
-    block: int
-    shared: int
-    splits: int
-    constants: tuple  # of (name, value)
+PLAIN_STAGES = 3  # of the ring of few rows in a plain launch; under PDL it is as deep as there is room
+MOST_STAGES = 24
+MERGE_ROOM = 1024  # bytes that a block of merge takes beside one of ours
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(rows, cols, m, bits, group, scale_size, multiprocessors, room, aligned=True, pdl=False, **chosen):
-    """How the product of m rows of x with a (rows, cols) matrix is launched.
+def plan(rows, cols, m, bits, group, scale_size, multiprocessors, card_room, aligned=True, pdl=False, **chosen):
+    """How the product of m rows of x with a (rows, cols) matrix is launched: a Plan.
 
     group            columns that share a scale; 0: all of a row
     scale_size       bytes of a scale
     multiprocessors  of the card
-    room             bytes of shared memory that a block may have
+    card_room        bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
-    chosen           SPLITS, UNITS, STAGE, DEPTH, EARLY, COPIED, TILES, TEAMS or (of digits) HOLD, to try something
-                     else
+    chosen           properties of Plan that are to be something else
     """
-    tiles, units = -(-rows // 16), -(-cols // 128)
-    whole_room = room
-    height = 1 << (m - 1).bit_length()  # M
-    floats = m > MOST_DIGITS
-    columns = height if floats else 4 * height
-    eights = -(-columns // 8)
-    x_bytes = 0 if floats else 128 * eights * min(8, columns)  # of a unit; FLOATS keeps it in registers
-    x_registers = (16 if floats else 8) * eights  # of a lane, for a unit
-    most_units = WARPS * (HOLD // x_registers) if floats else int(X_SHARE * room) // x_bytes  # of a block
-    splits = -(-units // most_units)
-    splits = chosen.get("SPLITS", splits if splits == 1 else max(splits, min(LEAST_SPLITS, multiprocessors)))
-    each = -(-units // splits)  # units of a block
-    mine = chosen.get("UNITS", -(-each // WARPS))
-    wk = -(-each // mine)
-    hold = chosen.get("HOLD", int(x_registers * mine <= HOLD))
-    room -= 1024 * (splits > 1)  # which a block of merge takes
-    teams = chosen.get("TEAMS", max(1, min(WARPS // wk, int(X_SHARE * room) // max(1, wk * mine * x_bytes))))
-    groups = 128 // group if group else 0
-    tight = x_registers * mine * hold > HOLD - 8 and (groups > 1 or not floats)  # registers spill with longer stages
-    stages = mine if tight else -(-mine // IN_STAGE[bits])  # of a tile
-    stage = chosen.get("STAGE", -(-mine // stages))
-    blocks = min(tiles, max(1, multiprocessors // splits))
-    most = -(-tiles // (blocks * teams))  # tiles of a team
-    tile_sums = 4 * teams * height * (16 * max(4, 1 << (wk - 1).bit_length()) if floats else 16 * (wk | 1) + 4)
-    unit = wk * teams * (256 * bits + 32 * groups * scale_size)
-    fixed = wk * teams * (mine * x_bytes + 8 * max(2, height))
-    fixed += wk * teams * mine * eights * (32 * max(1, groups) if floats else 16 * groups)
-    at_once = min(most, max(1, SUMS_ROOM[floats] // tile_sums), IN_PHASE if floats else most)
-    if most <= 2 * at_once:  # all tiles' sums take no more room than two sets of half of them, and one barrier
-        at_once = most
-    at_once = chosen.get("TILES", at_once)
-    while (sums := tile_sums * at_once * (2 if most > at_once else 1)) > room - fixed - 2 * unit * mine:
-        if at_once == 1 or "TILES" in chosen or not floats:
-            break
-        at_once -= 1  # so that two tiles of weights are under way
-    fixed += sums
-    while stage > 1 and (room - fixed) // (unit * stage) < 2 and "STAGE" not in chosen:
-        stage -= 1
-    slot = unit * stage
-    depth = min((room - fixed) // slot, most * -(-mine // stage), 24)
-    depth = min(depth, chosen.get("DEPTH", depth if pdl or floats else PLAIN_DEPTH))
-    if depth < 1:  # a small card
-        if teams == each == 1:
-            raise ValueError(f"gemv: m = {m} needs more shared memory for a block than this card's {room} bytes")
-        chosen |= {"TEAMS": teams // 2} if teams > 1 else {"SPLITS": splits + 1}
-        return plan(rows, cols, m, bits, group, scale_size, multiprocessors, whole_room, aligned, pdl, **chosen)
-    through = 256 * 8 * eights * mine * wk * teams  # bytes of x on their way into registers, over what comes later
-    copied = chosen.get("COPIED", int(floats and aligned and through <= room))
-    shared = fixed + depth * slot
-    if copied:
-        shared = max(shared, min(room, through + depth * slot))
-    free = min(depth, (shared - through) // slot) if copied else depth  # stages asked for before x is in registers
-    ahead = pdl and (floats or height * each <= MUCH_X or most > FEW_TILES)
-    early = min(free, chosen.get("EARLY", int(ahead)))  # stages asked for ahead of x, which then waits behind them
-    whole = cols == 128 * wk * mine * splits
-    constants = {
-        "BITS": bits,
-        "GROUP": group,
-        "M": height,
-        "FLOATS": floats,
-        "WK": wk,
-        "TEAMS": teams,
-        "UNITS": mine,
-        "STAGE": stage,
-        "DEPTH": depth,
-        "EARLY": early,
-        "COPIED": copied,
-        "FREE": free,
-        "TILES": at_once,
-        "HOLD": hold,
-        "WHOLE": whole,
-        "ALIGNED": aligned,
-        "SPLIT": splits * (splits > 1),
-    }
-    constants = tuple((name, int(value)) for name, value in constants.items())
-    return Plan((blocks, splits), 32 * wk * teams, shared, splits, constants)
+    problem = dict(rows=rows, cols=cols, m=m, bits=bits, group=group, scale_size=scale_size, aligned=aligned, pdl=pdl)
+    problem |= {"multiprocessors": multiprocessors, "card_room": card_room}
+    for candidate in candidates(problem, chosen):
+        if candidate.stages:
+            return candidate
+    raise ValueError(f"gemv: m = {m} needs more shared memory for a block than this card's {card_room} bytes")
+
+
+def candidates(problem, chosen):
+    """Plans for ever smaller cards: with half the teams, down to one, and then with the columns split further."""
+    while True:
+        candidate = Plan(**problem | chosen)
+        yield candidate
+        if candidate.teams > 1:
+            chosen = chosen | {"teams": candidate.teams // 2}
+        elif candidate.block_units > 1:
+            chosen = chosen | {"splits": candidate.splits + 1}
+        else:
+            return
+
+
+class Plan:
+    """A launch, size by size. A size that is given stands in its property's place."""
+
+    def __init__(self, **given):
+        self.__dict__.update(given)  # where cached_property looks first
+
+    # x
+
+    @cached_property
+    def many(self):
+        """Whether x stays as it is: many_rows.cu."""
+        return self.m > FEW
+
+    @cached_property
+    def x_rows(self):
+        """A power of two."""
+        return 1 << (self.m - 1).bit_length()
+
+    @cached_property
+    def columns(self):
+        """Of the operand that x makes: a row of x is one, or four of digits."""
+        return self.x_rows if self.many else 4 * self.x_rows
+
+    @cached_property
+    def eights(self):
+        return -(-self.columns // 8)
+
+    @cached_property
+    def unit_x_bytes(self):
+        """Of digits of a unit, in shared memory."""
+        return 0 if self.many else 128 * self.eights * min(8, self.columns)
+
+    @cached_property
+    def unit_x_registers(self):
+        return (16 if self.many else 8) * self.eights
+
+    @cached_property
+    def x_in_registers(self):
+        return self.unit_x_registers * self.units <= X_REGISTERS
+
+    # Who has which columns
+
+    @cached_property
+    def row_units(self):
+        return -(-self.cols // 128)
+
+    @cached_property
+    def splits(self):
+        most = int(X_SHARE * self.card_room) // (self.unit_x_bytes or 1)
+        if self.many:
+            most = WARPS * (X_REGISTERS // self.unit_x_registers)
+        splits = -(-self.row_units // most)
+        return splits if splits == 1 else max(splits, min(LEAST_SPLITS, self.multiprocessors))
+
+    @cached_property
+    def block_units(self):
+        return -(-self.row_units // self.splits)
+
+    @cached_property
+    def units(self):
+        """Of a warp."""
+        return -(-self.block_units // WARPS)
+
+    @cached_property
+    def warps_per_team(self):
+        return -(-self.block_units // self.units)
+
+    @cached_property
+    def whole(self):
+        """Whether every warp has so many columns."""
+        return self.cols == 128 * self.warps_per_team * self.units * self.splits
+
+    # Who has which rows
+
+    @cached_property
+    def teams(self):
+        of_x = int(X_SHARE * self.room) // max(1, self.warps_per_team * self.units * self.unit_x_bytes)
+        return max(1, min(WARPS // self.warps_per_team, of_x))
+
+    @cached_property
+    def warps(self):
+        return self.warps_per_team * self.teams
+
+    @cached_property
+    def tiles(self):
+        return -(-self.rows // 16)
+
+    @cached_property
+    def blocks(self):
+        """Of the tiles; there are so many for each split."""
+        return min(self.tiles, max(1, self.multiprocessors // self.splits))
+
+    @cached_property
+    def team_tiles(self):
+        return -(-self.tiles // (self.blocks * self.teams))
+
+    # The shared memory of a block
+
+    @cached_property
+    def room(self):
+        return self.card_room - MERGE_ROOM * (self.splits > 1)
+
+    @cached_property
+    def groups(self):
+        """Of a unit."""
+        return 128 // self.group if self.group else 0
+
+    @cached_property
+    def x_bytes(self):
+        """Of digits, and of what is made of x: sums over groups and slices, and units. (Many rows have no units; their
+        room stays free.)"""
+        group_sums = 32 * max(1, self.groups) if self.many else 16 * self.groups
+        of_slice = self.units * (self.unit_x_bytes + self.eights * group_sums)
+        return self.warps * (of_slice + 8 * max(2, self.x_rows))
+
+    @cached_property
+    def tile_sums(self):
+        """Bytes of the warps' sums of a tile of each team (team_sums.cuh)."""
+        wide = 16 * max(4, 1 << (self.warps_per_team - 1).bit_length())
+        return 4 * self.teams * self.x_rows * (wide if self.many else 16 * (self.warps_per_team | 1) + 4)
+
+    def sums(self, tiles):
+        """Bytes of the warps' sums, if there are so many tiles in a phase: two sets, unless one is enough."""
+        return self.tile_sums * tiles * (2 if self.team_tiles > tiles else 1)
+
+    @cached_property
+    def tiles_in_phase(self):
+        most = MANY_TILES if self.many else self.team_tiles
+        tiles = min(self.team_tiles, max(1, SUMS_ROOM[self.many] // self.tile_sums), most)
+        if self.team_tiles <= 2 * tiles:  # all of them take no more room than two sets of half, and one barrier
+            tiles = self.team_tiles
+        room = self.room - self.x_bytes - 2 * self.unit_bytes * self.units  # two tiles of weights are to be under way
+        while self.many and tiles > 1 and self.sums(tiles) > room:
+            tiles -= 1
+        return tiles
+
+    @cached_property
+    def fixed(self):
+        """Bytes of all but the ring."""
+        return self.x_bytes + self.sums(self.tiles_in_phase)
+
+    # The ring
+
+    @cached_property
+    def unit_bytes(self):
+        """Of a unit of each warp: codes, scales and zeros."""
+        return self.warps * (256 * self.bits + 32 * self.groups * self.scale_size)
+
+    @cached_property
+    def stage_units(self):
+        """Of a warp, asked for together: a tile's in equal stages."""
+        x_registers = self.unit_x_registers * self.units * self.x_in_registers
+        spills = x_registers > X_REGISTERS - 8 and (self.groups > 1 or not self.many)  # with longer stages
+        stages = self.units if spills else -(-self.units // STAGE_UNITS[self.bits])
+        units = -(-self.units // stages)
+        while units > 1 and (self.room - self.fixed) // (self.unit_bytes * units) < 2:
+            units -= 1
+        return units
+
+    @cached_property
+    def stage_bytes(self):
+        return self.unit_bytes * self.stage_units
+
+    @cached_property
+    def most_stages(self):
+        return MOST_STAGES if self.pdl or self.many else PLAIN_STAGES
+
+    @cached_property
+    def stages(self):
+        """0 where there is no room for one."""
+        of_matrix = self.team_tiles * -(-self.units // self.stage_units)
+        return max(0, min((self.room - self.fixed) // self.stage_bytes, of_matrix, MOST_STAGES, self.most_stages))
+
+    @cached_property
+    def early(self):
+        """Whether weights are asked for ahead of x, which then waits behind them."""
+        return self.pdl and (self.many or self.x_rows * self.block_units <= MUCH_X or self.team_tiles > FEW_TILES)
+
+    @cached_property
+    def stages_before_wait(self):
+        return min(self.stages_beside_x, int(self.early))
+
+    # x on its way into registers, over what comes later
+
+    @cached_property
+    def through_bytes(self):
+        return 256 * 8 * self.eights * self.units * self.warps
+
+    @cached_property
+    def x_through_shared(self):
+        return self.many and self.aligned and self.through_bytes <= self.room
+
+    @cached_property
+    def stages_beside_x(self):
+        """Asked for before x is in registers."""
+        beside = (self.shared - self.through_bytes) // self.stage_bytes
+        return min(self.stages, beside) if self.x_through_shared else self.stages
+
+    # What is compiled and launched
+
+    @cached_property
+    def shared(self):
+        """Bytes of shared memory."""
+        shared = self.fixed + self.stages * self.stage_bytes
+        if self.x_through_shared:
+            shared = max(shared, min(self.room, self.through_bytes + self.stages * self.stage_bytes))
+        return shared
+
+    @cached_property
+    def grid(self):
+        return self.blocks, self.splits
+
+    @cached_property
+    def block(self):
+        return 32 * self.warps
+
+    @cached_property
+    def source(self):
+        return "many_rows.cu" if self.many else "few_rows.cu"
+
+    def options(self, x_type, scale_type):
+        """What the source is compiled with, for these types of CUDA."""
+        options = {
+            "MATRIX": f"Matrix<{scale_type}, {self.bits}, {self.group}>",
+            "INPUT": f"Input<{x_type}, {self.x_rows}, {flag(self.aligned)}>",
+            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {flag(self.whole)}>",
+            "RING": f"Ring<{self.stage_units}, {self.stages}, {self.stages_before_wait}>",
+            "TILES_IN_PHASE": self.tiles_in_phase,
+            "Y": "float" if self.splits > 1 else x_type,
+        }
+        if self.many:
+            options["X_THROUGH_SHARED"] = flag(self.x_through_shared)
+            options["STAGES_BESIDE_X"] = self.stages_beside_x
+        else:
+            options["X_IN_REGISTERS"] = flag(self.x_in_registers)
+        return tuple(f"-D{name}={value}" for name, value in options.items())
+
+
+def flag(value):
+    """As C++ has it."""
+    return "true" if value else "false"
