@@ -21,14 +21,16 @@ template <class W, class I, class B> struct XDigits {
         x_group_sums = first + warp * SUMS, x_slice_sums = slices + warp * ROOM, x_units = units + warp * ROOM;
         words = reinterpret_cast<uint4 *>(units + B::WARPS * ROOM) + warp * WORDS, all_slice_sums = slices;
     }
-    /* Keep the digits of the lane's four neighbours, columns 4 * lane .. of a unit. */
+    /* Keep the digits of the lane's four neighbours, columns 4 * lane .. of a unit. From the lane's place it is a
+       number to each that the compiler knows; of one sum of both it would make an address for every digit. */
     __device__ __forceinline__ void store(const unsigned (&whole)[4], int x_row, int unit, int lane) const {
         const int step = lane / 8, half = lane % 2;
+        uint4 *const lane_words = words + step / 2 * (EIGHTS * STORED * 4) + lane / 2 % 4;
+        unsigned *const place = reinterpret_cast<unsigned *>(lane_words) + step % 2 * 2 + half;
 #pragma unroll
         for (int k = 0; k < DIGITS; k++) {
             const int n = x_row * DIGITS + k;
-            uint4 *to = words + ((unit * 2 + step / 2) * EIGHTS + n / 8) * (STORED * 4) + n % 8 * 4 + lane / 2 % 4;
-            reinterpret_cast<unsigned *>(to)[step % 2 * 2 + half] = digit_of_four(whole, k);
+            place[((unit * 2 * EIGHTS + n / 8) * STORED + n % 8) * 16] = digit_of_four(whole, k);
         }
     }
     /* The sum of the lanes' sums over a group, or over a unit where a group is a row; kept, for a group. */
