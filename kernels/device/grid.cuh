@@ -12,9 +12,6 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *at) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
-__device__ __forceinline__ void store_release(unsigned *at, unsigned value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
-}
 /* Add to a flag, in order with all that comes before and after; what it was before. */
 __device__ __forceinline__ unsigned add_acquire_release(unsigned *at, unsigned value) {
     unsigned before;

@@ -1,8 +1,8 @@
 /* Two 16-bit numbers in one register, the first in the lower half: as tensor cores take them, and as one instruction
    works on both. The last argument, T(), only says which type they have.
 
-   On every card of the course, but for products of two bfloat16: fma_x2 since compute capability 8.0, mul_x2 since 9.0.
-   An older card refuses to compile them; a * b + (-0) by fma_x2 is the same product. */
+   On every card of the course, but for products of two bfloat16, since compute capability 8.0. An older card refuses to
+   compile them. */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -51,11 +51,6 @@ __device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __half) {
     asm("mul.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
     return c;
 }
-__device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __nv_bfloat16) {
-    unsigned c;
-    asm("mul.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
-    return c;
-}
 __device__ __forceinline__ unsigned fma_x2(unsigned a, unsigned b, unsigned c, __half) {
     unsigned d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
@@ -65,4 +60,8 @@ __device__ __forceinline__ unsigned fma_x2(unsigned a, unsigned b, unsigned c, _
     unsigned d;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
+}
+/* mul.bf16x2 is for compute capability 9.0 and newer; with -0 added, which changes no product, it is for 8.0 too. */
+__device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __nv_bfloat16) {
+    return fma_x2(a, b, 0x80008000, __nv_bfloat16());
 }

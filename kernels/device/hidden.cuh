@@ -2,8 +2,9 @@
 
    Where ptxas 13.0 sees that part of a copy's address (copy_async with a policy) is the same in all lanes, it may put
    this part into a uniform register. It writes a wrong instruction then: the card stops with "illegal instruction".
-   What has come through a shuffle is not known to be the same. Take it right before it is used: what is added to it
-   must not be uniform either, but for constants. */
+   What has come through a shuffle is not known to be the same. So a thread's place is hidden, and what is added to it,
+   but for constants: a place in a ring that begins with a hidden 0 is not uniform either. */
 #pragma once
 
 __device__ __forceinline__ unsigned hidden(unsigned v, int lane) { return __shfl_sync(~0u, v, lane); }
+__device__ __forceinline__ unsigned hidden_zero(int lane) { return hidden(lane, lane) - lane; }

@@ -1,16 +1,10 @@
-/* Sums and maxima over the 32 lanes of a warp, by shuffles: five steps, each of which halves what is left to do. All
-   lanes take part, and all get the result. A lane that has left would give a value that nobody knows. */
+/* Sums over the 32 lanes of a warp, by shuffles: five steps, each of which halves what is left to do. All lanes take
+   part, and all get the result. A lane that has left would give a value that nobody knows. */
 #pragma once
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int lane_mask = 16; lane_mask; lane_mask /= 2) v += __shfl_xor_sync(~0u, v, lane_mask);
-    return v;
-}
-
-__device__ __forceinline__ float warp_max(float v) {
-#pragma unroll
-    for (int lane_mask = 16; lane_mask; lane_mask /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, lane_mask));
     return v;
 }
 

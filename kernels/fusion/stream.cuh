@@ -16,6 +16,7 @@
    5. makes its results of the sums.
    Under programmatic dependent launch (PDL), 1 overlaps with the end of the kernel before. */
 #pragma once
+#include "../device/hidden.cuh"
 #include "../device/pdl.cuh"
 #include "../device/ring.cuh"
 #include "vector.cuh"
@@ -34,11 +35,6 @@ using S = SHAPE;
 using T = S::T;
 constexpr int MAX_WARPS = 16, MAX_THREADS = 32 * MAX_WARPS;
 constexpr int PITCH = MAX_WARPS + 1; // a row's partial sums: one of each warp, and one more (see ResidualProduct)
-
-/* The same number, through a shuffle: what the compiler does not know. Where it sees that part of a copy's address is
-   the same in all lanes, ptxas 13.0 may put this part into a uniform register, and the card calls such a copy an
-   illegal instruction. */
-__device__ __forceinline__ unsigned hidden(unsigned v, int lane) { return __shfl_sync(~0u, v, lane); }
 
 /* A thread's places in a slot of the ring. */
 struct Slot {

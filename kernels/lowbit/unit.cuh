@@ -6,6 +6,7 @@
    lanes and read by its lanes, so that a barrier of the warp is enough. */
 #pragma once
 #include "../device/half2.cuh"
+#include "../device/hidden.cuh"
 #include "../device/ring.cuh"
 
 /* The weights. */
@@ -48,12 +49,6 @@ template <typename T> __device__ __forceinline__ float2 scale_and_zero(const T *
 __device__ __forceinline__ float2 scale_and_zero(const float *factors, long long i) {
     return reinterpret_cast<const float2 *>(factors)[i];
 }
-
-/* The same number, through a shuffle: what the compiler does not know. Where it sees that part of a copy's address is
-   the same in all lanes, ptxas 13.0 puts this part into a uniform register, and writes a copy that the card calls an
-   illegal instruction. So the lane's place in the ring is hidden, and what is added to it. */
-__device__ __forceinline__ unsigned hidden(unsigned v, int lane) { return __shfl_sync(~0u, v, lane); }
-__device__ __forceinline__ unsigned hidden_zero(int lane) { return hidden(lane, lane) - lane; }
 
 /* What a warp has of the matrix. */
 template <class B> struct Share {
@@ -102,7 +97,7 @@ template <class W, class B, class R> struct WeightStream {
     const int tile_factors;       // words of a tile's factors
     const uint4 *const slots;     // the warp's first
     const CachePolicy once = evict_first(); // weights are read once
-    const unsigned lane_slot, slot_bytes;   // the lane's place in slot 0, and how far it is to the next (see `hidden`)
+    const unsigned lane_slot, slot_bytes;   // the lane's place in slot 0, and how far it is to the next (hidden.cuh)
     unsigned to;                            // the lane's place in the slot that `fill` fills next
     CopyRing<R::STAGES> ring;
 
