@@ -84,3 +84,9 @@ def test_large_matrices_behind_a_norm(last_block):
     last, *vectors = (t.double().numpy() for t in (W[-1:], x, norm))
     close(fusion.norm_glu(x, norm, W, W)[-1:], ref.fusion.norm_glu(*vectors, last, last))
     close(fusion.norm_qkv(x, norm, W[:1], W[:1], W)[-1:], ref.fusion.norm_qkv(*vectors, last, last, last)[-1:])
+
+
+def test_more_rows_than_32_bits_count_are_refused():
+    W, x = huge(1 << 30, 1), torch.randn(1).half()
+    with pytest.raises(ValueError, match="norm_qkv: Wq, Wk and Wv must have at most 2147483640 rows in all, got 3221"):
+        fusion.norm_qkv(x, x, W, W, W)

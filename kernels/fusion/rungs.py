@@ -4,6 +4,8 @@ from kernels.fusion.arguments import expect_eps, expect_vector
 from kernels.fusion.launches import launch, module
 from lab.tensors import expect, output
 
+MOST_ROWS = 2**31 - 8  # of matrices that one kernel takes as one: it counts their rows, in whole groups, in 32 bits
+
 
 def rmsnorm(x, weight, eps=1e-5, *, out=None, pdl=False):
     """x · weight / √(mean of x² + eps). x, weight (hidden,) → (hidden,). 6 bytes and 4 flops an element, one launch."""
@@ -55,6 +57,8 @@ def norm_qkv(x, norm_weight, Wq, Wk, Wv, eps=1e-5, *, out=None, pdl=False):
         expect(where, name, W, x, ("rows", hidden))
     expect_eps(where, eps)
     rows = len(Wq) + len(Wk) + len(Wv)
+    if rows > MOST_ROWS:
+        raise ValueError(f"{where}: Wq, Wk and Wv must have at most {MOST_ROWS} rows in all, got {rows}")
     out = output(where, out, x, (rows,), x=x, norm_weight=norm_weight, Wq=Wq, Wk=Wk, Wv=Wv)
     args = (x, norm_weight, Wq, Wk, Wv, out, len(Wq), len(Wk), len(Wv), hidden, float(eps))
     launch(where, x.dtype, (x, norm_weight, Wq, Wk, Wv), rows, hidden, args, pdl)
