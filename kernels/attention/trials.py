@@ -8,6 +8,7 @@ import functools
 
 import torch
 
+from kernels import benching
 from kernels.attention import bench, mix
 from lab import Rung, cuda, cuda_timing
 from lab.table import Table
@@ -67,17 +68,17 @@ def ladders(seconds=0.1):
 
 
 def _ladder(name, kv_len, seconds):
-    bench.empty()
+    benching.empty()
     _, split, shared = mix.RUNGS
     rungs = [split, *(SPLIT_BY if (name, kv_len) == BLOCKS_AT else []), shared, ROOMY]
     inputs = bench.random_mixes(bench.DTYPES[name], bench.DTYPES[name], kv_len)
     rows = bench.mix_rows(rungs, inputs, *mix.work(*inputs[0]))
-    return bench.ladder_of(f"trial: attention mix {name}, {kv_len} tokens", rows, seconds)
+    return benching.ladder_of(f"trial: attention mix {name}, {kv_len} tokens", rows, seconds)
 
 
 def tables():
     """How many different results so many runs on the same inputs give."""
-    bench.empty()
+    benching.empty()
     att, v = bench.random_mixes(torch.float32, torch.float32, RUNS_AT)[0]
     rows, sources = {}, {HERE: True}
     for rung in (*mix.RUNGS, ROOMY):

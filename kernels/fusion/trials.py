@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from kernels.attention import bench as rows_of
+from kernels import benching
 from kernels.fusion import bench, norm_glu
 from kernels.fusion.launches import HERE, layer_plan, plan, shape_of
 from lab import cuda, cuda_timing
@@ -36,9 +36,9 @@ def tables():
 
 def _hints(seconds):
     """Gate and up by what a copy of 16 bytes asks the cache to fetch."""
-    rows_of.empty()
+    benching.empty()
     rows, cols = MODEL.ffn, MODEL.hidden
-    device = rows_of.DEVICE
+    device = benching.DEVICE
     x, norm = torch.randn(cols, device=device).to(DTYPE), (1 + torch.randn(cols, device=device) / 10).to(DTYPE)
     both = (torch.randn(2, rows, cols, device=device) * cols**-0.5).to(DTYPE)
     copies = cuda_timing.cold_copies(both)
@@ -50,8 +50,8 @@ def _hints(seconds):
     found = []
     for title, hint in HINTS.items():
         run, sources = (norm_glu, COPY) if hint == HINT else (functools.partial(_hinted, hint), (*COPY, OWN))
-        found.append(rows_of.our_row(title, run, inputs, x.new_empty(rows), sources=sources, **facts))
-    return rows_of.ladder_of(f"trial: norm, gate and up, bf16, {rows} × {cols}", found, seconds)
+        found.append(benching.our_row(title, run, inputs, x.new_empty(rows), sources=sources, **facts))
+    return benching.ladder_of(f"trial: norm, gate and up, bf16, {rows} × {cols}", found, seconds)
 
 
 def _hinted(hint, x, norm, W_gate, W_up, *, out):
@@ -69,13 +69,14 @@ def hinted(hint, dtype, *sizes):
 
 def _barriers(seconds):
     """A layer in one launch, as it is and without barriers between its steps."""
-    rows_of.empty()
-    layers = [bench.random_layer(MODEL, DTYPE, rows_of.DEVICE)]
+    benching.empty()
+    layers = [bench.random_layer(MODEL, DTYPE, benching.DEVICE)]
     moved, flops = layers[0].work()
     layers += [
-        bench.random_layer(MODEL, DTYPE, rows_of.DEVICE) for _ in range(max(1, math.ceil(cuda_timing.COLD / moved) - 1))
+        bench.random_layer(MODEL, DTYPE, benching.DEVICE)
+        for _ in range(max(1, math.ceil(cuda_timing.COLD / moved) - 1))
     ]
-    x = torch.randn(MODEL.hidden, device=rows_of.DEVICE).to(DTYPE)
+    x = torch.randn(MODEL.hidden, device=benching.DEVICE).to(DTYPE)
     found = []
     for pdl in (False, True):
         for title, run, sources in (
@@ -84,8 +85,8 @@ def _barriers(seconds):
         ):
             calls = [functools.partial(run, it, x, pdl=pdl) for it in layers]
             facts = {"bytes": moved, "flops": flops, "sources": ("kernels/fusion/layer.cu", bench.PLAN, *sources)}
-            found.append(rows_of.Row(f"{title}, PDL" if pdl else title, calls, **facts))
-    return rows_of.ladder_of("trial: decoder layer without attention, bf16, barriers", found, seconds)
+            found.append(benching.Row(f"{title}, PDL" if pdl else title, calls, **facts))
+    return benching.ladder_of("trial: decoder layer without attention, bf16, barriers", found, seconds)
 
 
 def without_barriers(layer, x, *, pdl=False):

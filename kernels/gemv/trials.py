@@ -12,7 +12,7 @@ import math
 import numpy as np
 import torch
 
-from kernels.attention import bench as rows_of
+from kernels import benching
 from kernels.gemv import DEPENDENT, HERE, PLAN, RING, RUNGS, _kernel, _ring, _room, bench, ring, work
 from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import ring_plan
@@ -61,22 +61,22 @@ def ladders(seconds=0.1):
 
 
 def _ladder(title, rungs, seconds):
-    rows_of.empty()
-    W, x = torch.randn(SHAPE, device=rows_of.DEVICE).to(DTYPE), torch.randn(SHAPE[1], device=rows_of.DEVICE).to(DTYPE)
+    benching.empty()
+    W, x = torch.randn(SHAPE, device=benching.DEVICE).to(DTYPE), torch.randn(SHAPE[1], device=benching.DEVICE).to(DTYPE)
     inputs = [(copy, x) for copy in cuda_timing.cold_copies(W)]
     moved, flops = work(W)
     facts = {"bytes": moved, "flops": flops, "tolerance": bench.tolerance(DTYPE)}
     facts |= {"wanted": torch.mv(W.double(), x.double()), "verdict": Verdict()}
     rows = [
-        rows_of.our_row(rung.title, rung.function, inputs, W.new_empty(len(W)), sources=rung.sources, **facts)
+        benching.our_row(rung.title, rung.function, inputs, W.new_empty(len(W)), sources=rung.sources, **facts)
         for rung in rungs
     ]
-    return rows_of.ladder_of(f"trial: {title}", rows, seconds)
+    return benching.ladder_of(f"trial: {title}", rows, seconds)
 
 
 def tables():
     """GB/s by the bytes under way, and the time of one load."""
-    rows_of.empty()
+    benching.empty()
     return [read_table(), chain_table()]
 
 
@@ -183,7 +183,7 @@ def _cores(pdl, every_slot, W, x, *, out):
 
 def read_table():
     """GB/s of a kernel that only reads, by words under way of a thread (rows) and by blocks (columns)."""
-    data = torch.randint(-(1 << 31), (1 << 31) - 1, (READ_BYTES // 4,), dtype=torch.int32, device=rows_of.DEVICE)
+    data = torch.randint(-(1 << 31), (1 << 31) - 1, (READ_BYTES // 4,), dtype=torch.int32, device=benching.DEVICE)
     processors = _room(data.device)[0]
     rows = {}
     for words in WORDS:
@@ -207,7 +207,7 @@ def chain_table():
     A graph replays the same steps, so their lines, 2 MB, are in the L2 cache, whose latency this is.
     """
     count = CHAIN_BYTES // 128
-    order = torch.randperm(count, device=rows_of.DEVICE) * 16  # one number of eight bytes in each line of 128
+    order = torch.randperm(count, device=benching.DEVICE) * 16  # one number of eight bytes in each line of 128
     order = torch.roll(order, -int((order == 0).nonzero()))  # the first is 0
     following = torch.zeros(16 * count, dtype=torch.int64, device=order.device)
     following[order] = torch.roll(order, -1)

@@ -8,6 +8,7 @@ import functools
 
 import torch
 
+from kernels import benching
 from kernels.attention import bench
 from kernels.kv_cache import rungs
 from lab import Rung, cuda, cuda_timing
@@ -41,14 +42,14 @@ def title(vec, batch):
 def ladders(seconds=0.1):
     """All variants, checked and timed side by side. Returns the Ladders."""
     cuda_timing.expect_gpu("the trials of the quantised cache")
-    bench.empty()
+    benching.empty()
     variants = [
         Rung(f"mix_flight_{vec}_{batch}", title(vec, batch), functools.partial(mix_flight, vec, batch), SOURCES)
         for vec, batch in WORDS
     ]
     inputs = bench.random_mixes(torch.float32, torch.float16, TOKENS)
     rows = bench.mix_rows(variants, inputs, *rungs.work(*inputs[0]))
-    return [bench.ladder_of(f"trial: attention mix, fp16 cache, {TOKENS} tokens", rows, seconds)]
+    return [benching.ladder_of(f"trial: attention mix, fp16 cache, {TOKENS} tokens", rows, seconds)]
 
 
 def tables():

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import torch
 
-from kernels.attention import bench as rows_of
+from kernels import benching
 from kernels.lowbit import RUNGS, bench, work
 from kernels.lowbit.rungs import HERE, WARPS
 from lab import cuda, cuda_timing
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(1024) run(unsigned *out, unsigned b
 def ladders(seconds=0.1):
     """Rungs 1 and 2 and the variants, timed side by side. Returns the Ladders."""
     cuda_timing.expect_gpu("the trials of low-bit weights")
-    rows_of.empty()
+    benching.empty()
     _, x, Wq = bench._inputs(FORMAT, SHAPE, 1)
     wanted, like = x.double() @ Wq.dequantize(torch.float64).T, x.new_empty(1, SHAPE[0])
     moved, flops = work(Wq, x)
@@ -64,12 +64,12 @@ def ladders(seconds=0.1):
     for rung in RUNGS[:2]:
         for title, copies in ((rung.title, cold), (f"{rung.title}, weights in the L2 cache", cold[:1])):
             inputs = [(copy, x) for copy in copies]
-            row = rows_of.our_row(title, rung.function, inputs, like, verdict=Verdict(), sources=rung.sources, **facts)
+            row = benching.our_row(title, rung.function, inputs, like, verdict=Verdict(), sources=rung.sources, **facts)
             found.append(row)
     calls = [functools.partial(_unconverted, copy, x, torch.empty_like(like)) for copy in cold]
     sources = (*RUNGS[0].sources, OWN)
-    found.append(rows_of.Row("shift without the conversion", calls, bytes=moved, flops=flops, sources=sources))
-    return [rows_of.ladder_of(f"trial: GEMV, {FORMAT}, {SHAPE[0]} × {SHAPE[1]}", found, seconds)]
+    found.append(benching.Row("shift without the conversion", calls, bytes=moved, flops=flops, sources=sources))
+    return [benching.ladder_of(f"trial: GEMV, {FORMAT}, {SHAPE[0]} × {SHAPE[1]}", found, seconds)]
 
 
 def _unconverted(Wq, x, out):
@@ -93,9 +93,9 @@ def unconverted(dtype, scale, bits, group):
 
 def tables():
     """Results that a multiprocessor has of each kind of instruction, in the time in which it has FFMA multiply-adds."""
-    rows_of.empty()
-    blocks = multiprocessors(torch.device(rows_of.DEVICE))
-    out = torch.empty(1024 * blocks, dtype=torch.int32, device=rows_of.DEVICE)
+    benching.empty()
+    blocks = multiprocessors(torch.device(benching.DEVICE))
+    out = torch.empty(1024 * blocks, dtype=torch.int32, device=benching.DEVICE)
     took = {}
     for kind in KINDS:
         halves = [functools.partial(loop(kind), blocks, 1024, out, 3, 5, 0.5, n) for n in (STEPS // 2, STEPS)]
