@@ -163,6 +163,62 @@ def set_up(copy, python=sys.executable, **env):
     return subprocess.run(command, cwd=copy, env={**os.environ, **env}, capture_output=True, text=True)
 
 
+# Kernels that a reader can hold in mind: chapters 03 to 09
+
+TOPICS = ("gemv", "fusion", "lowbit", "attention", "kv_cache")
+CUDA = {topic: sorted((ROOT / "kernels" / topic).glob("*.cu*")) for topic in (*TOPICS, "device")}
+
+
+def code_of(path):
+    """Its text, comments aside, line by line as it was."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*", lambda comment: "\n" * comment[0].count("\n"), path.read_text(), flags=re.S)
+
+
+def functions_of(code):
+    """(name, lines) of each function on the device, from its head to its last bracket."""
+    code = re.sub(r"__launch_bounds__\(.*?\)", "", code)
+    initialised = r"(?:[^;{}]|\{[^;{}]+\})*"  # arguments, and members by their brackets
+    for head in re.finditer(rf"__(?:global|device)__[^;{{}}]*?(\w+)\({initialised}\{{", code):
+        depth, at = 1, head.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(code[at], 0)
+            at += 1
+        yield head[1], code[head.start() : at].count("\n") + 1
+
+
+@pytest.mark.parametrize("topic", CUDA)
+def test_sources_and_functions_are_short(topic):
+    for path in CUDA[topic]:
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 300, path
+        assert max(map(len, lines)) <= 120, path
+        assert all(length <= 90 for _, length in functions_of(code_of(path))), path
+
+
+def test_functions_are_counted_whole():
+    found = dict(functions_of(code_of(ROOT / "kernels" / "gemv" / "ring.cu")))
+    assert found["gemv"] > 40 and {"prefetch", "take", "row_sums"} <= set(found)
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_device_headers_are_shared_and_switches_few(topic):
+    assert any('#include "../device/' in path.read_text() for path in CUDA[topic])
+    for path in CUDA[topic]:
+        defaults = re.findall(r"#ifndef \w+\n(.*?)#endif", path.read_text(), flags=re.S)
+        assert len(re.findall(r"#define", "".join(defaults))) <= 8, path
+
+
+def test_no_two_topics_have_six_lines_alike():
+    where = {}
+    for topic in TOPICS:
+        for path in CUDA[topic]:
+            lines = [" ".join(line.split()) for line in code_of(path).splitlines()]
+            lines = [line for line in lines if line and not line.startswith("#")]
+            for i in range(len(lines) - 5):
+                where.setdefault(tuple(lines[i : i + 6]), set()).add(topic)
+    assert [six for six, topics in where.items() if len(topics) > 1] == []
+
+
 def test_bootstrap_can_be_read_by_old_pythons():
     ast.parse((ROOT / "lab" / "bootstrap.py").read_text(), feature_version=(3, 6))
 

@@ -3,8 +3,8 @@
 
    New since mix_shared: the block's heads, and 8 warps instead of 32. v is loaded once and not GROUP times. But there
    are GROUP times fewer blocks: on Mistral-7B's shapes 32 of them, for an H200's 132 multiprocessors. So the tokens may
-   be split over gridDim.z blocks as well: then OUT is float, out is (gridDim.z, n_heads, head_dim), and mix_ordered.cu's
-   add_partials adds up.
+   be split over gridDim.z blocks as well: then OUT is float, out is (gridDim.z, n_heads, head_dim), and
+   mix_ordered.cu's add_partials adds up.
    Launch: (32, WARPS) threads, (n_kv_heads, ceil(head_dim / 32), splits) blocks. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

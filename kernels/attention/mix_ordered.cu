@@ -1,8 +1,9 @@
-/* Rung 2 without atomics: each block stores its sums at a place of their own, and a second launch adds them up, always in
-   the order of the blocks. The same bits in every run, and as many blocks as mix_split has.
+/* Rung 2 without atomics: each block stores its sums at a place of their own, and a second launch adds them up, always
+   in the order of the blocks. The same bits in every run, and as many blocks as mix_split has.
 
    partials (splits, n_heads, head_dim) is fp32 and may hold anything before; every element is written, 0 by a block
-   without tokens. The end of a launch is a barrier for the whole grid: add_partials sees all that mix_partial has stored.
+   without tokens. The end of a launch is a barrier for the whole grid: add_partials sees all that mix_partial has
+   stored.
 
    New since mix_split: the last line of the kernel, and add_partials. That writes and reads 2 * 4 * splits * n_heads *
    head_dim bytes more, which the L2 cache holds.

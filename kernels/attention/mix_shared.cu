@@ -1,11 +1,11 @@
-/* Rung 3, shared: a block of 32 channels by 32 time slices has one head's 32 channels to itself. Warp s takes the tokens
-   s, s + 32, s + 64, ...; the 32 sums of a channel meet in shared memory, and one warp adds them up in order.
+/* Rung 3, shared: a block of 32 channels by 32 time slices has one head's 32 channels to itself. Warp s takes the
+   tokens s, s + 32, s + 64, ...; the 32 sums of a channel meet in shared memory, and one warp adds them up in order.
 
    New since split: the split is over the warps of a block, and no longer over blocks. No atomics, nothing to zero, the
    results are stored once, 32 together, in their own type, and are the same bits in every run. What it loses: the card
-   has only n_heads * ceil(head_dim / 32) blocks, however many tokens there are. And the compiler leaves room for a second
-   block on a multiprocessor, which never comes: 32 registers a thread, so that few loads are under way at a time. With
-   __launch_bounds__(32 * SLICES, 1) it would be 56 (rung 4, kernels/kv_cache/mix_fp32.cu).
+   has only n_heads * ceil(head_dim / 32) blocks, however many tokens there are. And the compiler leaves room for a
+   second block on a multiprocessor, which never comes: 32 registers a thread, so that few loads are under way at a
+   time. With __launch_bounds__(32 * SLICES, 1) it would be 56 (rung 4, kernels/kv_cache/mix_fp32.cu).
    Launch: (32, 32) threads, (n_heads, ceil(head_dim / 32)) blocks. */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,9 +1,9 @@
 /* Rung 2, split: one thread for each output, and the tokens are split over gridDim.y blocks, whose sums are added up by
    atomics. Neighbouring threads have neighbouring channels, so a load of v is 32 neighbouring elements.
 
-   New since naive: lanes lie along channels and not along time, so no shuffles; and many blocks share one output. `sums`
-   (n_heads, head_dim) is fp32 whatever T is, and must be 0 before the launch: each block adds to it once. That costs
-   gridDim.y atomic additions for each output, the zeroing, and for 16-bit results one pass that rounds them.
+   New since naive: lanes lie along channels and not along time, so no shuffles; and many blocks share one output.
+   `sums` (n_heads, head_dim) is fp32 whatever T is, and must be 0 before the launch: each block adds to it once. That
+   costs gridDim.y atomic additions for each output, the zeroing, and for 16-bit results one pass that rounds them.
    Launch: 128 threads, (ceil(n_heads*head_dim / 128), splits) blocks.
 
    Blocks come in any order, and float addition is not associative: the last bits change from run to run. */

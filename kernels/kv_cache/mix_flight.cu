@@ -4,9 +4,9 @@
    att (n_heads, kv_len) fp32, v (kv_len, n_kv_heads, head_dim) fp16, out (n_heads, head_dim) fp32.
 
    New since half2: the word is wider, and the loop that loads is apart from the loop that uses, so that the order does
-   not hang on how the compiler unrolls: 8 words of a warp are 4 KB in flight, 128 KB on a multiprocessor. The last batch
-   of a thread may be short: each of its loads asks first whether the token is there, and a token that is not counts 0.
-   Whole batches do not ask.
+   not hang on how the compiler unrolls: 8 words of a warp are 4 KB in flight, 128 KB on a multiprocessor. The last
+   batch of a thread may be short: each of its loads asks first whether the token is there, and a token that is not
+   counts 0. Whole batches do not ask.
    A word starts at a multiple of its size. Where head_dim or v does not allow 16 bytes, compile with a smaller VEC, the
    halves in a word.
    Launch: (32, 32) threads, (n_heads, ceil(head_dim / 32)) blocks. */

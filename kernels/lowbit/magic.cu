@@ -1,7 +1,7 @@
 /* Rung 2, magic: no conversion from integer. 0x6400 is the float16 1024, and the next number is 1025: so a code in the
    last bits of this pattern is added to it. A word has two such patterns side by side, and one LOP3 masks the codes in
-   both and puts the magic number's exponent over them. bfloat16 has 0x4300, 128, and room for 7 bits; a code of 8 goes by
-   float32, whose 0x4b000000 is 2**23.
+   both and puts the magic number's exponent over them. bfloat16 has 0x4300, 128, and room for 7 bits; a code of 8 goes
+   by float32, whose 0x4b000000 is 2**23.
 
    New since shift: the conversion, and the zero with it. What must be subtracted is 1024 + zero, a whole number that T
    holds, so that one subtraction for two weights leaves code - zero, and nothing is rounded. (One FMA with the scale,

@@ -72,7 +72,8 @@ template <class Do> __device__ __forceinline__ void each_fragment(Do act) {
 }
 
 /* The sums of x over a group and over a warp's slice: products with ones. */
-__device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, const Fragments &x_fragments, int lane) {
+__device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, const Fragments &x_fragments,
+                                      int lane) {
     constexpr unsigned ONES = Numbers<W, T>::ONES;
     const int g = lane / 4, c = lane % 4;
 #pragma unroll

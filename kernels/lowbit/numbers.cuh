@@ -4,8 +4,8 @@
    it is moved down. Under the bits of 2**MANTISSA it is a 16-bit number: that power, and the code times
    2**shift_in_number(i), alike in a row of the tile. What is added to a code so comes off again in one of two ways.
    Where the power is small beside the codes, all of it, and the zero, comes off a group's sum before the first product.
-   Elsewhere that would cost digits, and each number is made exact: the code less its zero, or less MIDDLE where the zero
-   is that of a whole row, which comes off each warp's sum. */
+   Elsewhere that would cost digits, and each number is made exact: the code less its zero, or less MIDDLE where the
+   zero is that of a whole row, which comes off each warp's sum. */
 #pragma once
 #include "unit.cuh"
 

@@ -1,10 +1,10 @@
 /* What the first two rungs share: all but how a code becomes a number.
 
    A warp has EACH neighbouring rows of W, and its lanes take 16 codes of each in turn: 16, 8 or 4 bytes, neighbours in
-   memory, and the 16 numbers of x that go with them. No group ends within 16 codes, so a lane adds up 16 products before
-   it multiplies by their scale. The codes of the next turn are under way while those of this one are used. For one row of
-   x, EACH rows of W share what is made of it; for M rows of x it is the other way round: what has been made of the
-   codes serves them all.
+   memory, and the 16 numbers of x that go with them. No group ends within 16 codes, so a lane adds up 16 products
+   before it multiplies by their scale. The codes of the next turn are under way while those of this one are used. For
+   one row of x, EACH rows of W share what is made of it; for M rows of x it is the other way round: what has been made
+   of the codes serves them all.
 
    W             (rows, words of a row) uint32, codes of BITS bits row after row: code i of a word is its bits from
                  BITS * i on. A row is padded to a multiple of 16 codes
@@ -13,8 +13,8 @@
    x             T (M, cols);   y  T (M, rows); sums are float32
 
    Compile with DTYPE (__half or __nv_bfloat16), SCALE (the same, or float), BITS, GROUP, M (1 to 16), VEC, how many
-   numbers of x one load brings (cols is a multiple of it, and x starts at a multiple of as many bytes), and TAIL, 1 where
-   cols is no multiple of 16. Launch ceil(rows / (WARPS * EACH)) blocks of 32 * WARPS threads. */
+   numbers of x one load brings (cols is a multiple of it, and x starts at a multiple of as many bytes), and TAIL, 1
+   where cols is no multiple of 16. Launch ceil(rows / (WARPS * EACH)) blocks of 32 * WARPS threads. */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
