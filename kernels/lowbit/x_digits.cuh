@@ -21,8 +21,9 @@ template <class W, class I, class B> struct XDigits {
         x_group_sums = first + warp * SUMS, x_slice_sums = slices + warp * ROOM, x_units = units + warp * ROOM;
         words = reinterpret_cast<uint4 *>(units + B::WARPS * ROOM) + warp * WORDS, all_slice_sums = slices;
     }
-    /* Keep the digits of the lane's four neighbours, columns 4 * lane .. of a unit. From the lane's place it is a
-       number to each that the compiler knows; of one sum of both it would make an address for every digit. */
+    /* Keep the digits of the lane's four neighbours, columns 4 * lane .. of a unit: each at a distance from the lane's
+       place that the compiler knows. In one sum with the lane's own numbers each digit would take an address of its
+       own, some 200 instructions for two rows of 14336 columns. */
     __device__ __forceinline__ void store(const unsigned (&whole)[4], int x_row, int unit, int lane) const {
         const int step = lane / 8, half = lane % 2;
         uint4 *const lane_words = words + step / 2 * (EIGHTS * STORED * 4) + lane / 2 % 4;
