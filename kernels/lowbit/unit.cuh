@@ -70,8 +70,10 @@ template <typename Words, class I, class B>
 __device__ __forceinline__ Words load_x(const typename I::X *x, const Share<B> &share, int cols, int m, int x_row,
                                         int unit, int col) {
     Words words = {};
-    col += (share.first_unit + unit) * 128;
-    const typename I::X *from = x + (long long)min(x_row, m - 1) * cols + col; // more rows are there for nothing
+    col += share.first_unit * 128;
+    // More rows are there for nothing. The unit comes last: so far it is known, and takes no address of its own
+    const typename I::X *const from = x + (long long)min(x_row, m - 1) * cols + col + unit * 128;
+    col += unit * 128;
     if (unit >= share.units) return words;
     if (I::ALIGNED) return B::WHOLE || col < cols ? __ldcg(reinterpret_cast<const Words *>(from)) : words;
 #pragma unroll
