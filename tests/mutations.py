@@ -29,7 +29,6 @@ LEFT_OUT = shutil.ignore_patterns(
 )  # fmt: skip
 PATIENCE = 600  # seconds for the tests of one mutation
 READ_X = "if constexpr (!X_FIRST) load_x(x_words, x_from, left, threads);"
-WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 AN_ELEMENT = "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    if (i < n) out[i] = "
 
 
@@ -243,6 +242,13 @@ MUTATIONS = [
         "        ring.wait_full();\n        __syncwarp();\n",
         "tests/test_lowbit.py -k 'test_the_ring_goes_round and 14336'",
         "        ring.wait_full();\n",
+    ),
+    Mutation(
+        "ring: lowbit's digits are overwritten while lanes still read them",
+        "kernels/lowbit/digits.cu",
+        "        __syncwarp();\n#pragma unroll\n        for (int k = 0; k < DIGITS; k++)\n",
+        "tests/test_lowbit_rungs.py -k test_digits_on_its_shapes",
+        "#pragma unroll\n        for (int k = 0; k < DIGITS; k++)\n",
     ),
     # A kernel of several phases.
     Mutation(

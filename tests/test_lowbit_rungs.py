@@ -295,13 +295,15 @@ def test_no_race(name, bits):
 
 @pytest.mark.parametrize("rows, cols", [(16, 256), (48, 384), (32, 2176)])
 def test_digits_on_its_shapes(rows, cols):
-    """More and fewer units than a block has warps; between them those that none has."""
+    """More and fewer units than a block has warps; between them those that none has. A warp that has two writes the
+    digits of the second where it has read those of the first."""
     Wq, x, out = problem(rows, cols, 4, 128, None, torch.float16)
     before = x.clone(), Wq.packed.clone(), Wq.factors.clone()
     assert lowbit.digits(Wq, x, out=out) is out
     close(out, Wq, x)
     assert fences_stand(out) and all(map(torch.equal, (x, Wq.packed, Wq.factors), before))
     assert torch.equal(lowbit.digits(Wq, x[None]), out[None])
+    lowbit.counters("digits", Wq, x, check_races=True)
 
 
 @pytest.mark.parametrize("size", [6e4, 1.0, 1e-6])
