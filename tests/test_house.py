@@ -175,10 +175,10 @@ def code_of(path):
 
 
 def functions_of(code):
-    """(name, lines) of each function on the device, from its head to its last bracket."""
+    """(name, lines) of each function on the device that has a body, from its head to its last bracket."""
     code = re.sub(r"__launch_bounds__\(.*?\)", "", code)
-    initialised = r"(?:[^;{}]|\{[^;{}]+\})*"  # arguments, and members by their brackets
-    for head in re.finditer(rf"__(?:global|device)__[^;{{}}]*?(\w+)\({initialised}\{{", code):
+    initialised = r"(?:[^;{}]|\{\s*[^;{}\s][^;{}]*\})*"  # arguments, and members by their brackets
+    for head in re.finditer(rf"__(?:global|device)__[^;{{}}]*?(\w+)(?:<[^<>]*>)?\({initialised}\{{", code):
         depth, at = 1, head.end()
         while depth:
             depth += {"{": 1, "}": -1}.get(code[at], 0)
@@ -198,6 +198,19 @@ def test_sources_and_functions_are_short(topic):
 def test_functions_are_counted_whole():
     found = dict(functions_of(code_of(ROOT / "kernels" / "gemv" / "ring.cu")))
     assert found["gemv"] > 40 and {"prefetch", "take", "row_sums"} <= set(found)
+    heads = "__device__ int n, m[] = {1};\n__device__ int f(int);\n__device__ int f<1>(int) {\n}\n__global__ void g(){}"
+    assert list(functions_of(heads)) == [("f", 2), ("g", 1)] and len(bodies(heads)) == 2
+
+
+def bodies(code):
+    """Where functions on the device begin: not variables, nor what is only declared."""
+    return re.findall(r"__(?:global|device)__(?![^{}]*;|[^{}()]*=)", code)
+
+
+@pytest.mark.parametrize("topic", CUDA)
+def test_no_function_is_left_out(topic):
+    for path in CUDA[topic]:
+        assert len(list(functions_of(code_of(path)))) == len(bodies(code_of(path))), path
 
 
 @pytest.mark.parametrize("topic", TOPICS)
