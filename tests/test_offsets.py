@@ -87,6 +87,13 @@ def test_large_matrices_behind_a_norm(last_block):
 
 
 def test_more_rows_than_32_bits_count_are_refused():
-    W, x = huge(1 << 30, 1), torch.randn(1).half()
-    with pytest.raises(ValueError, match="norm_qkv: Wq, Wk and Wv must have at most 2147483640 rows in all, got 3221"):
-        fusion.norm_qkv(x, x, W, W, W)
+    W, x = huge(2**31 - 7, 1), torch.randn(1).half()
+    third = W[: 1 << 30]
+    for call, name, rows in (
+        (lambda: fusion.norm_qkv(x, x, third, third, third), "norm_qkv: Wq, Wk and Wv", "rows in all, got 3221225472"),
+        (lambda: fusion.norm_glu(x, x, W, W), "norm_glu: W_gate", "rows, got 2147483641"),
+        (lambda: fusion.gemv_residual(W, x, W[:, 0]), "gemv_residual: W", "rows, got 2147483641"),
+        (lambda: fusion.down_residual(W, x, W[:, 0]), "down_residual: W_down", "rows, got 2147483641"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must have at most 2147483640 {rows}"):
+            call()

@@ -4,7 +4,7 @@ from kernels.fusion.arguments import expect_eps, expect_vector
 from kernels.fusion.launches import launch, module
 from lab.tensors import expect, output
 
-MOST_ROWS = 2**31 - 8  # of matrices that one kernel takes as one: it counts their rows, in whole groups, in 32 bits
+MOST_ROWS = 2**31 - 8  # of a kernel's matrix, or of those it takes as one: it counts rows, in whole groups, in 32 bits
 
 
 def rmsnorm(x, weight, eps=1e-5, *, out=None, pdl=False):
@@ -57,8 +57,7 @@ def norm_qkv(x, norm_weight, Wq, Wk, Wv, eps=1e-5, *, out=None, pdl=False):
         expect(where, name, W, x, ("rows", hidden))
     expect_eps(where, eps)
     rows = len(Wq) + len(Wk) + len(Wv)
-    if rows > MOST_ROWS:
-        raise ValueError(f"{where}: Wq, Wk and Wv must have at most {MOST_ROWS} rows in all, got {rows}")
+    _expect_rows(where, "Wq, Wk and Wv", rows, " in all")
     out = output(where, out, x, (rows,), x=x, norm_weight=norm_weight, Wq=Wq, Wk=Wk, Wv=Wv)
     args = (x, norm_weight, Wq, Wk, Wv, out, len(Wq), len(Wk), len(Wv), hidden, float(eps))
     launch(where, x.dtype, (x, norm_weight, Wq, Wk, Wv), rows, hidden, args, pdl)
@@ -79,6 +78,7 @@ def norm_glu(x, norm_weight, W_gate, W_up, eps=1e-5, *, out=None, pdl=False):
     expect(where, "W_gate", W_gate, x, ("ffn", hidden))
     expect(where, "W_up", W_up, x, (len(W_gate), hidden))
     expect_eps(where, eps)
+    _expect_rows(where, "W_gate", len(W_gate))
     out = output(where, out, x, (len(W_gate),), x=x, norm_weight=norm_weight, W_gate=W_gate, W_up=W_up)
     args = (x, norm_weight, W_gate, W_up, out, len(W_gate), hidden, float(eps))
     launch(where, x.dtype, (x, norm_weight, W_gate, W_up), len(W_gate), hidden, args, pdl, per_output=2)
@@ -89,10 +89,16 @@ def _gemv_residual(where, name, W, x, residual, out, pdl):
     expect_vector(where, "x", x)
     expect(where, name, W, x, ("rows", x.numel()))
     expect(where, "residual", residual, x, (len(W),))
+    _expect_rows(where, name, len(W))
     out = output(where, out, x, (len(W),), **{name: W, "x": x, "residual": residual})
     args = (W, x, residual, out, *W.shape)
     launch("gemv_residual", x.dtype, (W, x), *W.shape, args, pdl)
     return out
+
+
+def _expect_rows(where, name, rows, in_all=""):
+    if rows > MOST_ROWS:
+        raise ValueError(f"{where}: {name} must have at most {MOST_ROWS} rows{in_all}, got {rows}")
 
 
 def _elementwise(where, first, a, second, b, out, pdl):
