@@ -460,25 +460,6 @@ def test_few_instructions_a_weight():
         assert not any(re.search(r"\b(I2FP?|F2F|PRMT|I2I)\b.*U8", line) for line in lines[waits[0] :])  # no conversion
 
 
-UNIFORM = [
-    (1, 1, 8, 0, 1),
-    (4096, 14336, 2, 128, 1),
-    (4096, 14336, 4, 128, 1),
-    (300, 2048, 8, 0, 11),
-    (3, 9000, 8, 0, 7),
-]
-
-
-@pytest.mark.parametrize("case", UNIFORM, ids=str)
-def test_copies_have_no_uniform_part_in_their_address(case):
-    """ptxas 13.0 once made of these what an H200 calls an illegal instruction."""
-    rows, cols, bits, group, m = case
-    for early in (0, 1):
-        found = plan(rows, cols, m, bits, group, 2, 132, ROOM, cols % 8 == 0, early=early)
-        code = top.kernel(found, HALF, HALF).module.sass("gemv")
-        assert "LDGSTS" in code and not re.search(r"LDGSTS\S* \[[^]]*UR", code)
-
-
 @pytest.mark.parametrize("rows, cols, m", [(448, 4096, 16), (224, 14336, 11), (448, 4096, 7)])
 def test_counters_with_more_rows(rows, cols, m, monkeypatch):
     """Each byte once, x once a block, and no two lanes of a request in one bank."""

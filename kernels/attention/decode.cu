@@ -110,7 +110,7 @@ struct Prefetcher {
     /* Ask for the next tile; past the end of a sequence lay down zeros, where anything may stand. */
     __device__ __forceinline__ void prefetch(const T *k, const T *v, int slot, int lane) {
         if (left > 0) {
-            const unsigned slot_at = hidden(shared_address(ring + 2 * slot * TILE_SIZE), lane);
+            const unsigned slot_at = hidden(shared_address(ring + 2 * slot * TILE_SIZE), lane); // insurance
             const int first = next.tile * TILE, there = schedule.length(next.b) - first; // tokens
             const long long at = ((long long)next.b * schedule.kv_len + first) * token_stride +
                                  (next.row * HEAD_TILES_PER_BLOCK + head_tile) / HEAD_TILES * HEAD_DIM;

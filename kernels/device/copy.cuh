@@ -12,7 +12,7 @@
    H200. Policies came with compute capability 8.0.
 
    A trap: where ptxas 13.0 sees that part of copy_async's address in shared memory is the same in all lanes, it may
-   write an instruction that the card calls illegal. fusion/stream.cuh hides that part from it. */
+   write an instruction that the card calls illegal. hidden.cuh hides that part from it. */
 #pragma once
 
 /* How L2 shall treat what a copy brings. */

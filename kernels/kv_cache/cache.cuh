@@ -97,7 +97,7 @@ struct Prefetcher {
     }
     /* Ask for the next tile: first the keys, then the values, which are waited for one after the other. */
     __device__ __forceinline__ void prefetch(int slot, int lane) {
-        const unsigned to = hidden(shared_address(ring + slot * SLOT + lane), lane);
+        const unsigned to = hidden(shared_address(ring + slot * SLOT + lane), lane); // insurance
         if (next.mine > 0) {
             if (new_segment) find_words(lane);
             copy<K_WORDS>(to, 0, k, lane);

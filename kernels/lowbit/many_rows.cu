@@ -45,7 +45,7 @@ using Fragments = uint4[B::UNITS][4][EIGHTS];   // the lane's numbers of x: eigh
    words are in different banks. */
 __device__ __forceinline__ void copy_x(uint4 *to, const T *x, const Share<B> &share, int cols, int m, int lane) {
     const int half = lane / 16, col = lane % 16 * 8;
-    const unsigned lane_place = hidden(shared_address(to + (lane ^ half * 4)), lane);
+    const unsigned lane_place = shared_address(to + (lane ^ half * 4));
     const T *const from = x + share.first_unit * 128 + col;
 #pragma unroll
     for (int i = 0; i < EIGHTS * 4; i++) {
