@@ -26,7 +26,8 @@ struct alignas(2 * VEC) Word { __half v[VEC]; };
 
 /* Load up to BATCH words, `left` of which are there, and then use them. ALL says that they all are. */
 template <bool ALL>
-__device__ void batch(const float *shares, const __half *column, long long stride, int left, float (&sum)[VEC]) {
+__device__ __forceinline__ void batch(const float *shares, const __half *column, long long stride, int left,
+                                      float (&sum)[VEC]) {
     float a[BATCH] = {};
     Word word[BATCH] = {};
 #pragma unroll

@@ -18,6 +18,7 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include "../device/reduce.cuh"
 #ifndef DTYPE
 #define DTYPE __half
 #endif
@@ -49,7 +50,7 @@ template <> struct Format<__nv_bfloat16> { static constexpr bool HALF = false; u
 using Pair = Format<T>::Pair; // two numbers of T in the 32 bits of a register
 
 /* Both as floats. A bfloat16 is the upper half of its float. */
-__device__ float2 floats(unsigned pair) {
+__device__ __forceinline__ float2 floats(unsigned pair) {
     if (!Format<T>::HALF) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000)};
     float2 two;
     asm("{ .reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
@@ -60,7 +61,7 @@ __device__ float2 floats(unsigned pair) {
 /* TAKE numbers of x from here on, or as many as there are, and zeros: two in each word. One load brings N. */
 struct alignas(16) Numbers { unsigned v[TAKE / 2]; };
 template <int N>
-__device__ Numbers load(const T *x, unsigned left) {
+__device__ __forceinline__ Numbers load(const T *x, unsigned left) {
     struct alignas(2 * N) Word { unsigned v[N / 2]; };
     Numbers u = {};
 #pragma unroll
@@ -69,7 +70,7 @@ __device__ Numbers load(const T *x, unsigned left) {
     return u;
 }
 template <>
-__device__ Numbers load<1>(const T *x, unsigned left) {
+__device__ __forceinline__ Numbers load<1>(const T *x, unsigned left) {
     Numbers u = {};
 #pragma unroll
     for (int i = 0; i < TAKE; i++)
@@ -79,8 +80,8 @@ __device__ Numbers load<1>(const T *x, unsigned left) {
 
 /* y = W x. Convert::weights(codes, zero, weight) turns TAKE codes into floats, code - zero. */
 template <class Convert>
-__device__ void product(const Codes *W, const SCALE *scale, const SCALE *zero, const T *x, T *y, long long rows,
-                        unsigned cols) {
+__device__ __forceinline__ void product(const Codes *W, const SCALE *scale, const SCALE *zero, const T *x, T *y,
+                                        long long rows, unsigned cols) {
     unsigned lane = threadIdx.x % 32, takes = (cols + TAKE - 1) / TAKE, groups = GROUP ? cols / (GROUP + !GROUP) : 1;
     long long first = ((long long)blockIdx.x * WARPS + threadIdx.x / 32) * EACH;
     if (first >= rows) return; // the whole warp leaves
@@ -124,7 +125,7 @@ __device__ void product(const Codes *W, const SCALE *scale, const SCALE *zero, c
     for (int e = 0; e < EACH; e++)
 #pragma unroll
         for (int r = 0; r < M; r++) {
-            for (int far = 16; far > 0; far /= 2) sum[e][r] += __shfl_xor_sync(0xffffffff, sum[e][r], far);
-            if (lane == 0 && first + e < rows) y[r * rows + first + e] = (T)sum[e][r];
+            const float total = warp_sum(sum[e][r]);
+            if (lane == 0 && first + e < rows) y[r * rows + first + e] = (T)total;
         }
 }

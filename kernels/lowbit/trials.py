@@ -86,9 +86,9 @@ def unconverted(dtype, scale, bits, group):
     if source.count(CONVERSION) != 1:
         raise RuntimeError(f"shift.cu must have {CONVERSION!r} once: the trial replaces it")
     source = source.replace(CONVERSION, "weight[i] = __uint_as_float(w.v[i / PER_WORD]);")
-    source = source.replace('#include "rows.cuh"', (HERE / "rows.cuh").read_text().replace("#pragma once\n", ""))
     chosen = {"DTYPE": DTYPES[dtype], "SCALE": DTYPES[scale], "BITS": bits, "GROUP": group}
-    return cuda.compile(source, [f"-D{name}={value}" for name, value in chosen.items()], name="unconverted.cu").gemv
+    options = [f"-D{name}={value}" for name, value in chosen.items()] + [f"-I{HERE}"]  # of rows.cuh
+    return cuda.compile(source, options, name="unconverted.cu").gemv
 
 
 def tables():
