@@ -45,7 +45,7 @@ __device__ __forceinline__ unsigned broadcast_x2(float v, __nv_bfloat16) {
     return reinterpret_cast<const unsigned &>(pair);
 }
 
-/* a * b, and a * b + c rounded once, of both halves. */
+/* a * b of two float16, and a * b + c of either type, rounded once, of both halves. */
 __device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __half) {
     unsigned c;
     asm("mul.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -60,8 +60,4 @@ __device__ __forceinline__ unsigned fma_x2(unsigned a, unsigned b, unsigned c, _
     unsigned d;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
-}
-/* mul.bf16x2 is for compute capability 9.0 and newer; with -0 added, which changes no product, it is for 8.0 too. */
-__device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __nv_bfloat16) {
-    return fma_x2(a, b, 0x80008000, __nv_bfloat16());
 }
