@@ -26,6 +26,9 @@
    null. q, out (batch, n_heads, HEAD_DIM); k, v and their scales as quantization.py lays them out,
    with room for k_room and v_room tiles in a sequence. scale: times log2(e). early: launched as a
    dependent. */
+#ifndef SCHEDULE
+#define SCHEDULE Schedule<8, 32, 1, false, false>
+#endif
 #include "../device/pdl.cuh"
 #include "column_sums.cuh"
 #include "queries.cuh"
