@@ -518,9 +518,9 @@ def test_counters_say_what_was_launched():
 def test_a_plan_fits_its_card_and_shares_out_every_tile(batch, n_kv_heads, group, head_dim, kv_len, pdl, card):
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, *card, pdl)
     warps, _, side, *_ = p.schedule
-    panels = -(-group // 16)
-    heads = -(-group // panels)
-    assert side * p.rows == n_kv_heads * panels and warps == p.warps and warps % side == 0
+    head_tiles = -(-group // 16)
+    heads = -(-group // head_tiles)
+    assert side * p.rows == n_kv_heads * head_tiles and warps == p.warps and warps % side == 0
     assert p.stages >= 1 and p.shared <= card[1]
     assert p.shares * p.each + p.rest == batch * p.rows * -(-kv_len // TILE) and 0 <= p.rest < p.shares <= card[0]
     assert p.each >= 1

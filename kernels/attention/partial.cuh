@@ -24,12 +24,12 @@ struct StoreOutput {
     T *out;        // (batch, n_heads, HEAD_DIM)
     long long row; // of all
 
-    /* Of some channels of a head: the weighted values; the maximum and the sum of weights. */
     __device__ __forceinline__ T *address(int head_tile, int head, int channel) const {
         const HeadTile tile(row, head_tile);
         head += tile.first_head();
         return head < GROUP ? out + tile.query_head(head) * HEAD_DIM + channel : nullptr;
     }
+    /* Of some channels of a head: the weighted values; the maximum and the sum of weights. */
     __device__ __forceinline__ void store(int head_tile, int head, int channel, float4 sum, float2 max_and_sum) const {
         const float share = 1 / max_and_sum.y;
         const uint2 mean = make_uint2(pack(sum.x * share, sum.y * share, T()), pack(sum.z * share, sum.w * share, T()));

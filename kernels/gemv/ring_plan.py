@@ -38,6 +38,6 @@ def product(rows):
 
     Tensor cores take two rows at a time, and add each product to the one before, for which it waits. Four or eight rows
     are two or four such chains, of at most four products; two rows are one chain, of up to eight, and with nothing
-    beside it multiply-adds are done earlier: 25.5 µs and 25.8 at 4096 × 14336 on an H200.
+    beside it multiply-adds are done earlier.
     """
     return "TensorCores" if rows > 2 else "MultiplyAdds"

@@ -12,9 +12,9 @@
 
        1 load   2 x as whole numbers   3 their digits, as operands   4 multiply   5 scale   6 add up the warps' sums
 
-   Moves rows * cols / 2 bytes of codes and 4 for each group of a row, once. 4 * rows * cols multiply-adds of bytes, of
-   which one instruction does 4096, eight times what counts. Still lost: every block makes the same digits, and a warp
-   that does so has nothing on its way.
+   Moves rows * cols / 2 bytes of codes and 4 for each group of a row, once, and the 2 * cols bytes of x once a block.
+   8 * rows * cols multiply-adds of bytes, eight times what counts: one instruction does 4096 of them. Still lost: every
+   block makes the same digits, and a warp that does so has nothing on its way.
 
    packed, factors as layout.py has them, 4 bits, groups of 128, and more than one of them; rows is a multiple of 16.
    Launch rows / 16 blocks of 32 * WARPS threads. */

@@ -9,7 +9,7 @@
    - Two rows of x fill the eight columns of B; four take two instructions. 8 and 2 bits, any group, any shape.
 
    Moves rows * cols * BITS / 8 bytes of codes and 2 * sizeof(Scale) for each group of a row, once, and x once a block.
-   4 * rows * cols multiply-adds of bytes for each row of x, of which one m16n8k32 does 4096.
+   8 * rows * cols multiply-adds of bytes for one or two rows of x, 16 for three or four; one m16n8k32 does 4096.
 
    Compile with MATRIX, INPUT, BLOCK and RING (unit.cuh), TILES_IN_PHASE (of a team), X_IN_REGISTERS, and Y, the type
    of y: float where the columns are split.

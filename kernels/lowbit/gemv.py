@@ -18,7 +18,7 @@ SOURCES = (*(f"kernels/lowbit/{name}" for name in (*KERNELS, "plan.py", "layout.
 
 
 def gemv(Wq, x, *, out=None, pdl=False):
-    """Rung 3, the best: tensor cores on an interleaved layout, whole numbers for up to four rows of x.
+    """Rung 4, the best: tensor cores on an interleaved layout, whole numbers for up to four rows of x.
 
     Up to four rows are rounded: where a warp has a slice of a row of x, and 2**e is above the largest number of it, to
     multiples of 2**(e - 21); products and their sums over a group are exact. More rows are taken as they are, and sums

@@ -115,19 +115,19 @@ template <class W, class B, class R> struct WeightStream {
         ring.slot = hidden_zero(lane);
     }
 
-    /* Ask for the next stage, or for nothing behind the last: the ring counts that too. */
-    __device__ __forceinline__ void prefetch(unsigned to) {
+    /* Ask for the next stage, into the slot where the lane's place is; behind the last for nothing, which counts. */
+    __device__ __forceinline__ void prefetch(unsigned slot_address) {
         if (tile < share.tiles) {
 #pragma unroll
             for (int s = 0; s < STAGE; s++)
                 if (ALL || stage * STAGE + s < share.units)
 #pragma unroll
                     for (int i = s * W::LOADS; i < (s + 1) * W::LOADS; i++)
-                        copy_async(to + i * 512, codes + i * 32, once);
+                        copy_async(slot_address + i * 512, codes + i * 32, once);
 #pragma unroll
             for (int i = 0; i < STAGE * W::FACTORS; i += 32)
                 if (i + lane < (ALL ? STAGE : min(STAGE, share.units - stage * STAGE)) * W::FACTORS)
-                    copy_async(to + (STAGE * W::LOADS * 32 + i) * 16, factors + i, once);
+                    copy_async(slot_address + (STAGE * W::LOADS * 32 + i) * 16, factors + i, once);
             codes += STAGE * W::LOADS * 32, factors += STAGE * W::FACTORS;
             if (++stage == TILE_STAGES) {
                 stage = 0, tile += share.tile_stride;
