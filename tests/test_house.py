@@ -186,6 +186,11 @@ def functions_of(code):
         yield head[1], code[head.start() : at].count("\n") + 1
 
 
+def bodies(code):
+    """Where functions on the device begin: not variables, nor what is only declared."""
+    return re.findall(r"__(?:global|device)__(?![^{}]*;|[^{}()]*=)", code)
+
+
 @pytest.mark.parametrize("topic", CUDA)
 def test_sources_and_functions_are_short(topic):
     for path in CUDA[topic]:
@@ -200,11 +205,6 @@ def test_functions_are_counted_whole():
     assert found["gemv"] > 40 and {"prefetch", "take", "row_sums"} <= set(found)
     heads = "__device__ int n, m[] = {1};\n__device__ int f(int);\n__device__ int f<1>(int) {\n}\n__global__ void g(){}"
     assert list(functions_of(heads)) == [("f", 2), ("g", 1)] and len(bodies(heads)) == 2
-
-
-def bodies(code):
-    """Where functions on the device begin: not variables, nor what is only declared."""
-    return re.findall(r"__(?:global|device)__(?![^{}]*;|[^{}()]*=)", code)
 
 
 @pytest.mark.parametrize("topic", CUDA)
