@@ -18,13 +18,14 @@ weights is ever made. All rungs take and return torch tensors and have one signa
            at once; x is read, and y written, only after all of them have ended. `gemv` only
 
 x and out are contiguous, on Wq's device: on a CUDA card they run there, on the CPU on the SIMT machine. Any numbers of
-rows and columns are legal; with groups, cols is a multiple of them. A call moves at least Wq.nbytes and the bytes of x
-and y, and does 2·m·rows·cols flops: reading Wq is the limit.
+rows and columns are legal; with groups, cols is a multiple of them. `digits` is written to be read, and takes less: one
+row of x, x and scales of float16, 4 bits, groups of 128 and more than one of them, rows a multiple of 16. A call moves
+at least Wq.nbytes and the bytes of x and y, and does 2·m·rows·cols flops: reading Wq is the limit.
 
 Beside its own rounding to x's dtype, y is within 1e-3 of x times the dequantised weights, by the norm of a row. What
-`gemv` alone may lose besides: for up to four rows, digits of bfloat16 x below 2**-105; and, where one number of x is
-ten thousand times the others and meets weights of 0, so that y owes it nothing (60000 beside ones), some 2e-3 to 4e-3
-of y with 4096 columns, and up to 1.2e-2 with 256.
+`digits`, and `gemv` for up to four rows, may lose besides: bits of bfloat16 x below 2**-105; and, where one number of x
+is ten thousand times the others and meets weights of 0, so that y owes it nothing (60000 beside ones), some 2e-3 to
+4e-3 of y with 4096 columns, and up to 1.2e-2 with 256.
 
 TypeError or ValueError names the argument, what was expected and what came, before anything is written. Gradients are
 not tracked. The first call of `shift` or `magic` lays a second copy of the codes out, row after row, for both: it waits
