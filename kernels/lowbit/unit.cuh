@@ -115,7 +115,8 @@ template <class W, class B, class R> struct WeightStream {
         ring.slot = hidden_zero(lane);
     }
 
-    /* Ask for the next stage, into the slot where the lane's place is; behind the last for nothing, which counts. */
+    /* Ask for the next stage, the lane's words from slot_address on; behind the last for nothing: the ring counts that
+       too. */
     __device__ __forceinline__ void prefetch(unsigned slot_address) {
         if (tile < share.tiles) {
 #pragma unroll
