@@ -4,7 +4,8 @@
 says so. Each figure names its sources, and the file holds a hash of each: when the code changes, a test fails until
 the figure is measured again (`make bench`) or marked stale (`python -m lab.results stale`).
 The hash sees code only: comments, docstrings and blank lines may change freely. A source may have another path, too:
-`python -m lab.results moved OLD NEW` writes it into the files.
+`python -m lab.results moved OLD NEW` writes it into the files. And where other code is compiled to the same machine
+code, `python -m lab.results same SOURCE WHY` keeps the figures, and WHY beside them.
 
     stored = results.stored_on("gemv")                                      the newest run on an H200, or None
     results.measured(stored, "GEMV fp16, 4096 × 4096", "one warp a row")    rows of one of its ladders; and `table`
@@ -146,6 +147,8 @@ def _keep(record, before):
                 continue
             record.setdefault(kind, []).append({"date": before.date} | item)
             record["sources"] |= {source: before.sources[source] for source in rests_on}
+            same = [one for one in before.record.get("same", ()) if one["source"] in rests_on]
+            record["same"] = record.get("same", []) + [one for one in same if one not in record.get("same", ())]
 
 
 def _stem(card, name=""):
@@ -258,6 +261,26 @@ class Stored:
         _write(self.path, json.loads(text))
         return True
 
+    def same(self, source, why):
+        """Keep the figures that rest on a source whose code has changed, but not what the machine runs.
+
+        Both hashes, the day and `why` stay in the file; what the source includes now counts for its figures, too.
+        Whether anything was to do.
+        """
+        now = _hash_now(source)
+        if source not in self.changed() or now is None:
+            return False
+        record = json.loads(json.dumps(self.record))
+        for part in [f for x in record["ladders"] for f in x["figures"]] + record.get("tables", []):
+            if source in part["sources"]:
+                part["sources"] = list(with_includes(*part["sources"], root=ROOT))
+                record["sources"] = {s: _hash_now(s) for s in part["sources"]} | record["sources"]
+        found = {"source": source, "measured": self.sources[source], "now": now, "why": why}
+        record["same"] = [*record.get("same", ()), found | {"date": datetime.date.today().isoformat()}]
+        record["sources"][source] = now
+        _write(self.path, record | {"sources": dict(sorted(record["sources"].items()))})
+        return True
+
 
 def _expect_text(*values):
     for value in values:
@@ -363,21 +386,22 @@ def table(run, title):
 
 USAGE = """usage: python -m lab.results                 which figures are out of date
        python -m lab.results stale           mark them
-       python -m lab.results moved OLD NEW   a source has another path, and the code that was measured"""
+       python -m lab.results moved OLD NEW   a source has another path, and the code that was measured
+       python -m lab.results same SOURCE WHY a source has other code that runs the same: WHY says how one knows"""
 
 
 def main(arguments):
-    """The command `python -m lab.results`: 0, 1 if a file cannot be read or a move is none, 2 for other arguments."""
-    moved = arguments[1:] if arguments[:1] == ["moved"] and len(arguments) == 3 else None
-    if arguments not in ([], ["stale"]) and not moved:
+    """The command `python -m lab.results`: 0, 1 if a file cannot be read or nothing is to do, 2 for other arguments."""
+    named = arguments[1:] if arguments[:1] in (["moved"], ["same"]) and len(arguments) == 3 else None
+    if arguments not in ([], ["stale"]) and not (named and all(text.strip() for text in named)):
         print(USAGE)
         return 2
     failed, found = False, 0
     for path in paths():
         try:
             item = Stored(path)
-            if moved:
-                found += item.move(*moved)
+            if named:
+                found += (item.move if arguments[0] == "moved" else item.same)(*named)
                 continue
         except ResultsError as error:
             print(error)
@@ -387,8 +411,10 @@ def main(arguments):
         verb = "marked stale" if arguments else "changed since"
         state = f"{verb}: {', '.join(changed)}" if changed else "up to date"
         print(f"{_shown(path)} ({item.date}): {state}" + (f"; stale: {', '.join(item.stale)}" if item.stale else ""))
-    if moved:
-        print(f"{moved[1]} stands for {moved[0]} in {found} file{'s' * (found != 1)}")
+    if named:
+        first, second = named
+        done = f"{second} stands for {first}" if arguments[0] == "moved" else f"{first} keeps its figures"
+        print(f"{done} in {found} file{'s' * (found != 1)}")
         failed |= not found
     return int(failed)
 

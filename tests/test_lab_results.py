@@ -570,7 +570,13 @@ def test_the_command(course, capsys):
     assert "marked stale: kernels/toy/fast.c" in capsys.readouterr().out
     assert results.main([]) == 0
     assert "up to date; stale: kernels/toy/fast.c" in capsys.readouterr().out
-    for wrong in (["fresh"], ["moved"], ["moved", "kernels/toy/fast.c"], ["stale", "moved", "a"]):
+    for wrong in (
+        ["fresh"],
+        ["moved"],
+        ["same", "kernels/toy/fast.c"],
+        ["moved", "kernels/toy/fast.c"],
+        ["stale", "moved", "a"],
+    ):
         assert results.main(wrong) == 2
         assert capsys.readouterr().out == results.USAGE + "\n"
     path.write_text("{")
@@ -601,6 +607,33 @@ def test_a_source_does_not_move_to_one_that_was_measured_with_other_code(course,
     (course / "kernels/toy/naive.c").write_text((course / "kernels/toy/fast.c").read_text())
     assert results.main(["moved", "kernels/toy/fast.c", "kernels/toy/naive.c"]) == 1 and path.read_bytes() == before
     assert "kernels/toy/naive.c is not the code that" in capsys.readouterr().out
+
+
+def test_other_code_with_the_same_machine_code_keeps_its_figures(course, capsys):
+    path = save(course)
+    before, measured = path.read_bytes(), Stored(path).sources["kernels/toy/fast.c"]
+    same = ["same", "kernels/toy/fast.c", "the compiler makes the same of both"]
+    assert results.main(same) == 1 and path.read_bytes() == before  # nothing has changed
+    assert capsys.readouterr().out == "kernels/toy/fast.c keeps its figures in 0 files\n"
+    (course / "kernels/toy/more.h").write_text("typedef int more;\n")
+    (course / "kernels/toy/fast.c").write_text('#include "more.h"\n' + FAST)
+    (course / "kernels/toy/naive.c").write_text("int other;\n")
+    assert results.main(["same", "kernels/toy/fast.c", " "]) == 2 and path.read_bytes() == before
+    assert results.main(["same", "kernels/toy/vec.h", "why"]) == 1 and path.read_bytes() == before
+    capsys.readouterr()
+    assert results.main(same) == 0
+    assert capsys.readouterr().out == "kernels/toy/fast.c keeps its figures in 1 file\n"
+    item = Stored(path)
+    assert item.changed() == ["kernels/toy/naive.c"], "what nobody has named stays to be measured"
+    (kept,) = item.record["same"]
+    assert kept["source"] == "kernels/toy/fast.c" and kept["why"] == same[2]
+    assert kept["measured"] == measured != kept["now"] == item.sources["kernels/toy/fast.c"]
+    assert "kernels/toy/more.h" in item.ladder("GEMV 3").figures[1].sources
+    (course / "kernels/toy/more.h").write_text("typedef long more;\n")
+    assert item.changed() == ["kernels/toy/more.h", "kernels/toy/naive.c"]
+    (course / "kernels/toy/fast.c").unlink()
+    before = path.read_bytes()
+    assert results.main(same) == 1 and path.read_bytes() == before
 
 
 def test_a_figure_rests_on_what_its_sources_include(course):
