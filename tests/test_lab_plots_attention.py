@@ -209,8 +209,16 @@ def test_shared_scales_frames_every_group_the_last_one_short():
     assert sorted({p.get_height() for p in by_channel.patches}) == [1, 4]
 
 
-def test_error_bars_say_their_heights():
-    (axis,) = plots.error_bars({"x": {"a": 1.0, "b": 20.0}, "y": {"a": 0.5, "b": 3.0}}, "title").axes
-    assert sorted(said(axis)) == ["0.5", "1", "20", "3"] and axis.get_yscale() == "log"
-    assert [p.get_height() for p in axis.patches] == [1.0, 0.5, 20.0, 3.0]
+def test_error_dots_say_their_heights():
+    (axis,) = plots.error_dots({"x": {"a": 1.0, "b": 20.0}, "y": {"a": 0.5, "b": 3.0}}, "title").axes
+    assert sorted(said(axis)) == ["0.5", "1", "20", "3"] and axis.get_yscale() == "log" and not axis.patches
+    dots = {line.get_label(): line for line in axis.lines}
+    assert list(dots["a"].get_ydata()) == [1.0, 0.5] and list(dots["b"].get_ydata()) == [20.0, 3.0]
+    assert [t.get_text() for t in axis.get_legend().get_texts()] == ["a", "b"]
+
+
+def test_grouped_bars_begin_at_0():
+    (axis,) = plots.grouped_bars({"x": {"a": 1.0, "b": 20.0}, "y": {"a": 0.5, "b": 3.0}}, "title", "times").axes
+    assert sorted(said(axis)) == ["0.5", "1", "20", "3"] and axis.get_yscale() == "linear"
+    assert axis.get_ylim()[0] == 0 and [p.get_height() for p in axis.patches] == [1.0, 0.5, 20.0, 3.0]
     assert [t.get_text() for t in axis.get_legend().get_texts()] == ["a", "b"]

@@ -1,7 +1,7 @@
 """The course's pictures: one style, units on every axis, colours that a colour-blind reader can tell apart.
 
     style       colours, figures                    launches    what shares one, gaps, waves of blocks
-    charts      curves, stacked and grouped bars    memory      addresses, cache lines, loads on their way
+    charts      curves, stacked bars, groups        memory      addresses, cache lines, loads on their way
     ladders     rungs and roofs                     numbers     formats, codes in words, shared scales
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
@@ -11,7 +11,7 @@ Every picture is a function of this package, whatever file draws it: `plots.wave
 """
 
 from lab.plots.attention import cache_reads, merge_tree, online_softmax, operand_layout, slices_meet, token_shares
-from lab.plots.charts import curves, error_bars, panels, stacked
+from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked
 from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
 from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
@@ -49,10 +49,11 @@ __all__ = [
     "curves",
     "decode_schedule",
     "decode_timeline",
-    "error_bars",
+    "error_dots",
     "figure",
     "finish",
     "fused_operations",
+    "grouped_bars",
     "instruction_order",
     "launch_timeline",
     "loads_in_flight",

@@ -1,4 +1,4 @@
-"""Plain charts: parts of a whole, curves, curves in panels, bars in groups."""
+"""Plain charts: parts of a whole, curves, curves in panels, dots and bars in groups."""
 
 import numpy as np
 
@@ -84,27 +84,56 @@ def panels(x, lines, xlabel, ylabel, title=None, *, log="x"):
     return finish(picture)
 
 
-def error_bars(errors, title, ylabel="error of the output, percent"):
-    """Groups of bars side by side, logarithmic. errors {group: {bar: percent}}, the same bars in each group."""
+def error_dots(errors, title, ylabel="error of the output, percent"):
+    """Groups of dots side by side, logarithmic. errors {group: {dot: percent}}, the same dots in each group.
+
+    Dots, because a bar has no length that means anything where there is no 0.
+    """
     picture, axis = figure(8, 4)
-    names = list(next(iter(errors.values())))
-    wide = 0.8 / len(names)
-    for n, name in enumerate(names):
-        heights = [of[name] for of in errors.values()]
-        at = np.arange(len(errors)) + (n - (len(names) - 1) / 2) * wide
-        axis.bar(at, heights, 0.92 * wide, color=COLOURS[n], label=name)
-        above = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 8}
-        for x, height in zip(at, heights):
-            axis.annotate(f"{height:.2g}", (x, height), **above)
-    axis.set_xticks(range(len(errors)), errors)
+    for n, (name, at, heights) in enumerate(_side_by_side(errors)):
+        axis.plot(at, heights, "os^Dv"[n % 5], color=COLOURS[n], markersize=7, label=name)
+        _say_heights(axis, at, heights, 6)
     axis.set_yscale("log")
     found = [height for of in errors.values() for height in of.values()]
-    low, high = min(found) / 3, 2 * max(found)
+    low, high = min(found) / 1.8, 2 * max(found)
     if max(found) < 100 * min(found):  # powers of ten alone would be one or two
         axis.set_yticks([n * 10.0**p for p in range(-9, 10) for n in (1, 2, 5) if low <= n * 10.0**p <= high])
     axis.set_ylim(low, high)
     axis.yaxis.set_major_formatter(lambda v, _: f"{v:g}")
     axis.yaxis.set_minor_formatter(lambda v, _: "")
+    axis.grid(True, axis="y", alpha=0.25)
+    for edge in range(1, len(errors)):
+        axis.axvline(edge - 0.5, color="#CCCCCC", linewidth=0.8)
+    return _grouped(picture, axis, errors, title, ylabel)
+
+
+def grouped_bars(values, title, ylabel):
+    """Groups of bars side by side, from 0. values {group: {bar: number}}, the same bars in each group."""
+    picture, axis = figure(8, 4)
+    wide = 0.8 / len(next(iter(values.values())))
+    for n, (name, at, heights) in enumerate(_side_by_side(values)):
+        axis.bar(at, heights, 0.92 * wide, color=COLOURS[n], label=name)
+        _say_heights(axis, at, heights, 2)
+    return _grouped(picture, axis, values, title, ylabel)
+
+
+def _side_by_side(groups):
+    """(name, its x in each group, its heights) for each name; a group is 0.8 wide."""
+    names = list(next(iter(groups.values())))
+    for n, name in enumerate(names):
+        at = np.arange(len(groups)) + (n - (len(names) - 1) / 2) * 0.8 / len(names)
+        yield name, at, [of[name] for of in groups.values()]
+
+
+def _say_heights(axis, at, heights, above):
+    look = {"xytext": (0, above), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+    for x, height in zip(at, heights):
+        axis.annotate(f"{height:.2g}", (x, height), **look)
+
+
+def _grouped(picture, axis, groups, title, ylabel):
+    axis.set_xticks(range(len(groups)), groups)
+    axis.set_xlim(-0.5, len(groups) - 0.5)
     axis.set_ylabel(ylabel)
     axis.set_title(title, loc="left")
     axis.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1, 1))
