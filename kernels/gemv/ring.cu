@@ -32,7 +32,8 @@ struct MultiplyAdds; // rung 7
 struct TensorCores;  // rung 8
 
 /* The sizes that ring_plan.py chooses, and what multiplies. */
-template <typename Type, int Threads, int Words, int Rows, int Stages, int StagesBeforeX, typename Multiply = TensorCores>
+template <typename Type, int Threads, int Words, int Rows, int Stages, int StagesBeforeX,
+          typename Multiply = TensorCores>
 struct Shape {
     using T = Type;           // of W, x and y: __half or __nv_bfloat16
     using Product = Multiply; // MultiplyAdds or TensorCores
