@@ -54,9 +54,10 @@ CASES = [
     Case("09", "kv_cache", "decode fp8, batch 1, 128K", "decode"),
     Case("09", "kv_cache", "decode fp8, batch 16, 32K", "decode"),
     Case("12", "ssd", "SSD prefill, 2.7B, 8K", "five, chunk 256"),
-    Case("13", "ssd", "SSD prefill, 2.7B, 1K", "fused.cu"),
-    Case("13", "ssd", "SSD prefill, 2.7B, 8K", "fused.cu"),
-    Case("13", "ssd", "SSD prefill, 2.7B, 128K", "fused.cu"),
+    Case("13", "ssd", "SSD prefill, 2.7B, 8K", "loads ahead, dt once"),
+    Case("15", "ssd", "SSD prefill, 2.7B, 1K", "fused.cu"),
+    Case("15", "ssd", "SSD prefill, 2.7B, 8K", "fused.cu"),
+    Case("15", "ssd", "SSD prefill, 2.7B, 128K", "fused.cu"),
 ]
 
 

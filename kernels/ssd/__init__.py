@@ -1,7 +1,7 @@
 """The Mamba-2 layer's state space duality (SSD): h_t = exp(A dt_t) h_{t-1} + dt_t x_t B_t^T,  y_t = C_t h_t + D x_t.
 
     five                         chapter 12: five kernels in Triton, chunk by chunk
-    fused                        chapter 13: one launch, the best rung; `which` says what runs in its place, and why
+    fused                        chapter 15: one launch, the best rung; `which` says what runs in its place, and why
     mamba_chunk_scan_combined    with the signature of mamba_ssm's, by the best rung there is
 
     x (batch, seqlen, nheads, headdim), dt (batch, seqlen, nheads), A (nheads,),

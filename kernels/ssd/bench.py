@@ -1,4 +1,4 @@
-"""Measure chapters 12 and 13 on a GPU: SSD prefill of the Mamba-2 2.7B model's layer, from 1K tokens to 1M.
+"""Measure chapters 12, 13 and 15 on a GPU: SSD prefill of the Mamba-2 2.7B model's layer, from 1K tokens to 1M.
 
 80 heads, headdim 64, dstate 128, one group, batch 1, float16 in and out, dt_bias and softplus, D. The rungs stand
 beside mamba_ssm's five kernels and the published fused one (peers.py), tuned at each length and at their best chunk

@@ -1,4 +1,4 @@
-"""What chapters 12 and 13 try beside their ladders (`python -m kernels.trials ssd`), on the 2.7B model's layer.
+"""What chapters 12, 13 and 15 try beside their ladders (`python -m kernels.trials ssd`), on the 2.7B model's layer.
 
 - `chunk_scan` with loads ahead of their use, and with a program for a whole or half a chunk where programs are few;
 - rung 4 with dt made once, the first of rung 5's two changes, alone;

@@ -1,0 +1,218 @@
+"""Wrong answers to the exercises of chapter 13. Each says the mistake that it makes.
+
+WRONG maps an exercise's number to its wrong answers, and each of them to a pair: the answer, and words that
+the check's verdict must hold. RIGHT has the answers that they were made from.
+"""
+
+import numpy as np
+
+from wrong.warp_gemv import changed
+
+# Exercise 1: how many places
+
+
+def _places(least=lambda waiting: len(waiting), ready=lambda wanted, ended: ended.issuperset(wanted), once=False):
+    def places_needed(order, waits):
+        waiting, ended, most = [], set(), 0
+        for p in order:
+            waiting.append(p)
+            most = max(most, least(waiting))
+            while done := [q for q in waiting if ready(waits[q], ended)]:
+                ended.update(done)
+                waiting = [q for q in waiting if q not in done]
+                if once:
+                    break
+        return None if waiting else most
+
+    return places_needed
+
+
+def _stuck(order, waits, room=1):
+    """The chapter's: who never ends."""
+    left, running, ended = list(order), [], set()
+    while True:
+        while left and len(running) < room:
+            running.append(left.pop(0))
+        done = [p for p in running if ended.issuperset(waits[p])]
+        if not done:
+            return running
+        running, ended = [p for p in running if p not in done], ended.union(done)
+
+
+def _never_none(order, waits):
+    return _places()(order, waits) or len(order)
+
+
+def _later_in_the_order(order, waits):
+    """One place for each that stands before one that it waits for, and one more."""
+    return 1 + sum(any(q in order[n:] for q in waits[p]) for n, p in enumerate(order))
+
+
+def _search_without_end(order, waits):
+    room = 1
+    while _stuck(order, waits, room):
+        room += 1
+        if room > 1000:
+            break
+    return room
+
+
+# Exercise 2: look back
+
+
+def _back(
+    ends=lambda cut: cut, last=True, first=True, towards=reversed, in_place=False, together=False, multiplied=False
+):
+    """ends(cut): the heads that go no further; last: their state is taken; together: the first cut ends all heads."""
+
+    def look_back(published, initial):
+        total, weight, on = np.zeros_like(initial), np.ones(len(initial)), np.ones(len(initial), bool)
+        for state, decay, cut in towards(published):
+            if in_place:
+                state *= weight[:, None]
+                taken = state
+            else:
+                taken = weight[:, None] * state
+            here = on if last else on & ~cut
+            if multiplied:
+                total += here[:, None] * taken
+            else:
+                total[here] += taken[here]
+            weight, on = weight * decay, on & ~ends(cut)
+            if together and cut.any():
+                return total
+        if first:
+            total[on] += (weight[:, None] * initial)[on]
+        return total
+
+    return look_back
+
+
+def _forward(published, initial):
+    states = initial
+    for state, decay, cut in published:
+        states = np.where(cut, 0, decay)[:, None] * states + state
+    return states
+
+
+def _only_one(published, initial):
+    if not published:
+        return initial
+    state, decay, cut = published[-1]
+    return np.where(cut[:, None], state, state + decay[:, None] * initial)
+
+
+# Exercise 3: find the bugs
+
+CHAIN = """constexpr int TOKENS = 4;
+extern "C" __global__ void look_back(const float *x, const float *decay, float *starts, float *published,
+                                     unsigned *flags, unsigned *tickets) {
+    __shared__ unsigned ticket;
+    const int i = threadIdx.x, numbers = blockDim.x;
+    if (i == 0) ticket = atomicAdd(tickets, 1);
+    __syncthreads(); // 0
+    const unsigned chunk = ticket;
+    float sum = 0;
+    for (int t = 0; t < TOKENS; t++) sum += x[(chunk * TOKENS + t) * numbers + i];
+    published[chunk * numbers + i] = sum;
+    __syncthreads(); // 1
+    if (i == 0) {
+        __threadfence(); // release
+        atomicExch(flags + chunk, 1);
+        for (unsigned p = 0; p < chunk; p++)
+            while (!atomicAdd(flags + p, 0)) {}
+        __threadfence(); // acquire
+    }
+    __syncthreads(); // 2
+    float before = 0;
+    for (unsigned p = 0; p < chunk; p++) before = decay[p] * before + published[p * numbers + i];
+    starts[chunk * numbers + i] = before;
+}
+"""
+RELEASE, ACQUIRE = "        __threadfence(); // release\n", "        __threadfence(); // acquire\n"
+RAISE, WAIT = (
+    "        atomicExch(flags + chunk, 1);\n",
+    "        for (unsigned p = 0; p < chunk; p++)\n            while",
+)
+ONE, TWO = "    __syncthreads(); // 1\n", "    __syncthreads(); // 2\n"
+NO_RELEASE, NO_ACQUIRE, NO_ONE, NO_TWO = ((line, "") for line in (RELEASE, ACQUIRE, ONE, TWO))
+NARROW = RELEASE, RELEASE.replace("fence", "fence_block")
+EARLY = (ACQUIRE, ""), (RAISE, RAISE + ACQUIRE)
+TICKET = "chunk = ticket", "chunk = blockIdx.x"
+NARROW_ACQUIRE = ACQUIRE, ACQUIRE.replace("fence", "fence_block")
+
+AGAIN = "for (int t = 0; t < TOKENS; t++) again += x[(p * TOKENS + t) * numbers + i];"
+
+RIGHT = {1: _places(), 2: _back(), 3: CHAIN}
+
+WRONG = {
+    1: {
+        "the chapter's list of who is stuck": (_stuck, "expected a whole number or None"),
+        "a place for each": (lambda order, waits: len(order), "gave 3, expected 1"),
+        "never says None": (_never_none, "expected None"),
+        "counts after some have ended": (_places(least=lambda waiting: len(waiting) - 1), "gave 0, expected 1"),
+        "one of those waited for is enough": (_places(ready=lambda w, ended: not w or ended & set(w)), "expected"),
+        "the last of those waited for is enough": (_places(ready=lambda w, ended: not w or w[-1] in ended), "expected"),
+        "one end does not let another end": (_places(once=True), "expected"),
+        "one place for each that comes too early": (_later_in_the_order, "expected"),
+        "looks for more and more places": (_search_without_end, "expected None"),
+    },
+    2: {
+        "goes on behind a cut": (_back(ends=np.zeros_like), "with a cut in the segment before"),
+        "a cut ends all heads": (_back(together=True), "with two heads, of which one is cut"),
+        "goes on until all heads are cut": (
+            _back(ends=lambda cut: np.full(len(cut), cut.all())),
+            "with two heads, of which one is cut",
+        ),
+        "chooses by a product": (_back(multiplied=True), "with a cut in the segment before: states[0, 0] is nan"),
+        "not the state that was cut": (_back(last=False), "with a cut in the segment before"),
+        "forgets the initial state": (_back(first=False), "with no segment before"),
+        "starts at the first segment": (_back(towards=list), "with three segments before"),
+        "forward, through the cut": (_forward, "with a cut in the segment before"),
+        "one segment only": (_only_one, "with three segments before"),
+        "changes what was published": (_back(in_place=True), "changed what was published"),
+    },
+    3: {
+        "as it was": (changed(CHAIN, TICKET, NARROW, *EARLY), "race on published"),
+        "the block's number as its ticket": (changed(CHAIN, TICKET), "1 fits at a time, and a block keeps its place"),
+        "the block's number from the end": (
+            changed(CHAIN, ("chunk = ticket", "chunk = gridDim.x - 1 - blockIdx.x")),
+            "1 fits at a time, and a block keeps its place",
+        ),
+        "the fence of the release is too narrow": (changed(CHAIN, NARROW), "race on published"),
+        "the fence of the acquire is too narrow": (changed(CHAIN, NARROW_ACQUIRE), "race on published"),
+        "the fence of the acquire stands before the wait": (changed(CHAIN, *EARLY), "race on published"),
+        "the fence of the release stands behind the flag": (
+            changed(CHAIN, NO_RELEASE, (RAISE, RAISE + RELEASE)),
+            "race on published",
+        ),
+        "two fences in the release, none in the acquire": (
+            changed(CHAIN, NO_ACQUIRE, (RELEASE, 2 * RELEASE)),
+            "race on published",
+        ),
+        "two fences in the acquire, none in the release": (
+            changed(CHAIN, NO_RELEASE, (ACQUIRE, 2 * ACQUIRE)),
+            "race on published",
+        ),
+        "nobody waits for thread 0": (changed(CHAIN, NO_TWO), "race on published"),
+        "thread 0 waits for nobody": (changed(CHAIN, NO_ONE), "race on published"),
+        "a barrier that one thread of a warp takes": (
+            changed(CHAIN, (ONE, ""), (RELEASE, "        __syncthreads();\n" + RELEASE)),
+            "barrier",
+        ),
+        "one barrier in each branch": (
+            changed(CHAIN, (TWO, ""), (ACQUIRE + "    }\n", ACQUIRE + TWO + "    } else\n    " + TWO)),
+            "barrier",
+        ),
+        "a ticket for each thread": (changed(CHAIN, ("if (i == 0) ticket", "ticket")), "race on"),
+        "one flag too many": (changed(CHAIN, (WAIT, WAIT.replace("p < chunk", "p <= chunk + 1"))), "at "),
+        "adds up again what others have published": (
+            changed(
+                CHAIN,
+                ("published[p * numbers + i];\n    starts", "again;\n    }\n    starts"),
+                ("p++) before =", "p++) {\n        float again = 0;\n        " + AGAIN + "\n        before ="),
+            ),
+            "load requests",
+        ),
+    },
+}
