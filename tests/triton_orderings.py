@@ -1,18 +1,13 @@
 """Rungs of chapter 13 in Triton, compiled for sm_90, with the arguments of one call: in a process of its own, for
 Triton's interpreter, which other tests use, changes the language of its process."""
 
-import warnings
-
 import numpy as np
 import torch
-import triton
 from test_ssd_five import problem, recurrence
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from kernels.ssd import calls, published, segments
+from lab import triton_on_simt
 
-POINTERS = {torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32", torch.int64: "*i64"}
 RUNGS = {"published": (published.fused_published, {}), "segments": (segments.fused_segments, {"segments": 3})}
 
 
@@ -34,26 +29,17 @@ def compiled(rung):
     finally:
         calls.launch = kept
     ((kernel, grid, tensors, numbers, constants), options) = caught[0]
-    types, fixed, given = {}, {}, []
-    for n, (name, value) in enumerate(zip(kernel.arg_names, (*tensors, *numbers, *constants), strict=True)):
-        if n >= len(tensors) + len(numbers) or value is None:
-            types[name], fixed[name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            types[name] = POINTERS[value.dtype]
-            given.append(value.numpy())
-        else:
-            whole = isinstance(value, int)
-            types[name] = "i32" if whole else "fp32"
-            given.append(np.int32(value) if whole else np.float32(value))
-    aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(types.values()) if kind.startswith("*")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        source = ASTSource(kernel, types, constexprs=fixed, attrs=aligned)
-        made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    given = dict(zip(kernel.arg_names, (*tensors, *numbers, *constants), strict=True))
+    for name, value in list(given.items())[: len(tensors) + len(numbers)]:
+        if isinstance(value, torch.Tensor):
+            given[name] = value.numpy()
+        elif value is not None:
+            given[name] = np.int32(value) if isinstance(value, int) else np.float32(value)
+    ptx, shared, left = triton_on_simt.compiled(kernel, given, **options)
     wanted, _ = recurrence(**call)
-    y = [name for name, kind in types.items() if kind != "constexpr"].index("y")
+    y = next(n for n, value in enumerate(left) if value is given["y"])
     threads = 32 * options["num_warps"]
-    return made.asm["ptx"], made.metadata.shared, threads, grid[0], given, y, wanted.numpy(), allowed(**call).numpy()
+    return ptx, shared, threads, grid[0], left, y, wanted.numpy(), allowed(**call).numpy()
 
 
 def allowed(x, dt, A, B, C, dt_softplus):

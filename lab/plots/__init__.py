@@ -5,7 +5,7 @@
     ladders     rungs and roofs                     numbers     formats, codes in words, shared scales
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
-    schedules   blocks and warps over time
+    schedules   blocks and warps over time          order       from one block's stores to another's loads
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -17,6 +17,7 @@ from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
+from lab.plots.order import PIECES, handover, old_and_new, sees_new
 from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
@@ -31,6 +32,7 @@ __all__ = [
     "GREEN",
     "INSTRUCTIONS",
     "ORANGE",
+    "PIECES",
     "PURPLE",
     "RED",
     "SKY",
@@ -54,11 +56,13 @@ __all__ = [
     "finish",
     "fused_operations",
     "grouped_bars",
+    "handover",
     "instruction_order",
     "launch_timeline",
     "loads_in_flight",
     "merge_tree",
     "mma_diagonals",
+    "old_and_new",
     "online_softmax",
     "operand_layout",
     "packing_order",
@@ -68,6 +72,7 @@ __all__ = [
     "roof_over_context",
     "roofline",
     "row_stream",
+    "sees_new",
     "shared_scales",
     "shuffle_reduction",
     "slices_meet",
