@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from exercise_contract import ExerciseContract
-from wrong.one_launch import CHAIN, NO_ACQUIRE, NO_RELEASE, NO_TWO, RAISE, RIGHT, WRONG, changed
+from wrong.one_launch import CHAIN, NO_ACQUIRE, NO_RELEASE, NO_TWO, PATH, RAISE, RIGHT, WRONG, changed
 from wrong.one_launch import _stuck as stuck
 
 from exercises.checks import one_launch as checks
@@ -12,7 +12,7 @@ from lab.check import unset
 
 class TestExercises(ExerciseContract):
     name, checks, right, wrong = "13_one_launch", checks, RIGHT, WRONG
-    answers = {1: "places_needed", 2: "look_back", 3: "chain_source"}
+    answers = {1: "places_needed", 2: "look_back", 3: "chain_source", 4: "path_source"}
     runs_already = {3: ("not yet: at 2 chunks of 32 numbers: ", "race on published")}
 
 
@@ -71,6 +71,17 @@ def each_thread_waits():
     return changed(CHAIN, NO_TWO, (RAISE, RAISE + "    }\n    {\n"))
 
 
+def by_columns():
+    """Tickets go down the columns: both neighbours still have earlier ones."""
+    return changed(PATH, ("cell = ticket", "cell = ticket % rows * cols + ticket / rows"))
+
+
+def each_thread_waits_twice():
+    """Each thread asks for both flags, and has a fence of its own."""
+    wait = PATH[PATH.index("        if (r > 0)\n") : PATH.index("    __syncthreads(); // after")]
+    return changed(PATH, ("    if (i == 0) {\n" + wait + "    __syncthreads(); // after\n", "    {\n" + wait))
+
+
 @pytest.mark.parametrize(
     "number, answer",
     [
@@ -78,6 +89,8 @@ def each_thread_waits():
         (2, forward_from_the_cut),
         (3, by_acquire_and_release()),
         (3, each_thread_waits()),
+        (4, by_columns()),
+        (4, each_thread_waits_twice()),
     ],
 )
 def test_other_right_answers_pass(number, answer, capsys):

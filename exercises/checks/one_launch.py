@@ -1,4 +1,4 @@
-"""The checks of chapter 13: how many places, a look-back, and a protocol between blocks.
+"""The checks of chapter 13: how many places, a look-back, and protocols between blocks.
 
 The learner's CUDA C++ runs on the SIMT machine, which also looks for races, and starts blocks in any order.
 """
@@ -9,7 +9,7 @@ from numbers import Integral
 import numpy as np
 
 from exercises.checks import call_text, counted, shown, time_limit
-from exercises.checks.launches import by_warp, compiled, launched, near, unchanged
+from exercises.checks.launches import by_warp, compare, compiled, launched, near, unchanged, whole_numbers
 from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
@@ -143,13 +143,17 @@ def exercise_3(source):
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "look_back"), np.random.default_rng()
         for chunks, numbers, how in CHAINS:
-            at = f"{counted(chunks, 'chunk')} of {numbers} numbers"
-            if "order" in how:
-                at += ", blocks in reverse order" if how["order"] == "reverse" else ", blocks in another order"
-            if "places" in how:
-                at += f", {counted(how['places'], 'place')}"
+            at = f"{counted(chunks, 'chunk')} of {numbers} numbers" + _started(how)
             _look_back(kernel, rng, chunks, numbers, at, how)
     return exercise.report(f"right for {len(CHAINS)} chains, whatever the order of the blocks; no race")
+
+
+def _started(how):
+    """In which order blocks start, and how many fit, in words."""
+    said = ""
+    if "order" in how:
+        said += ", blocks in reverse order" if how["order"] == "reverse" else ", blocks in another order"
+    return said + (f", {counted(how['places'], 'place')}" if "places" in how else "")
 
 
 def _look_back(kernel, rng, chunks, numbers, at, how):
@@ -172,3 +176,39 @@ def _look_back(kernel, rng, chunks, numbers, at, how):
             f"right, but at {at} the warps behind the first make {made:,} load requests; {most:,} are enough: each "
             "number of x once, and for each chunk before its own a decay and what that one has published"
         )
+
+
+# Exercise 4: two waits
+
+# rows, cols, numbers, how blocks start
+TABLES = [
+    (1, 1, 32, {}),
+    (1, 4, 64, {}),
+    (3, 1, 64, {"order": "reverse"}),
+    (2, 2, 64, {"places": 1}),
+    (3, 4, 96, {"order": "reverse", "places": 1}),
+    (4, 3, 64, {"order": 13, "places": 3}),
+]
+
+
+def exercise_4(source):
+    """CUDA source of best_path."""
+    exercise = Exercise("Exercise 4: two waits")
+    with exercise, time_limit(60):
+        kernel, rng = compiled(source, "best_path"), np.random.default_rng()
+        for rows, cols, numbers, how in TABLES:
+            at = f"{rows} × {cols} cells of {numbers} numbers" + _started(how)
+            _best_path(kernel, rng, rows, cols, numbers, at, how)
+    return exercise.report(f"right for {len(TABLES)} tables, whatever the order of the blocks; no race")
+
+
+def _best_path(kernel, rng, rows, cols, numbers, at, how):
+    x, best = whole_numbers(rng, rows, cols, numbers), unset((rows, cols, numbers))
+    before, args = x.copy(), (np.zeros(rows * cols, np.uint32), np.zeros(1, np.uint32), np.int32(rows), np.int32(cols))
+    launched(kernel, rows * cols, numbers, x, best, *args, at=at, check_races=True, **how)
+    wanted = x.copy()
+    for r, c in np.ndindex(rows, cols):
+        ways = [wanted[r - 1, c]] * (r > 0) + [wanted[r, c - 1]] * (c > 0)
+        wanted[r, c] += np.max(ways, axis=0) if ways else 0
+    compare("best", best, wanted, at)
+    unchanged({"x": x}, {"x": before}, at)

@@ -143,7 +143,42 @@ NARROW_ACQUIRE = ACQUIRE, ACQUIRE.replace("fence", "fence_block")
 
 AGAIN = "for (int t = 0; t < TOKENS; t++) again += x[(p * TOKENS + t) * numbers + i];"
 
-RIGHT = {1: _places(), 2: _back(), 3: CHAIN}
+# Exercise 4: two waits
+
+PATH = """extern "C" __global__ void best_path(const float *x, float *best, unsigned *flags, unsigned *tickets,
+                                     int rows, int cols) {
+    __shared__ unsigned ticket;
+    const int i = threadIdx.x, numbers = blockDim.x;
+    if (i == 0) ticket = atomicAdd(tickets, 1);
+    __syncthreads();
+    const unsigned cell = ticket, r = cell / cols, c = cell % cols;
+    if (i == 0) {
+        if (r > 0)
+            while (!atomicAdd(flags + cell - cols, 0)) {} // above
+        if (c > 0)
+            while (!atomicAdd(flags + cell - 1, 0)) {} // left
+        __threadfence(); // acquire
+    }
+    __syncthreads(); // after
+    float above = r > 0 ? best[(cell - cols) * numbers + i] : -INFINITY;
+    float left = c > 0 ? best[(cell - 1) * numbers + i] : -INFINITY;
+    best[cell * numbers + i] = x[cell * numbers + i] + (cell ? fmaxf(above, left) : 0);
+    __syncthreads(); // before
+    if (i == 0) {
+        __threadfence(); // release
+        atomicExch(flags + cell, 1);
+    }
+}
+"""
+
+
+def _path_without(piece):
+    """Without the line that has this comment."""
+    (line,) = (line for line in PATH.splitlines(keepends=True) if line.endswith(f"// {piece}\n"))
+    return changed(PATH, (line, ""))
+
+
+RIGHT = {1: _places(), 2: _back(), 3: CHAIN, 4: PATH}
 
 WRONG = {
     1: {
@@ -214,5 +249,50 @@ WRONG = {
             ),
             "load requests",
         ),
+    },
+    4: {
+        "the block's number as its ticket": (
+            changed(PATH, ("cell = ticket", "cell = blockIdx.x")),
+            "1 fits at a time, and a block keeps its place",
+        ),
+        "tickets from the end": (
+            changed(PATH, ("cell = ticket", "cell = rows * cols - 1 - ticket")),
+            "keeps its place",
+        ),
+        "no barrier before the flag": (_path_without("before"), "race on best"),
+        "no fence before the flag": (_path_without("release"), "race on best"),
+        "no fence after the wait": (_path_without("acquire"), "race on best"),
+        "no barrier after the wait": (_path_without("after"), "race on best"),
+        "fences for the block only": (PATH.replace("__threadfence()", "__threadfence_block()"), "race on best"),
+        "a fence by each thread, in front of the barrier": (
+            changed(
+                PATH,
+                ("        __threadfence(); // release\n", ""),
+                ("    __syncthreads(); // before", "    __threadfence();\n    __syncthreads();"),
+            ),
+            "race on best",
+        ),
+        "waits for one neighbour": (
+            changed(PATH, ("        if (c > 0)\n            while (!atomicAdd(flags + cell - 1, 0)) {} // left\n", "")),
+            "race on best",
+        ),
+        "looks at the other neighbour behind the fence": (
+            changed(
+                PATH,
+                ("        __threadfence(); // acquire\n", ""),
+                (
+                    "        if (c > 0)\n            while",
+                    "        __threadfence();\n        if (c > 0)\n            while",
+                ),
+            ),
+            "race on best",
+        ),
+        "sets the flag by a store like any other": (
+            changed(PATH, ("atomicExch(flags + cell, 1)", "flags[cell] = 1")),
+            "race on",
+        ),
+        "outside is 0": (PATH.replace("-INFINITY", "0.0f"), "wrong at"),
+        "the worst way": (changed(PATH, ("fmaxf(above", "fminf(above")), "wrong at"),
+        "one row": (changed(PATH, ("r = cell / cols", "r = 0")), "wrong at"),
     },
 }
