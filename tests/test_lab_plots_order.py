@@ -73,3 +73,12 @@ def test_old_values_have_another_colour_than_new_ones():
     assert {"here", "there", "state: old, a copy", "flag: new"} <= set(said(one)) and "state: a" in said(two)
     colours = [patch.get_facecolor() for patch in one.patches]
     assert len(set(colours)) == 2 and colours.count(colours[2]) == 1
+
+
+@pytest.mark.parametrize("segments, chunks, again", [(4, 32, 0.25), (1, 8, 0.5), (3, 30, 1)])
+def test_two_passes_take_a_segment_and_its_first_pass(segments, chunks, again):
+    (axis,) = plots.two_passes(segments, chunks, again).axes
+    whole, *rest = [(bar.get_x(), bar.get_width()) for bar in axis.patches]
+    each, first = chunks / segments, again * chunks / segments
+    assert whole == (0, chunks) and rest.count((first, each)) == segments
+    assert rest.count((0, first)) == segments - 1 and len(rest) == 2 * segments - 1

@@ -17,7 +17,7 @@ from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
-from lab.plots.order import PIECES, handover, old_and_new, sees_new
+from lab.plots.order import PIECES, handover, old_and_new, sees_new, two_passes
 from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
@@ -80,6 +80,7 @@ __all__ = [
     "tile_shares",
     "token_matrices",
     "token_shares",
+    "two_passes",
     "walk",
     "warp_addresses",
     "waves",

@@ -1,6 +1,7 @@
-"""Order between blocks: where the new values are, and what leads from one block's stores to another one's loads."""
+"""Order between blocks: where the new values are, what leads from one block's stores to another one's loads, and who
+works when."""
 
-from lab.plots.style import BLACK, BLUE, GREEN, ORANGE, RED, figure, finish, rectangle
+from lab.plots.style import BLACK, BLUE, GREEN, ORANGE, RED, SKY, figure, finish, rectangle
 
 PIECES = "barrier before the flag", "release", "acquire", "barrier after the wait"  # of a handover, in their order
 
@@ -92,4 +93,30 @@ def handover(missing=None, threads=4):
             axis.text(x + t + 0.5, -0.15, f"thread {t}", ha="center", fontsize=8, color="#666666")
     axis.set(xlim=(-0.05, right + threads + 0.05), ylim=(6.75, -1))
     axis.axis("off")
+    return finish(picture)
+
+
+def two_passes(segments=4, chunks=32, again=1 / 3):
+    """A sequence walked by one program, and in two passes by a program for each segment.
+
+    again  what a chunk costs in pass 1, where it costs 1 in pass 2
+    """
+    picture, axis = figure(8, 0.9 + 0.36 * (segments + 1))
+    each = chunks / segments
+    begins = again * each  # of pass 2: all segments have published
+    axis.barh(0, chunks, color=SKY, edgecolor="white", height=0.7)
+    axis.text(chunks / 2, 0, "all chunks in a row", ha="center", va="center", fontsize=9)
+    for segment in range(segments):
+        row = segment + 1
+        if row < segments:  # nobody asks for the state behind the last
+            axis.barh(row, begins, color=ORANGE, edgecolor="white", height=0.7)
+            axis.text(begins / 2, row, "pass 1", ha="center", va="center", fontsize=8)
+            axis.annotate(
+                "", (begins, row + 0.95), (begins, row + 0.2), arrowprops={"arrowstyle": "->", "color": BLACK}
+            )
+        axis.barh(row, each, left=begins, color=SKY, edgecolor="white", height=0.7)
+        axis.text(begins + each / 2, row, "pass 2", ha="center", va="center", fontsize=8)
+    axis.set_yticks(range(segments + 1), ["one program", *(f"segment {n}" for n in range(segments))])
+    axis.set(xlim=(0, chunks), xlabel="time, in chunks of pass 2; arrows: what is published, for all segments below")
+    axis.invert_yaxis()
     return finish(picture)
