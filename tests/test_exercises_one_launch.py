@@ -82,6 +82,21 @@ def each_thread_waits_twice():
     return changed(PATH, ("    if (i == 0) {\n" + wait + "    __syncthreads(); // after\n", "    {\n" + wait))
 
 
+def by_counts():
+    """A flag counts the neighbours that are done: each cell tells the two behind it."""
+    start, end = PATH.index("        if (r > 0)\n"), PATH.index("        __threadfence(); // acquire")
+    wait = "        while (atomicAdd(flags + cell, 0) < (r > 0) + (c > 0)) {}\n"
+    below = "if (r + 1 < rows) atomicAdd(flags + cell + cols, 1);"
+    right = "if (c + 1 < cols) atomicAdd(flags + cell + 1, 1);"
+    return changed(PATH[:start] + wait + PATH[end:], ("atomicExch(flags + cell, 1);", f"{below}\n        {right}"))
+
+
+def two_threads_wait():
+    """Thread 0 for the cell above, thread 1 for the one to the left, each with a fence of its own."""
+    apart = "        __threadfence();\n    }\n    if (i == 1) {\n        if (c > 0)\n            while"
+    return changed(PATH, ("        if (c > 0)\n            while", apart))
+
+
 @pytest.mark.parametrize(
     "number, answer",
     [
@@ -91,6 +106,8 @@ def each_thread_waits_twice():
         (3, each_thread_waits()),
         (4, by_columns()),
         (4, each_thread_waits_twice()),
+        (4, by_counts()),
+        (4, two_threads_wait()),
     ],
 )
 def test_other_right_answers_pass(number, answer, capsys):

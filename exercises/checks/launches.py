@@ -30,17 +30,19 @@ def compiled(source, name):
         raise Wrong(str(error)) from None
 
 
-def launched(kernel, grid, block, *args, at, **how):
+def launched(kernel, grid, block, *args, at, hint="", **how):
     """Run the kernel on the machine; return its report. `at` says in a message which case this was.
 
-    how  check_races=True, by_warp=True, places, order: see simt.Kernel
+    hint  what else is said of a loop that does not end
+    how   check_races=True, by_warp=True, places, order: see simt.Kernel
     """
     try:
         report = kernel(grid, block, *args, step_limit=STEPS, **how)
     except simt.LaunchError as error:
         raise Wrong(f"{error}. Keep the kernel's name and parameters as in the stub") from None
     except simt.StepLimit:
-        raise Wrong(f"at {at} the kernel was still running after {STEPS:,} steps: is there an endless loop?") from None
+        found = f"at {at} the kernel was still running after {STEPS:,} steps: is there an endless loop?{hint}"
+        raise Wrong(found) from None
     except simt.SimtError as error:
         raise Wrong(f"at {at}: {error}") from None
     if report.printed and lines_shown[0] < PRINTED_LINES:

@@ -8,8 +8,9 @@ from numbers import Integral
 
 import numpy as np
 
+import simt
 from exercises.checks import call_text, counted, shown, time_limit
-from exercises.checks.launches import by_warp, compare, compiled, launched, near, unchanged, whole_numbers
+from exercises.checks.launches import STEPS, by_warp, compare, compiled, launched, near, unchanged, whole_numbers
 from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
 
@@ -57,13 +58,16 @@ def exercise_1(places_needed):
 # Exercise 2: look back
 
 
-def _look_back_over(rng, segments, heads, cuts):
-    """published, initial, wanted: `cuts` are (segment, head). What nobody may look at is NaN."""
+def _look_back_over(rng, segments, heads, cuts, lost=()):
+    """published, initial, wanted: `cuts` and `lost` are (segment, head). What nobody may look at is NaN, and so is a
+    number of each state that is lost, though it counts."""
     cut = np.zeros((segments, heads), bool)
     for place in cuts:
         cut[place] = True
     decays = np.where(cut, np.nan, rng.uniform(0, 1, (segments, heads)))
     states, initial = rng.standard_normal((segments, heads, 3)), rng.standard_normal((heads, 3))
+    for place in lost:
+        states[place][0] = np.nan
     wanted = initial.copy()
     for state, decay, ends in zip(states, decays, cut):
         wanted = np.where(ends[:, None], state, decay[:, None] * wanted + state)
@@ -78,7 +82,7 @@ def exercise_2(look_back):
     """look_back(published, initial) -> states"""
     exercise = Exercise("Exercise 2: look back")
     rng = np.random.default_rng()
-    named = {  # segments, heads, cuts
+    named = {  # segments, heads, cuts, states with a NaN that counts
         "no segment before": (0, 1, []),
         "one segment before": (1, 1, []),
         "three segments before": (3, 1, []),
@@ -89,6 +93,7 @@ def exercise_2(look_back):
         "two heads, of which one is cut": (3, 2, [(1, 0)]),
         "two heads, cut in different segments": (4, 2, [(0, 1), (2, 0)]),
         "heads that are all cut": (3, 3, [(1, 0), (1, 1), (1, 2)]),
+        "a cut in one head, and a NaN that counts in the other": (2, 2, [(1, 0)], [(0, 1)]),
     }
     for n, (segments, heads) in enumerate(rng.integers(1, 7, (6, 2)).tolist(), 1):
         cuts = [(s, h) for s in range(segments) for h in range(heads) if rng.random() < 0.2]
@@ -109,6 +114,7 @@ def exercise_2(look_back):
             shape = wanted.shape
             exercise.require(array.shape == shape, f"with {name} the result has shape {array.shape}, expected {shape}")
             off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
+            off &= ~(np.isnan(array) & np.isnan(wanted))
             if off.any():
                 i, j = (int(n) for n in np.argwhere(off)[0])
                 why = " (NaN is what nobody may look at)" if np.isnan(array[i, j]) else ""
@@ -125,6 +131,7 @@ def exercise_2(look_back):
 # Exercise 3: find the bugs
 
 TOKENS = 4  # of a chunk
+PLAIN = " A loop that waits for another block must read the flag by an atomic, or through volatile"
 # chunks, numbers, how blocks start: one place is enough, if blocks draw tickets
 CHAINS = [
     (1, 32, {}),
@@ -145,6 +152,7 @@ def exercise_3(source):
         for chunks, numbers, how in CHAINS:
             at = f"{counted(chunks, 'chunk')} of {numbers} numbers" + _started(how)
             _look_back(kernel, rng, chunks, numbers, at, how)
+        _flag_before_the_wait(kernel)
     return exercise.report(f"right for {len(CHAINS)} chains, whatever the order of the blocks; no race")
 
 
@@ -163,7 +171,7 @@ def _look_back(kernel, rng, chunks, numbers, at, how):
     flags, tickets = np.zeros(chunks, np.uint32), np.zeros(1, np.uint32)
     before = {"x": x.copy(), "decay": decay.copy()}
     args = (x, decay, starts, published, flags, tickets)
-    report = launched(kernel, chunks, numbers, *args, at=at, check_races=True, by_warp=True, **how)
+    report = launched(kernel, chunks, numbers, *args, at=at, check_races=True, by_warp=True, hint=PLAIN, **how)
     wanted, now = np.zeros((chunks, numbers)), np.zeros(numbers)
     for chunk in range(chunks):
         wanted[chunk], now = now, decay[chunk] * now + x[chunk].sum(axis=0, dtype=np.float64)
@@ -175,6 +183,20 @@ def _look_back(kernel, rng, chunks, numbers, at, how):
         raise Wrong(
             f"right, but at {at} the warps behind the first make {made:,} load requests; {most:,} are enough: each "
             "number of x once, and for each chunk before its own a decay and what that one has published"
+        )
+
+
+def _flag_before_the_wait(kernel):
+    """Nobody has chunk 0, so the block that has chunk 1 waits forever. Its flag should be up all the same."""
+    flags, tickets, decay = np.zeros(2, np.uint32), np.ones(1, np.uint32), np.ones(2, np.float32)
+    try:
+        kernel(1, 32, np.ones((2, TOKENS, 32), np.float32), decay, *unset((2, 2, 32)), flags, tickets, step_limit=STEPS)
+    except simt.SimtError:
+        pass
+    if not flags[1]:
+        raise Wrong(
+            "right, but a block raises its flag only behind its wait: so chunks go one after another. What it has "
+            "published needs nothing of the others"
         )
 
 
@@ -199,16 +221,32 @@ def exercise_4(source):
         for rows, cols, numbers, how in TABLES:
             at = f"{rows} × {cols} cells of {numbers} numbers" + _started(how)
             _best_path(kernel, rng, rows, cols, numbers, at, how)
+        _waits_for_neighbours_only(kernel)
     return exercise.report(f"right for {len(TABLES)} tables, whatever the order of the blocks; no race")
 
 
 def _best_path(kernel, rng, rows, cols, numbers, at, how):
     x, best = whole_numbers(rng, rows, cols, numbers), unset((rows, cols, numbers))
     before, args = x.copy(), (np.zeros(rows * cols, np.uint32), np.zeros(1, np.uint32), np.int32(rows), np.int32(cols))
-    launched(kernel, rows * cols, numbers, x, best, *args, at=at, check_races=True, **how)
+    launched(kernel, rows * cols, numbers, x, best, *args, at=at, check_races=True, hint=PLAIN, **how)
     wanted = x.copy()
     for r, c in np.ndindex(rows, cols):
         ways = [wanted[r - 1, c]] * (r > 0) + [wanted[r, c - 1]] * (c > 0)
         wanted[r, c] += np.max(ways, axis=0) if ways else 0
     compare("best", best, wanted, at)
     unchanged({"x": x}, {"x": before}, at)
+
+
+def _waits_for_neighbours_only(kernel):
+    """In whatever order tickets go, of the four cells of a table the third one has the first for its only neighbour."""
+    tickets, two = np.zeros(1, np.uint32), np.int32(2)
+    args = np.ones((4, 32), np.float32), unset((4, 32)), np.zeros(4, np.uint32), tickets, two, two
+    try:
+        kernel(1, 32, *args, step_limit=STEPS)
+        tickets[:] = 2
+        kernel(1, 32, *args, step_limit=STEPS)
+    except simt.SimtError:
+        raise Wrong(
+            "right, but a block waits for more than its neighbours: with 2 × 2 cells, of which the first is done, the "
+            "block with ticket 2 waits for the one with ticket 1. So cells go one after another"
+        ) from None

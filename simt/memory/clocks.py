@@ -28,6 +28,11 @@ WIDTH = 1024  # threads a block may have: thread number = block * WIDTH + thread
 WARP = 32
 WARPS = WIDTH // WARP
 CTA, GPU, SYS = 1, 2, 3  # scopes; 0: weak
+NO_RELEASE = (
+    "no release covers it: before the flag it takes a fence (__threadfence()) by the thread that sets the flag and, "
+    "for what others of its block have done, a barrier before that fence (fences in front of the barrier are not "
+    "enough)"
+)
 
 
 class Clock:
@@ -455,11 +460,7 @@ class Knowledge:
                 "scope gpu"
             )
         if self.told:
-            return (
-                "no release covers it: before the flag it takes a fence (__threadfence()) by the thread that sets the "
-                "flag and, for what others of its block have done, a barrier before that fence (fences in front "
-                "of the barrier are not enough)"
-            )
+            return NO_RELEASE
         return ""
 
 

@@ -25,11 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from simt.errors import SimtError
-from simt.memory.clocks import CTA, GPU, SYS, WARP, WARPS, WIDTH, Grown, Knowledge
+from simt.memory.clocks import CTA, GPU, NO_RELEASE, SYS, WARP, WARPS, WIDTH, Grown, Knowledge
 from simt.memory.shadow import Shadow
 
 REMEMBERED = 1 << 22  # places in the blocks' shared memory, together
 NEVER = 1 << 62  # when an asynchronous copy is done that nobody has waited for
+ORDINARY = (
+    "one of the two is an ordinary access, the other is not: a flag is set and read by atomics, or through volatile"
+)
 TOO_NARROW = "one of the two has the scope of a block (.cta) only, and they are in different blocks"
 NOT_WAITED = "the first is an asynchronous copy that nothing has waited for: it writes until cp.async.wait_group"
 KINDS = [None, "load", "store", "atomic"]
@@ -475,6 +478,8 @@ class Races:
             need = TOO_NARROW
         else:
             need = self.knowledge.missing(int(before[n]), time, int(now[n]))
+            if need == NO_RELEASE and bool(access.strong.scope) != bool(self.scopes.get(events)[n]):
+                need = ORDINARY
         return int(which[n]), need
 
     def access_of(self, event, thread):

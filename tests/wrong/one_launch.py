@@ -102,6 +102,22 @@ def _only_one(published, initial):
     return np.where(cut[:, None], state, state + decay[:, None] * initial)
 
 
+def _without_nan(published, initial):
+    total, weight = np.zeros_like(initial), np.ones((len(initial), 1))
+    for state, decay, cut in reversed(published):
+        total += weight * np.nan_to_num(state)
+        weight = weight * np.where(cut, 0, np.nan_to_num(decay))[:, None]
+    return total + weight * np.nan_to_num(initial)
+
+
+def _added_to_initial(published, initial):
+    for state, decay, cut in published:
+        initial *= decay[:, None]
+        initial += state
+        initial[cut] = state[cut]
+    return initial
+
+
 # Exercise 3: find the bugs
 
 CHAIN = """constexpr int TOKENS = 4;
@@ -204,6 +220,8 @@ WRONG = {
         "forgets the initial state": (_back(first=False), "with no segment before"),
         "starts at the first segment": (_back(towards=list), "with three segments before"),
         "forward, through the cut": (_forward, "with a cut in the segment before"),
+        "makes each NaN 0": (_without_nan, "a NaN that counts in the other: states[1, 0] is"),
+        "a state like a view of the first": (_added_to_initial, "changed what was published, or the initial"),
         "one segment only": (_only_one, "with three segments before"),
         "changes what was published": (_back(in_place=True), "changed what was published"),
     },
@@ -240,6 +258,19 @@ WRONG = {
             "barrier",
         ),
         "a ticket for each thread": (changed(CHAIN, ("if (i == 0) ticket", "ticket")), "race on"),
+        "sets the flag behind the wait": (
+            changed(CHAIN, (RAISE, ""), (ACQUIRE, ACQUIRE + RAISE)),
+            "raises its flag only behind its wait",
+        ),
+        "sets the flag by a store like any other": (
+            changed(CHAIN, (RAISE, "        flags[chunk] = 1;\n")),
+            "a flag is set and read by atomics",
+        ),
+        "reads the flag by a load like any other": (
+            changed(CHAIN, ("!atomicAdd(flags + p, 0)", "!flags[p]")),
+            "a flag is set and read by atomics",
+        ),
+        "a ticket too high": (changed(CHAIN, ("atomicAdd(tickets, 1)", "atomicAdd(tickets, 1) + 1")), "but x has"),
         "one flag too many": (changed(CHAIN, (WAIT, WAIT.replace("p < chunk", "p <= chunk + 1"))), "at "),
         "adds up again what others have published": (
             changed(
@@ -290,6 +321,42 @@ WRONG = {
         "sets the flag by a store like any other": (
             changed(PATH, ("atomicExch(flags + cell, 1)", "flags[cell] = 1")),
             "race on",
+        ),
+        "reads the flags by loads like any other": (
+            PATH.replace("!atomicAdd(flags + cell - cols, 0)", "!flags[cell - cols]").replace(
+                "!atomicAdd(flags + cell - 1, 0)", "!flags[cell - 1]"
+            ),
+            "a flag is set and read by atomics",
+        ),
+        "reads the flags by loads like any other, and never sets one": (
+            changed(
+                PATH.replace("!atomicAdd(flags + cell - cols, 0)", "!flags[cell - cols]"),
+                ("!atomicAdd(flags + cell - 1, 0)", "!flags[cell - 1]"),
+                ("        atomicExch(flags + cell, 1);\n", ""),
+            ),
+            "must read the flag by an atomic",
+        ),
+        "waits for the ticket before": (
+            changed(
+                PATH,
+                ("        if (r > 0)\n            while (!atomicAdd(flags + cell - cols, 0)) {} // above\n", ""),
+                ("        if (c > 0)\n            while", "        if (cell > 0)\n            while"),
+            ),
+            "waits for more than its neighbours",
+        ),
+        "waits outside the table": (
+            changed(PATH, ("        if (r > 0)\n            while", "        while")),
+            "accesses flags[-1]",
+        ),
+        "lowers the flag that it has seen": (
+            changed(
+                PATH,
+                (
+                    "    __syncthreads(); // after",
+                    "    if (i == 0 && c > 0) atomicExch(flags + cell - 1, 0);\n    __syncthreads();",
+                ),
+            ),
+            "keeps its place",
         ),
         "outside is 0": (PATH.replace("-INFINITY", "0.0f"), "wrong at"),
         "the worst way": (changed(PATH, ("fmaxf(above", "fminf(above")), "wrong at"),
