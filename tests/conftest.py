@@ -21,7 +21,6 @@ LISTED = 3  # seconds that a file takes at least to be listed
 # machine those whose sources have run on a card or are PTX in all but name.
 PTX_ALONE = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_trials")
 PTX_ALONE += ("test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic", "test_simt_math", "test_exercises_")
-MINIMAL = "-minimal"  # without textures and the types of CUDA's host functions: the same PTX, in an eighth less time
 
 # What PyTorch and NumPy read as they are imported: how many threads they may use.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -123,11 +122,12 @@ def ptx_alone(request):
     if not request.path.name.startswith(PTX_ALONE):
         yield
         return
+    from lab.cuda.module import MINIMAL
     from simt import nvrtc
 
     compile_to_ptx, left = nvrtc.compile_to_ptx, {}
 
-    def alone(source, options=(), arch="sm_90", name="kernel.cu"):
+    def alone(source, options=(), arch="sm_90", name="kernel.cu", assembled=False):
         left.setdefault(source, (options, arch, name))
         return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False)
 

@@ -38,4 +38,4 @@ def compile(source, options=(), name="kernel.cu", arch=None):
 def load(path, options=(), arch=None):
     """A module from a .cu file. Errors show the file's name; #include "..." also looks beside the file."""
     path = Path(path)
-    return Module(path.read_text(), (*options_of(options), f"-I{path.resolve().parent}"), path.name, arch)
+    return Module(path.read_text(), (*options_of(options), f"-I{path.resolve().parent}"), path.name, arch, file=True)
