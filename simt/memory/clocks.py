@@ -44,14 +44,8 @@ class Clock:
         self.base = np.asarray(base, np.int64)
         self.warps, self.threads = warps or {}, threads or {}
 
-    def covers(self, thread, time):
-        block = thread // WIDTH
-        if block < len(self.base) and time <= self.base[block]:
-            return True
-        return time <= self.warps.get(thread // WARP, 0) or time <= self.threads.get(thread, 0)
-
     def covers_many(self, threads, times, in_company):
-        """covers() of arrays. in_company: see Knowledge."""
+        """Is what threads did at `times` known? Arrays. in_company: see Knowledge."""
         out = np.zeros(len(threads), bool)
         if len(self.base):
             blocks = threads // WIDTH
@@ -432,7 +426,8 @@ class Knowledge:
         block = now // WIDTH
 
         def covers(clock):
-            return clock is not None and clock.covers(before, time)
+            one = np.array([before]), np.array([time])
+            return clock is not None and bool(clock.covers_many(*one, self.in_company)[0])
 
         for thread in sorted((t for t in self.pending if t // WIDTH == block), key=lambda t: t != now):
             seen = self.pending[thread]

@@ -291,6 +291,14 @@ WRONG = {
             "keeps its place",
         ),
         "no barrier before the flag": (_path_without("before"), "race on best"),
+        "a barrier that only thread 0 takes": (
+            changed(
+                PATH,
+                ("    __syncthreads(); // before\n", ""),
+                ("        __threadfence(); // release", "        __syncthreads();\n        __threadfence();"),
+            ),
+            "no release covers it",
+        ),
         "no fence before the flag": (_path_without("release"), "race on best"),
         "no fence after the wait": (_path_without("acquire"), "race on best"),
         "no barrier after the wait": (_path_without("after"), "race on best"),
