@@ -416,13 +416,13 @@ def test_check_races_costs_little():
     n = 100
     a, b = np.random.default_rng(1).random((2, n, n), np.float32)
     c = np.zeros((n, n), np.float32)
-    kernel, times = simt.compile(source)["k"], {}
-    for check_races in (False, True, False, True):
+    kernel, times = simt.compile(source)["k"], {False: [], True: []}
+    for check_races in 4 * (False, True):
         start = time.process_time()
         kernel((7, 7), (16, 16), a, b, c, np.int32(n), check_races=check_races)
-        times[check_races] = time.process_time() - start
+        times[check_races].append(time.process_time() - start)  # the least counts: garbage is collected in some launch
     assert np.abs(c - a @ b).max() < 1e-4
-    assert times[True] < 5 * times[False]
+    assert min(times[True]) < 5 * min(times[False])
     with pytest.raises(simt.RaceError, match=r"of shared memory \(s\)"):
         simt.compile(source.replace("        __syncthreads();\n      }", "      }"))["k"](
             (7, 7), (16, 16), a, b, c, np.int32(n), check_races=True
