@@ -17,10 +17,13 @@ A test module inherits its exercises' tests, which conftest.py spreads over exer
 Where answers are texts in C or CUDA C++, whose names end in "_source", it inherits a SourceContract.
 """
 
+import numpy as np
 import pytest
 from exercise_tools import draw_the_same, expect_one_verdict, expect_rejected, printed
 
 from exercises.checks import launches
+
+NO_ANSWERS = None, 3, "x", lambda: 0, lambda *_: None, lambda *_: "x", lambda *_: (1, 2, 3), lambda *_: np.array(3)
 
 
 class ExerciseContract:
@@ -62,6 +65,13 @@ class ExerciseContract:
         if "endless loop" in says:
             monkeypatch.setattr(launches, "STEPS", launches.STEPS // 10)
         expect_rejected(self.judge(number, answer), says)
+
+    @pytest.mark.parametrize("given", NO_ANSWERS)
+    def test_a_check_bears_whatever_it_is_given(self, given, solutions, capsys):
+        for number, wanted in self.answers.items():
+            for name in (wanted,) if isinstance(wanted, str) else wanted:
+                exercise = self.judge(number, self.answer(number, {**solutions, name: given}))
+                assert not exercise.passed and exercise.message.startswith("not yet: "), (name, exercise.message)
 
     def test_enough_wrong_answers_are_planted(self, number):
         assert len(self.wrong[number]) >= 3

@@ -1,7 +1,6 @@
 """The exercises of chapter 15: stubs say so, solutions pass, planted wrong answers are rejected."""
 
 import numpy as np
-import pytest
 from exercise_contract import ExerciseContract
 from wrong.fused_ssd import RIGHT, WRONG
 
@@ -14,15 +13,6 @@ class TestExercises(ExerciseContract):
 
 
 judge = TestExercises.judge
-
-
-@pytest.mark.parametrize(
-    "given", [None, 3, "x", lambda: 0, lambda *args: None, lambda *args: "x", lambda *args: np.array(3)]
-)
-def test_a_check_bears_whatever_it_is_given(given, capsys):
-    for number in TestExercises.answers:
-        exercise = judge(number, given)
-        assert not exercise.passed and exercise.message.startswith("not yet: ")
 
 
 def test_an_array_of_shares_passes(capsys):

@@ -99,6 +99,19 @@ def expect_array(value, name, dtype, shape, at):
         raise Wrong(f"{at}: {name} has dtype {value.dtype}, expected {np.dtype(dtype)}")
 
 
+def array_from(got, shape, at, what="the result"):
+    """What a learner's function gave, or a part of it, as an array of float64; else raise Wrong. at: what was asked."""
+    if got is None:
+        raise Wrong(f"{at} your function gave None. Does it return its result?")
+    try:
+        array = np.asarray(got, float)
+    except (TypeError, ValueError, OverflowError):
+        raise Wrong(f"{at} {what} is {shown(got)}, expected an array of shape {shape}") from None
+    if array.shape != shape:
+        raise Wrong(f"{at} {what} has shape {array.shape}, expected {shape}")
+    return array
+
+
 def close(got, wanted, relative=1e-9):
     """Are two numbers equal but for rounding?"""
     return abs(got - wanted) <= relative * abs(wanted)

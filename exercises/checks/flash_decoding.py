@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 
-from exercises.checks import call_text, counted, number_from, shown, time_limit
+from exercises.checks import array_from, call_text, counted, number_from, shown, time_limit
 from exercises.checks.costs import counted_memory
 from exercises.checks.launches import blocks_for, coalesced, compiled, launched, near, requests, unchanged
 from exercises.checks.triton_launch import called, guarded, output
@@ -87,14 +87,7 @@ def _stream(scores, values, name):
 
 def _vector(got, wanted, at):
     """Raise Wrong unless the answer is this vector, to 9 digits."""
-    if got is None:
-        raise Wrong(f"{at} your function gave None. Does it return its result?")
-    try:
-        array = np.asarray(got, float)
-    except (TypeError, ValueError):
-        raise Wrong(f"{at} your function gave {shown(got)}, expected an array of shape {wanted.shape}") from None
-    if array.shape != wanted.shape:
-        raise Wrong(f"{at} the result has shape {array.shape}, expected {wanted.shape}")
+    array = array_from(got, wanted.shape, at)
     off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
     if off.any():
         i = int(np.flatnonzero(off)[0])

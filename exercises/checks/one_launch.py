@@ -9,7 +9,7 @@ from numbers import Integral
 import numpy as np
 
 import simt
-from exercises.checks import call_text, counted, shown, time_limit
+from exercises.checks import array_from, call_text, counted, shown, time_limit
 from exercises.checks.launches import STEPS, by_warp, compare, compiled, launched, near, unchanged, whole_numbers
 from lab.check import differs, unset
 from lab.exercise import Exercise, Wrong
@@ -105,14 +105,7 @@ def exercise_2(look_back):
             published, initial, wanted = _look_back_over(rng, *case)
             given = [tuple(a.copy() for a in segment) for segment in published], initial.copy()
             got = look_back(*given)
-            if got is None:
-                raise Wrong(f"with {name} your function gave None. Does it return its result?")
-            try:
-                array = np.asarray(got, float)
-            except (TypeError, ValueError):
-                raise Wrong(f"with {name} your function gave {shown(got)}, expected an array") from None
-            shape = wanted.shape
-            exercise.require(array.shape == shape, f"with {name} the result has shape {array.shape}, expected {shape}")
+            array = array_from(got, wanted.shape, f"with {name}")
             off = ~(np.abs(array - wanted) <= EXACT * np.maximum(1, np.abs(wanted)))
             off &= ~(np.isnan(array) & np.isnan(wanted))
             if off.any():

@@ -9,7 +9,7 @@ from math import fsum
 
 import numpy as np
 
-from exercises.checks import call_text, close, counted, number_from, shown, time_limit
+from exercises.checks import array_from, call_text, close, counted, number_from, shown, time_limit
 from exercises.checks.costs import counted_memory, garbage_in_empty, limited_steps
 from lab.check import apart
 from lab.exercise import Exercise, Wrong
@@ -31,14 +31,7 @@ def _array(got, wanted, at, what="the result", relative=EXACT, least=1.0):
 
     Each to `relative` of itself, or of `least` where it is smaller (a number, or an array of them).
     """
-    if got is None:
-        raise Wrong(f"{at} your function gave None. Does it return its result?")
-    try:
-        array = np.asarray(got, float)
-    except (TypeError, ValueError, OverflowError):
-        raise Wrong(f"{at} {what} is {shown(got)}, expected an array of shape {wanted.shape}") from None
-    if array.shape != wanted.shape:
-        raise Wrong(f"{at} {what} has shape {array.shape}, expected {wanted.shape}")
+    array = array_from(got, wanted.shape, at, what)
     finite = np.isfinite(wanted)
     near = np.abs(array - np.where(finite, wanted, 0)) <= relative * np.maximum(least, np.abs(wanted))
     right = np.where(finite, near, (array == wanted) | (np.isnan(array) & np.isnan(wanted)))
