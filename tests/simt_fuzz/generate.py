@@ -618,7 +618,7 @@ def indented(lines):
 
 
 def mentions(name, text):
-    return re.search(rf"\b{name}\b", text) is not None
+    return name in text and re.search(rf"\b{name}\b", text) is not None  # `in` is quick, and most names are not
 
 
 def with_helpers(body, types):
