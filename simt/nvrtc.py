@@ -92,7 +92,7 @@ def _compile(source, options, arch, name, assembled=True):
         if found is None:
             target = arch if assembled else arch.replace("sm_", "compute_")
             _compiled[digest] = ptx, code, log = _ask(source, options, target, name)
-            if shared and here not in ptx + log:
+            if shared and here not in _without_folders(ptx + log, options, here):
                 kept.keep(shared, b"\0".join((ptx.encode(), log.encode(), code)))
         else:
             ptx, log, code = found.split(b"\0", 2)
@@ -121,6 +121,14 @@ def _installed():
     return found
 
 
+def _without_folders(text, options, here):
+    """The text without the folders of headers that options name in full: they are the same wherever a process is."""
+    for folder in _folders(options):
+        if folder.startswith(here + os.sep):
+            text = text.replace(folder + os.sep, "")
+    return text
+
+
 def _expect(source, options, arch, name):
     """Raise unless the arguments are of the right kind; return the options as a tuple."""
     for what, value in (("source", source), ("arch", arch), ("name", name)):
@@ -146,10 +154,7 @@ def _expect(source, options, arch, name):
 
 def _included(source, options, name):
     """{path: text} of the files that the source includes, but for CUDA's own, as part of a result's key."""
-    flags = zip(options, (*options[1:], ""))
-    folders = [option[2:] or after for option, after in flags if option.startswith("-I")]
-    folders += [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
-    folders = [Path(), *map(Path, folders)]
+    folders = [Path(), *map(Path, _folders(options))]
     todo, seen = [(Path(name).parent, source)], {}
     while todo:
         beside, text = todo.pop()  # what a header includes is first looked for beside it
@@ -159,6 +164,13 @@ def _included(source, options, name):
                     seen[path] = path.read_text(errors="replace")
                     todo.append((path.parent, seen[path]))
     return seen
+
+
+def _folders(options):
+    """The folders in which options have headers looked for."""
+    flags = zip(options, (*options[1:], ""))
+    folders = [option[2:] or after for option, after in flags if option.startswith("-I")]
+    return folders + [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
 
 
 def _ask(source, options, arch, name):

@@ -197,6 +197,21 @@ def test_in_another_folder_only_what_does_not_depend_on_it_is_shared(asked, monk
 
 
 @compiles
+def test_headers_below_the_folder_do_not_tie_a_result_to_it(asked, monkeypatch, tmp_path):
+    """As where tests run in the course's folder, and its notebooks in another: the options name its headers in full."""
+    for name in ("parts", "notebooks"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "parts" / "twice.h").write_text("__device__ __noinline__ float twice(float x) { return 2 * x; }\n")
+    source = '#include "twice.h"\n' + KERNEL.replace("2", "twice(x[1])")
+    for folder in (tmp_path, tmp_path / "notebooks", tmp_path.parent):
+        monkeypatch.chdir(folder)
+        nvrtc._compiled.clear()
+        ptx = nvrtc.compile_to_ptx(source, (f"-I{tmp_path / 'parts'}",))
+        assert f'"{tmp_path / "parts" / "twice.h"}"' in ptx
+    assert asked == [source]
+
+
+@compiles
 def test_a_source_that_does_not_compile_is_asked_for_again(asked):
     for _ in range(2):
         with pytest.raises(nvrtc.CompileError, match="kernel.cu:1: error"):
