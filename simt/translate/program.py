@@ -1,5 +1,6 @@
 """A kernel made ready to run: its blocks, the addresses of its variables, and its functions as they are needed."""
 
+import functools
 import re
 
 import numpy as np
@@ -166,7 +167,7 @@ class Program:
         name, text, histogram = translated
         names = self.environment
         names.update(self.translator.constants)
-        exec(compile(text, f"<{self.name} {name}>", "exec"), names)  # the text is simt/translate/translator.py's own
+        exec(code_of(text, f"<{self.name} {name}>"), names)  # the text is simt/translate/translator.py's own
         self.histograms[full][number] = histogram
         return names[name], max(1, sum(histogram.values())), last
 
@@ -246,10 +247,20 @@ def plain_name(name):
 
 def argument_names(source, kernel, count):
     """The names of the kernel's parameters in its source; param 0, param 1, ... where they cannot be read."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S)
-    for found in re.finditer(rf"\b{re.escape(kernel)}\s*\(([^()]*)\)\s*\{{", plain):
+    for found in re.finditer(rf"\b{re.escape(kernel)}\s*\(([^()]*)\)\s*\{{", without_comments(source)):
         names = [re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", p.strip()) for p in found[1].split(",")]
         names = [n[1] for n in names if n]
         if len(names) == count:
             return names
     return [f"param {n}" for n in range(count)]
+
+
+@functools.lru_cache(maxsize=8)
+def without_comments(source):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", " ", source, flags=re.S)
+
+
+@functools.lru_cache(maxsize=4096)
+def code_of(text, name):
+    """Python's code of a block. Variants of a kernel, as its options make them, have many a block in common."""
+    return compile(text, name, "exec")
