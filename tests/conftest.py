@@ -117,7 +117,7 @@ def pytest_unconfigure(config):
 def ptx_alone(request):
     """Tests of kernels run hundreds of variants on the SIMT machine: NVRTC makes their PTX, and need not assemble it.
 
-    One variant of each source is assembled when a file's tests are done, lest it be a kernel that no card would take.
+    The first variant of each source of the course is assembled, lest it be a kernel that no card would take.
     """
     if not request.path.name.startswith(PTX_ALONE):
         yield
@@ -125,19 +125,20 @@ def ptx_alone(request):
     from lab.cuda.module import MINIMAL
     from simt import nvrtc
 
-    compile_to_ptx, left = nvrtc.compile_to_ptx, {}
+    compile_to_ptx = nvrtc.compile_to_ptx
+    left = {path.read_text() for path in (ROOT / "kernels").glob("*/*.cu")} - _assembled
 
     def alone(source, options=(), arch="sm_90", name="kernel.cu", assembled=False):
-        left.setdefault(source, (options, arch, name))
-        return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False)
+        first = source in left
+        ptx = compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=first)
+        if first:
+            left.remove(source)
+            _assembled.add(source)
+        return ptx
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "compile_to_ptx", alone)
         yield
-    texts = {path.read_text() for path in (ROOT / "kernels").glob("*/*.cu")}
-    for source in texts & left.keys() - _assembled:
-        assert nvrtc.compile_to_cubin(source, *left[source])
-        _assembled.add(source)
 
 
 _assembled = set()
