@@ -52,6 +52,8 @@ def test_which_rungs_are_measured(monkeypatch):
     monkeypatch.setattr(bench, "DEVICE", "cpu")
     dependent = [rung.title for rung in bench.rungs(torch.bfloat16, (4096, 4096))[len(bench.RUNGS) :]]
     assert dependent == ["rows share x, PDL", "ring of weights, PDL", "ring, tensor cores, PDL"]
+    # where groups have two rows alone, gemv is the rung before, and stands there once
+    assert [rung.title for rung in bench.rungs(torch.bfloat16, (4096, 14336))[len(bench.RUNGS) :]] == dependent[:2]
     assert [rung.name for rung in bench.rungs(torch.float32, (4096, 4096))] == [*(r.name for r in bench.RUNGS), "rows"]
 
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 
 from kernels.gemv.plan import plan
-from kernels.gemv.ring_plan import ring_plan
+from kernels.gemv.ring_plan import product, ring_plan
 from lab import Rung, cuda
 from lab.card import multiprocessors, shared_memory, starts_early
 from lab.tensors import DTYPES, expect, expect_first, output
@@ -57,7 +57,7 @@ def vector(W, x, *, out=None, pdl=False):
 
 
 def gemv(W, x, *, out=None, pdl=False):
-    """The best. Rung 5: several rows a block; with pdl, where it pays, rung 8: a ring of weights, tensor cores."""
+    """The best. Rung 5: several rows a block; with pdl, where it pays, a ring of weights: rung 8, or 7 (ring_plan)."""
     return _run("gemv", W, x, out, pdl)
 
 
@@ -86,7 +86,6 @@ DEPENDENT = [  # rungs 6 to 8: launched so that they may start before the kernel
     Rung("ring", "ring of weights, PDL", functools.partial(ring, pdl=True), RING),
     Rung("gemv", "ring, tensor cores, PDL", functools.partial(gemv, pdl=True), RING),
 ]
-PRODUCTS = {"ring": "MultiplyAdds", "gemv": "TensorCores"}  # what ring.cu multiplies with
 MAY_BE_DEPENDENT = ("rows", "ring", "gemv")
 
 
@@ -148,8 +147,9 @@ def _launch(rung, W, x, out, pdl, **options):
     alignment = min(address & -address, 16)
     room = (rung == "ring" or rung == "gemv" and pdl) and _room(W.device)
     if room and (found := ring_plan(rows, cols, W.element_size(), alignment, *room)):
-        grid, block, shared, *constants = found
-        kernel = _ring(W.dtype, block, *constants, PRODUCTS[rung])
+        grid, block, shared, words, group_rows, *stages = found
+        multiply = product(group_rows) if rung == "gemv" else "MultiplyAdds"
+        kernel = _ring(W.dtype, block, words, group_rows, *stages, multiply)
         return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
     grid, block, *constants = plan(rung, rows, cols, W.element_size(), alignment, pdl)
     return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)

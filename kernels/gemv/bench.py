@@ -14,8 +14,8 @@ import torch.nn.functional as F
 import ref.gemv
 from kernels import compiling
 from kernels.benching import peer_rows
-from kernels.gemv import DEPENDENT, RING, RUNGS, work
-from kernels.gemv.ring_plan import ring_plan
+from kernels.gemv import DEPENDENT, RUNGS, work
+from kernels.gemv.ring_plan import product, ring_plan
 from lab import Ladder, check, cuda_timing, hostile_shapes
 from lab.card import multiprocessors, shared_memory
 from lab.check import Verdict
@@ -94,10 +94,14 @@ def _ladder(name, dtype, shape, seconds):
 
 
 def rungs(dtype, shape):
-    """The rungs of a ladder: those with a ring only where the matrix is for it."""
+    """The rungs of a ladder: those with a ring where the matrix is for it, rung 8 where gemv then is."""
     card = torch.device(DEVICE)
-    has_ring = ring_plan(*shape, dtype.itemsize, 16, multiprocessors(card), shared_memory(card))
-    return [*RUNGS, *(rung for rung in DEPENDENT if has_ring or rung.sources != RING)]
+    ring = ring_plan(*shape, dtype.itemsize, 16, multiprocessors(card), shared_memory(card))
+    dependent, multiply_adds, cores = DEPENDENT
+    if not ring:
+        return [*RUNGS, dependent]
+    _, _, _, _, group_rows, *_ = ring
+    return [*RUNGS, dependent, multiply_adds, *([cores] if product(group_rows) == "TensorCores" else [])]
 
 
 def _rungs(dtype, shape):

@@ -31,3 +31,13 @@ def ring_plan(rows, cols, itemsize, alignment, multiprocessors, room):
     last_behind_x = -(-groups // multiprocessors) <= stages + 1  # 4 % at 4096 × 4096, a loss elsewhere
     # all the room: where the driver may leave more to L1, 4096 × 4096 takes 3 % longer
     return multiprocessors, threads, room, held, each, stages, stages - last_behind_x
+
+
+def product(rows):
+    """What ring.cu multiplies with where a group has so many rows: the fastest.
+
+    Tensor cores take two rows at a time, and add each product to the one before, for which it waits. Four or eight rows
+    are two or four such chains, of at most four products; two rows are one chain, of up to eight, and with nothing
+    beside it multiply-adds are done earlier.
+    """
+    return "TensorCores" if rows > 2 else "MultiplyAdds"
