@@ -55,7 +55,7 @@ __device__ __forceinline__ void copy_x(uint4 *to, const T *x, const Share<B> &sh
         for (int u = 0; u < B::UNITS; u++) {
             const bool in_row = B::WHOLE || (share.first_unit + u) * 128 + col < cols;
             const bool there = x_row < m && u < share.units && in_row;
-            const T *const at = there ? from + (long long)x_row * cols + u * 128 : x;
+            const T *const at = from + (long long)x_row * cols + u * 128; // none where nothing is there
             copy_async_or_zero(lane_place + pair * 256 + u * (EIGHTS * 2048), at, there);
         }
     }
