@@ -23,7 +23,7 @@ DEVICE = "cuda"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EPS = 1e-5
 HERE = "kernels/fusion/"
-GEMV, PLAN = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py", *RING), HERE + "launches.py"
+GEMV, PLAN = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py"), HERE + "launches.py"
 UNFUSED = (*GEMV, HERE + "rmsnorm.cu", HERE + "elementwise.cu")
 FEED_FORWARD = (HERE + "norm_glu.cu", HERE + "gemv_residual.cu", PLAN)
 FUSED = (HERE + "norm_qkv.cu", *FEED_FORWARD)
@@ -105,7 +105,8 @@ def _ours(layers, xs, whole):
     for name, title, sources in names:
         for pdl in (False, True):
             calls = [functools.partial(getattr(it, name), x, pdl=pdl) for it, x in zip(layers, xs)]
-            yield title + (", PDL" if pdl else ""), calls, sources
+            ring = RING if pdl and sources is UNFUSED else ()  # gemv has it with PDL alone
+            yield title + (", PDL" if pdl else ""), calls, (*sources, *ring)
 
 
 def _eager(layers, xs, whole):
