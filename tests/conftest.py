@@ -38,6 +38,8 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 * 2**20), "MALLOC_TRIM_THRESHOLD_": s
 def pytest_addoption(parser):
     said = "measure how long each file takes: from now on, `make test` begins with the longest"
     parser.addoption("--store-order", action="store_true", help=said)
+    said = "note which kernels of the SIMT machine's tests the assembler takes: it is not asked again"
+    parser.addoption("--store-assembled", action="store_true", help=said)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -142,6 +144,26 @@ def ptx_alone(request):
 
 
 _assembled = set()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def assembled_once(request):
+    """The SIMT machine's own tests take PTX alone of kernels that the assembler is known to take (see assembled.py)."""
+    import assembled
+
+    file = request.path.stem
+    if file not in assembled.FILES or sys.platform == "darwin":
+        yield
+        return
+    from simt import nvrtc
+
+    store, taken = request.config.option.store_assembled, set()
+    known = set() if store else assembled.read().get(file, set())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvrtc, "compile_to_ptx", assembled.compile_with(nvrtc.compile_to_ptx, known, taken))
+        yield
+    if store:
+        assembled.write({file: taken})
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import assembled
 import chapters
 import conftest
 import processes
@@ -162,3 +163,33 @@ def test_pytest_asks_for_it(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 5)
     assert conftest.pytest_xdist_auto_num_workers() == 5
     assert "-n auto" in (ROOT / "Makefile").read_text()
+
+
+# What the assembler has taken
+
+TAKEN = 'extern "C" __global__ void k(int* x) { *x = 1; }'
+REFUSED = TAKEN.replace("*x = 1;", 'asm volatile("wgmma.fence.sync.aligned;");')  # which asks for sm_90a
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
+def test_what_the_assembler_is_not_known_to_take_is_assembled(tmp_path, monkeypatch):
+    from simt import CompileError, nvrtc
+
+    monkeypatch.setattr(assembled, "STORED", tmp_path / "assembled.txt")
+    assembled.STORED.write_text("NVRTC 0.0\ntest_simt_hopper 0123\n")
+    assert assembled.read() == {}  # another compiler's
+    keys = set()
+    compiled = assembled.compile_with(nvrtc.compile_to_ptx, set(), keys)
+    with pytest.raises(CompileError, match="ptxas"):
+        compiled(REFUSED)
+    assert ".entry k(" in compiled(TAKEN) and len(keys) == 1
+    for file in assembled.FILES[:2]:
+        assembled.write({file: keys})
+    assembled.write({assembled.FILES[0]: set()})
+    assert assembled.read() == {assembled.FILES[1]: keys}
+
+    asked = []
+    compiled = assembled.compile_with(lambda *given: asked.append(given), keys, set())
+    for given in [(TAKEN,), (TAKEN + " ",), (TAKEN, ("-DN=1",)), (TAKEN, (), "sm_80")]:
+        compiled(*given)
+    assert [given[-1] for given in asked] == [False, True, True, True]
