@@ -22,6 +22,8 @@ LISTED = 3  # seconds that a file takes at least to be listed
 PTX_ALONE = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_trials")
 PTX_ALONE += ("test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic", "test_simt_math", "test_exercises_")
 
+LOG = "--ptxas-options=-v"  # registers, spills: what lab.cuda asks the compiler for
+
 # What PyTorch and NumPy read as they are imported: how many threads they may use.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _before = {}
@@ -127,19 +129,33 @@ def ptx_alone(request):
     from lab.cuda.module import MINIMAL
     from simt import nvrtc
 
-    compile_to_ptx = nvrtc.compile_to_ptx
     left = {path.read_text() for path in (ROOT / "kernels").glob("*/*.cu")} - _assembled
+    whole = set()  # what was assembled: its PTX need not be made again
+
+    def assembling(compile):
+        """With the compiler's log, whatever is asked for: what its test wants and machine code are made at once."""
+
+        def compiled(source, options=(), arch="sm_90", name="kernel.cu", **how):
+            plain = tuple(option for option in options if option != LOG)
+            result = compile(source, (*plain, LOG, MINIMAL), arch, name, **how)
+            whole.add((source, plain, arch, name))
+            left.discard(source)
+            _assembled.add(source)
+            return result
+
+        return compiled
+
+    compile_to_ptx, assembled_ptx = nvrtc.compile_to_ptx, assembling(nvrtc.compile_to_ptx)
 
     def alone(source, options=(), arch="sm_90", name="kernel.cu", assembled=False):
-        first = source in left
-        ptx = compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=first)
-        if first:
-            left.remove(source)
-            _assembled.add(source)
-        return ptx
+        if source in left or (source, tuple(options), arch, name) in whole:
+            return assembled_ptx(source, options, arch, name)
+        return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "compile_to_ptx", alone)
+        for name in ("compile_to_cubin", "compiler_log"):
+            patch.setattr(nvrtc, name, assembling(getattr(nvrtc, name)))
         yield
 
 
