@@ -1,4 +1,4 @@
-/* Adds up what persistent.cu leaves of tiles that were cut along k: y = the sum of splits (m, n) matrices of float32, in
+/* Adds up what planned.cu leaves of tiles that were cut along k: y = the sum of splits (m, n) matrices of float32, in
    the order of k, so that the same call gives the same bits. Launched as a dependent, it starts while the kernel ahead
    still runs, and waits. Moves 4 * splits + 2 bytes for each number of y. Launch ceil(count / 1024) blocks of 256. */
 #include "../device/pdl.cuh"

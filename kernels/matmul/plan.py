@@ -1,4 +1,4 @@
-"""How persistent.cu is launched: the tile, the ring, the order of tiles, and where they are cut along k.
+"""How planned.cu is launched: the tile, the ring, the order of tiles, and where they are cut along k.
 
 A rule of cycles. A step along k of a tile takes what its products take on tensor cores, or what its bytes take from L2
 or, where a matrix is read once, from memory, if that is more; a unit of work takes its steps and what nothing overlaps
@@ -20,7 +20,7 @@ MOST_SPLITS = 16
 
 
 class Tile(NamedTuple):
-    """A shape of tiles that persistent.cu is compiled for."""
+    """A shape of tiles that planned.cu is compiled for."""
 
     rows: int
     columns: int
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         return shared_bytes(self.rows, self.columns, self.consumers, self.stages)
 
     def shape(self, dtype, output):
-        """The Shape that persistent.cu is compiled with."""
+        """The Shape that planned.cu is compiled with."""
         sizes = self.rows, self.columns, self.consumers, self.stages, self.group, self.cluster
         return f"Shape<{dtype}, {', '.join(map(str, sizes))}, {output}>"
 

@@ -1,4 +1,4 @@
-/* The sizes of rung 7 (persistent.cu), which plan.py chooses, and what a block has in shared memory. */
+/* The sizes of rung 8 (planned.cu), which plan.py chooses, and what a block has in shared memory. */
 #pragma once
 #include "../device/hopper/cluster.cuh"
 #include "tiles.cuh"

@@ -129,7 +129,7 @@ class Kernel:
                 values[index] = convert(values[index])
             function.launch(shape, values, raw, pdl, cluster)
 
-    def unchecked(self, grid, block, *args, shared=0, pdl=False, **options):
+    def unchecked(self, grid, block, *args, shared=0, pdl=False, cluster=None, **options):
         """The same launch in half the host time, for a caller who has looked at the tensors: the first argument is one
         (or a TensorMap), and all lie contiguously on one device, with the dtypes that the kernel takes.
 
@@ -145,10 +145,12 @@ class Kernel:
                 values = [arg.data_ptr() if isinstance(arg, TENSOR) else arg or 0 for arg in args]
                 for index in function.maps:
                     values[index] = args[index].value if args[index].index == device else None  # None: struct.error
-                return function.launch(shape, values, cuda_driver.current_stream(device), pdl)
+                if cluster is not None:
+                    cluster = self._cluster(cluster, shape, function)
+                return function.launch(shape, values, cuda_driver.current_stream(device), pdl, cluster)
             except (LookupError, TypeError, AttributeError, OverflowError, struct.error):
                 pass  # before the launch: the checked one does it, or says what is wrong
-        return self(grid, block, *args, shared=shared, pdl=pdl, **options)
+        return self(grid, block, *args, shared=shared, pdl=pdl, cluster=cluster, **options)
 
     # Before the launch: look at everything once, and remember what was found.
 

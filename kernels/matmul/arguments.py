@@ -1,0 +1,105 @@
+"""What a call is looked at for, before anything is written."""
+
+import math
+
+import torch
+
+from lab.tensors import expect, expect_first, output
+
+TYPES = torch.float16, torch.bfloat16
+LIMIT = 2**31 - 256  # of m, n and k: coordinates of tiles are of 32 bits
+NEWER = {
+    "tile": (8, 0),
+    "mma": (8, 0),
+    "ring": (9, 0),
+    "tma": (9, 0),
+}  # the compute capability that a rung needs at least
+HOPPER = (9, 0)  # what the other rungs need, neither less nor more: wgmma
+
+
+def expect_linear(where, x, W, out):
+    """Raise unless a matmul can be called so. Returns x as (m, k), W (n, k), and the tensor to write to, y (..., n)."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{where}: x must be a torch tensor, got {type(x).__name__}")
+    if x.ndim == 0:
+        raise ValueError(f"{where}: x must have shape (..., k), got a tensor without axes")
+    ahead = tuple(f"m{axis}" for axis in range(x.ndim - 1)) if x.ndim > 2 else ("m",) * (x.ndim - 1)
+    expect_first(where, "x", x, (*ahead, "k"), TYPES, empty=True)
+    k = x.shape[-1]
+    expect(where, "W", W, x, ("n", k), empty=True)
+    m, n = math.prod(x.shape[:-1]), len(W)
+    for name, size, of in (("x", m, "rows"), ("x", k, "columns"), ("W", n, "rows")):
+        if size >= LIMIT:
+            raise ValueError(f"{where}: {name} must have less than 2**31 - 256 {of}, got {size}")
+    y = output(where, out, x, (*x.shape[:-1], n), empty=True, x=x, W=W)
+    return x.view(m, k), W, y
+
+
+def expect_card(rung, device):
+    """Raise where the card lacks a rung's instructions."""
+    if device.type != "cuda":
+        return
+    have, need = torch.cuda.get_device_capability(device), NEWER.get(rung, HOPPER)
+    if have < need or (rung not in NEWER and have != need):
+        newer = " or newer" if rung in NEWER else ""
+        raise RuntimeError(
+            f"{rung}: needs a card of compute capability {need[0]}.{need[1]}{newer}, got {have[0]}.{have[1]}; "
+            "linear runs the rung mma there"
+        )
+
+
+def expect_layout(rung, x, W, y):
+    """Raise where a rung cannot copy these matrices."""
+    if rung != "tile" and (why := why_padded(x, W)):
+        raise ValueError(f"{rung}: {why}; rows are copied in words of 16 bytes. tile and linear take any")
+    if rung == "persistent" and len(W) % 8:
+        raise ValueError(
+            f"persistent: W must have a multiple of 8 rows, as TMA stores y, got {len(W)}; planned takes any"
+        )
+    if rung == "persistent" and y.data_ptr() % 16:
+        raise ValueError(
+            f"persistent: out must be at an address of 16 bytes, as TMA stores it, got {y.data_ptr():#x}; "
+            "planned takes any"
+        )
+
+
+def why_padded(x, W):
+    """Why rows cannot be copied in words of 16 bytes, or ""."""
+    if x.shape[1] % 8:
+        return f"x and W must have a multiple of 8 columns, got {x.shape[1]}"
+    for name, tensor in (("x", x), ("W", W)):
+        if tensor.data_ptr() % 16:
+            return f"{name} must be at an address of 16 bytes, got {tensor.data_ptr():#x}"
+    return ""
+
+
+def padded(tensor):
+    """A copy with rows of whole words, zeros at their ends."""
+    rows, k = tensor.shape
+    copy = tensor.new_empty((rows, -(-k // 8) * 8))
+    copy[:, :k] = tensor
+    copy[:, k:] = 0
+    return copy
+
+
+def why_mma(device):
+    """Why the card cannot run `planned`, or ""."""
+    have = torch.cuda.get_device_capability(device) if device.type == "cuda" else HOPPER
+    if have == HOPPER:
+        return ""
+    return f"wgmma needs a card of compute capability 9.0, got {have[0]}.{have[1]}: the rung mma runs instead"
+
+
+def call_key(rung, x, W, out):
+    """What decides how tensors on a card are launched; None for all else, which is looked at anew."""
+    try:
+        if not x.is_cuda or x.layout is not torch.strided or W.layout is not torch.strided:
+            return None
+        where = None
+        if out is not None:
+            if out.requires_grad or out.layout is not torch.strided:
+                return None
+            where = out.data_ptr(), out.shape, out.stride(), out.dtype
+        return rung, x.data_ptr(), x.shape, x.stride(), x.dtype, W.data_ptr(), W.shape, W.stride(), W.dtype, where
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # no plain tensors: expect_linear says what is wrong

@@ -1,0 +1,158 @@
+/* Rung 8, planned: the best. persistent with its sizes chosen for the matrices at hand, by plan.py.
+
+   New since persistent:
+   - Sizes are a Shape (shape.cuh): large tiles for large products, small ones where there are few tiles. A consumer has
+     PART_ROWS x PART_COLUMNS of a tile's sums. Where even small tiles are few, they are cut along k: a unit of work is a
+     part of a tile, whose sums stay in float32, and merge.cu adds the parts up.
+   - Two blocks may be a cluster: their tiles lie one below the other and need the same columns of W, of which each asks
+     for half, for both. A multiprocessor then reads 32 KB a step from L2 instead of 48.
+   - Where y is nothing for TMA (n no multiple of 8, an odd address), sums are stored from registers.
+
+   Maps as for persistent; of x boxes of (ROWS, 64), of W of (COLUMNS / CLUSTER, 64); where the output is not ThroughTma,
+   any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of THREADS, with sizeof(Shared)
+   bytes. splits > 1 needs Partial, whose y has (splits, m, n) floats. */
+#include "../device/hopper/stmatrix.cuh"
+#include "../device/hopper/warpgroup.cuh"
+#include "../device/hopper/wgmma.cuh"
+#include "shape.cuh"
+#ifndef SHAPE
+#define SHAPE Shape<__nv_bfloat16, 128, 256, 2, 4>
+#endif
+using S = SHAPE;
+using T = S::T;
+using Sums = float[S::PART_ROWS / 64][S::PART_COLUMNS / 2]; // of a consumer: 64 rows at a time, as wgmma has them
+
+template <typename U, typename V> constexpr bool same = false;
+template <typename U> constexpr bool same<U, U> = true;
+
+/* The producer: stages of all units, one after another. */
+__device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W,
+                                            Work<S> work) {
+    Phase<S::STAGES> phase;
+    for (; work.exists(); work.next())
+        for (int step = work.begin; step < work.end; step++) {
+            auto &stage = shared.stages[phase.stage];
+            Barrier &full = shared.ring.full[phase.stage];
+            if constexpr (S::CLUSTER == 1) shared.ring.wait_empty(phase);
+            else wait_cluster(shared.ring.empty[phase.stage], phase.parity ^ 1); // in both blocks
+            full.expect(sizeof(stage));
+            load_tile(stage.x, x, work.row, step * STEP, full);
+            if constexpr (S::CLUSTER == 1) load_tile(stage.w, W, work.column, step * STEP, full);
+            else {
+                constexpr int HALF = S::COLUMNS / 2;
+                load_tile_multicast(stage.w + work.rank * HALF * ROW, W, work.column + work.rank * HALF, step * STEP,
+                                    full, 3);
+            }
+            phase.advance();
+        }
+}
+
+__device__ __forceinline__ void release(Ring<S::STAGES> &ring, Phase<S::STAGES> phase, int lane) {
+    if constexpr (S::CLUSTER == 1) {
+        if (lane == 0) ring.release(phase);
+    } else if (lane < S::CLUSTER) arrive_at(ring.empty[phase.stage], lane); // both fill it
+}
+
+/* Steps 2 and 3: a consumer's part of a tile, from (row, column) of it on. */
+__device__ __forceinline__ void multiply(Sums &sums, Shared<S> &shared, Phase<S::STAGES> &phase, int steps, int row,
+                                         int column, int lane) {
+    Phase<S::STAGES> before;
+    for (int step = 0; step < steps; step++) {
+        shared.ring.wait_full(phase);
+        const auto &stage = shared.stages[phase.stage];
+        const Descriptor a = k_major(shared_address(stage.x + row * ROW));
+        const Descriptor b = k_major(shared_address(stage.w + column * ROW));
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++)
+#pragma unroll
+            for (int r = 0; r < S::PART_ROWS / 64; r++)
+                wgmma<S::PART_COLUMNS>(sums[r], advance(a, r * 64 * ROW + 32 * i), advance(b, 32 * i), step + i > 0,
+                                       T());
+        wgmma_commit();
+        wgmma_wait<1>(); // the step before has read its stage
+        if (step > 0) release(shared.ring, before, lane);
+        before = phase;
+        phase.advance();
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int r = 0; r < S::PART_ROWS / 64; r++) keep(sums[r]);
+    release(shared.ring, before, lane);
+}
+
+/* Step 4: the sums to y, a box of 64 x 64 at a time. Boxes go by turns to the consumer's two buffers. */
+__device__ __forceinline__ void store_boxes(const CUtensorMap &y, const Sums &sums, Shared<S> &shared, int row,
+                                            int column, int &buffer, int consumer, int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int r = 0; r < S::PART_ROWS / BOX; r++)
+#pragma unroll
+        for (int c = 0; c < S::PART_COLUMNS / BOX; c++) {
+            unsigned char *box = shared.y[consumer][buffer].rows;
+            if (thread == 0) store_wait_read<BUFFERS - 1>(); // what lay there has been read
+            named_barrier<128>(1 + consumer);
+#pragma unroll
+            for (int i = 0; i < BOX / 16; i++) { // the warp's 16 rows, 16 columns at a time
+                const float *d = sums[r] + c * BOX / 2 + 8 * i;
+                stmatrix_x4(
+                    shared_address(box + swizzled(16 * warp + lane % 16, 2 * i + lane / 16)),
+                    {pack(d[0], d[1], T()), pack(d[2], d[3], T()), pack(d[4], d[5], T()), pack(d[6], d[7], T())});
+            }
+            fence_async_proxy();
+            named_barrier<128>(1 + consumer);
+            if (thread == 0) {
+                store_tile(y, row + r * BOX, column + c * BOX, box);
+                store_commit();
+            }
+            buffer ^= 1;
+        }
+}
+
+/* Step 4, from registers: in T, or in float32 where they are sums of a part of k. */
+template <typename U>
+__device__ __forceinline__ void store_plain(U *y, const Sums &sums, int row, int column, long long m, int n, int thread) {
+#pragma unroll
+    for (int r = 0; r < S::PART_ROWS / 64; r++)
+#pragma unroll
+        for (int j = 0; j < S::PART_COLUMNS / 8; j++)
+            store_fragment(y, sums[r] + 4 * j, row + r * 64 + thread / 32 * 16, column + 8 * j, m, n, thread % 32);
+}
+
+__device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y_map, void *y, long long m, int n,
+                                        Work<S> work, int consumer, int thread) {
+    const int part_row = consumer % S::ROW_PARTS * S::PART_ROWS, part_column = consumer / S::ROW_PARTS * S::PART_COLUMNS;
+    Phase<S::STAGES> phase;
+    int buffer = 0;
+    Sums sums;
+    for (; work.exists(); work.next()) { // 1. a tile of y
+        multiply(sums, shared, phase, work.end - work.begin, part_row, part_column, thread % 32);
+        const int row = work.row + part_row, column = work.column + part_column;
+        if constexpr (same<S::Output, ThroughTma>)
+            store_boxes(y_map, sums, shared, row, column, buffer, consumer, thread);
+        else if constexpr (same<S::Output, Plain>)
+            store_plain(static_cast<T *>(y), sums, row, column, m, n, thread);
+        else store_plain(static_cast<float *>(y) + work.part * m * n, sums, row, column, m, n, thread);
+    }
+    if (same<S::Output, ThroughTma> && thread == 0) store_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(S::THREADS, 1)
+matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W,
+       const __grid_constant__ CUtensorMap y_map, void *y, long long m, int n, int k, int splits) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
+    const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
+    if (threadIdx.x == 0) shared.ring.init(1, 4 * S::CONSUMERS * S::CLUSTER);
+    if constexpr (S::CLUSTER == 1) __syncthreads();
+    else cluster_barrier();
+    const Work<S> work(m, n, k, splits);
+    if (group == S::CONSUMERS) {
+        if constexpr (S::CONSUMERS == 2) give_registers<40>(); // of one there are enough
+        if (thread == 0) fill_stages(shared, x, W, work);
+    } else {
+        if constexpr (S::CONSUMERS == 2) take_registers<232>();
+        consume(shared, y_map, y, m, n, work, group, thread);
+    }
+    if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody leaves while the other may still write here
+}
