@@ -25,11 +25,11 @@ how `planned` is launched.
 import warnings
 
 from kernels.matmul.arguments import call_key, expect_card, expect_layout, expect_linear, padded, why_mma, why_padded
-from kernels.matmul.launching import prepare
+from kernels.matmul.launching import HERE, prepare
 from kernels.matmul.plan import plan
 from lab import Rung
 
-__all__ = ["RUNGS", "counters", "linear", "plan", "which", "work"]
+__all__ = ["HERE", "RUNGS", "counters", "linear", "plan", "which", "work"]
 
 
 def tile(x, W, *, out=None):
@@ -82,19 +82,16 @@ def linear(x, W, *, out=None):
     return _run("linear", x, W, out)
 
 
-def _sources(name, *more):
-    return f"kernels/matmul/{name}.cu", "kernels/matmul/tiles.cuh", *(f"kernels/matmul/{file}" for file in more)
-
-
-BEST = _sources("planned", "shape.cuh", "merge.cu", "plan.py")
+LAUNCHING = "kernels/matmul/launching.py"
+BEST = ("kernels/matmul/planned.cu", "kernels/matmul/merge.cu", "kernels/matmul/plan.py", LAUNCHING)
 RUNGS = [
     Rung("tile", "a tile in shared memory", tile, ("kernels/matmul/tile.cu",)),
-    Rung("mma", "tensor cores, cp.async, ldmatrix", mma, _sources("mma", "warp_product.cuh")),
-    Rung("ring", "a ring of mbarriers", ring, _sources("ring", "warp_product.cuh")),
-    Rung("tma", "copies by TMA", tma, _sources("tma", "warp_product.cuh")),
-    Rung("wgmma", "wgmma", wgmma, _sources("wgmma")),
-    Rung("specialised", "specialised warps", specialised, _sources("specialised")),
-    Rung("persistent", "persistent blocks", persistent, _sources("persistent")),
+    Rung("mma", "tensor cores, cp.async, ldmatrix", mma, ("kernels/matmul/mma.cu", LAUNCHING)),
+    Rung("ring", "a ring of mbarriers", ring, ("kernels/matmul/ring.cu", LAUNCHING)),
+    Rung("tma", "copies by TMA", tma, ("kernels/matmul/tma.cu", LAUNCHING)),
+    Rung("wgmma", "wgmma", wgmma, ("kernels/matmul/wgmma.cu", LAUNCHING)),
+    Rung("specialised", "specialised warps", specialised, ("kernels/matmul/specialised.cu", LAUNCHING)),
+    Rung("persistent", "persistent blocks", persistent, ("kernels/matmul/persistent.cu", LAUNCHING)),
     Rung("planned", "sizes by a plan", planned, BEST),
 ]
 
@@ -170,8 +167,10 @@ def _run(rung, x, W, out):
 
 def _choose(x, W):
     """(rung, why it is not planned as it stands) for linear."""
-    reasons = [why for why in (why_mma(x.device), why_padded(x, W)) if why]
-    return ("mma" if why_mma(x.device) else "planned"), "; ".join(reasons)
+    slower, copies = why_mma(x.device), why_padded(x, W)
+    if copies:
+        copies += ": padded copies are made on each call"
+    return ("mma" if slower else "planned"), "; ".join(filter(None, (slower, copies)))
 
 
 _said = set()
