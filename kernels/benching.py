@@ -37,12 +37,13 @@ class Row:
     error: float = 0.0  # a peer's, the last time that it was looked at
 
 
-def ladder_of(title, rows, seconds, sustain=()):
-    """Check and time these rows in turns; check again. Returns the Ladder. sustain: as for Ladder.again
+def ladder_of(title, rows, seconds, sustain=(), **limit):
+    """Check and time these rows in turns; check again. Returns the Ladder. sustain: as for Ladder.again; limit: bound,
+    where reading is not what limits them
 
     ValueError if a row of ours is wrong; a peer that is wrong is left out with a printed sentence.
     """
-    begin, ladder = time.perf_counter(), Ladder(title, **BOUND)
+    begin, ladder = time.perf_counter(), Ladder(title, **(BOUND | limit))
     rows = [row for row in rows if row.sources or _peer_is_right(title, row)]
     for row in rows:
         verdict = None

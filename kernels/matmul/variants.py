@@ -1,0 +1,108 @@
+"""Variants of planned.cu, for the trials and for `python -m kernels.matmul.sweep`: other sizes, or a piece replaced."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from kernels.matmul import launching
+from kernels.matmul.plan import plan
+from lab import cuda
+from lab.card import multiprocessors, shared_memory
+from lab.source import inlined
+from lab.tensor_map import TensorMap
+from lab.tensors import DTYPES
+
+SOURCE = "kernels/matmul/planned.cu"
+TOGETHER = (  # one arrival for a consumer, not for each of its warps
+    ("shared.ring.init(1, 4 * S::CONSUMERS * S::CLUSTER)", "shared.ring.init(1, S::CONSUMERS * S::CLUSTER)"),
+    ("if (lane == 0) ring.release(phase);", "if (threadIdx.x % 128 == 0) ring.release(phase);"),
+    ("} else if (lane < S::CLUSTER) arrive_at", "} else if (threadIdx.x % 128 < S::CLUSTER) arrive_at"),
+)
+NO_OVERLAP = (("wgmma_wait<1>(); // the step", "wgmma_wait<0>(); // the step"),)
+DIRECT = "Plain"  # sums from registers to y
+
+
+class Variant(NamedTuple):
+    """A way to launch planned.cu: what plan takes by name, and what of the source is replaced."""
+
+    title: str
+    chosen: tuple = ()  # (name, value) pairs
+    changes: tuple = ()
+    output: str = ""
+    promotion: int = 256  # bytes that L2 fetches at a time for TMA
+
+    def fits(self, m, n, k, device):
+        """Whether a block finds room for its stages, and as many blocks of a cluster as it has."""
+        try:
+            p = self.plan(m, n, k, device)
+        except ValueError:
+            return False
+        return p.shared <= shared_memory(device) and p.blocks >= p.cluster
+
+    def plan(self, m, n, k, device):
+        return plan(m, n, k, multiprocessors(device), shared_memory(device), **dict(self.chosen))
+
+    def prepare(self, x, W, y):
+        """A call that writes y."""
+        (m, k), n = x.shape, len(W)
+        p = self.plan(m, n, k, x.device)
+        output = "Partial" if p.splits > 1 else self.output or "ThroughTma"
+        function = compiled(p.shape(DTYPES[x.dtype], output), self.changes)
+        maps = [
+            TensorMap(t, box, 128, l2_promotion=self.promotion)
+            for t, box in ((x, (p.rows, 64)), (W, (p.columns // p.cluster, 64)), (y, (64, 64)))
+        ]
+        target = y if p.splits == 1 else torch.empty(p.splits, y.numel(), dtype=torch.float32, device=y.device)
+        options = {"shared": p.shared} | ({"cluster": (p.cluster, 1, 1)} if p.cluster > 1 else {})
+        launch = functools.partial(function, p.blocks, p.threads, *maps, target, m, n, k, p.splits, **options)
+        if p.splits == 1:
+            return launch
+        merge = launching.kernel("merge", f"-DDTYPE={DTYPES[x.dtype]}")
+
+        def both():
+            launch()
+            merge(-(-y.numel() // 1024), 256, target, y, y.numel(), p.splits, pdl=True)
+
+        return both
+
+
+@functools.cache
+def compiled(shape, changes=()):
+    """planned.cu for a Shape, in which each of these pieces, found once, is replaced."""
+    text = inlined(SOURCE)
+    for old, new in changes:
+        if text.count(old) != 1:
+            raise RuntimeError(f"planned.cu must have {old!r} once: a variant replaces it")
+        text = text.replace(old, new)
+    return cuda.compile(text, (f"-DSHAPE={shape}",), name="planned.cu", arch="sm_90a").matmul
+
+
+def sizes(title, tile, **chosen):
+    return Variant(title, (("tile", tile), *chosen.items()))
+
+
+BIG, WIDE, MIDDLE, LOW, SMALL = (128, 256, 2), (256, 128, 2), (128, 128, 2), (64, 256, 2), (64, 128, 2)
+LARGE = [  # for products that fill the card several times over
+    *(sizes(f"128×256, cluster {c}, band {g}", BIG, cluster=c, group=g) for c in (1, 2) for g in (4, 8, 16, 32)),
+    sizes("128×256, cluster 2, band 2", BIG, cluster=2, group=2),
+    sizes("128×256, 3 stages", BIG, stages=3, group=16),
+    sizes("128×256, cluster 2, 3 stages", BIG, cluster=2, stages=3, group=8),
+    *(sizes(f"256×128, cluster {c}, band {g}", WIDE, cluster=c, group=g) for c in (1, 2) for g in (4, 8)),
+    *(sizes(f"128×128, cluster {c}", MIDDLE, cluster=c, group=16 // c) for c in (1, 2)),
+    *(
+        Variant(f"128×256, cluster {c}, {what}", (("tile", BIG), ("cluster", c), ("group", 16 // c)), **how)
+        for c in (1, 2)
+        for what, how in {
+            "stores from registers": {"output": DIRECT},
+            "one arrival a consumer": {"changes": TOGETHER},
+            "waits for each step": {"changes": NO_OVERLAP},
+            "L2 fetches 128": {"promotion": 128},
+        }.items()
+    ),
+]
+FEW = [  # for few rows of x
+    *(sizes(f"{t[0]}×{t[1]}, cluster {c}", t, cluster=c) for t in (BIG, WIDE, MIDDLE, LOW, SMALL) for c in (1, 2)),
+    sizes("64×128, one consumer", (64, 128, 1)),
+    *(sizes(f"{t[0]}×{t[1]}, {s} parts", t, splits=s) for t in (BIG, MIDDLE, SMALL) for s in (2, 4)),
+]
