@@ -33,8 +33,7 @@ __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap
         for (int step = work.begin; step < work.end; step++) {
             auto &stage = shared.stages[phase.stage];
             Barrier &full = shared.ring.full[phase.stage];
-            if constexpr (S::CLUSTER == 1) shared.ring.wait_empty(phase);
-            else wait_cluster(shared.ring.empty[phase.stage], phase.parity ^ 1); // in both blocks
+            shared.ring.wait_empty(phase); // in both blocks of a cluster
             full.expect(sizeof(stage));
             load_tile(stage.x, x, work.row, step * STEP, full);
             if constexpr (S::CLUSTER == 1) load_tile(stage.w, W, work.column, step * STEP, full);

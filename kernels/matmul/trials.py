@@ -1,7 +1,7 @@
 """What chapter 14 tries beside the ladder (`python -m kernels.trials matmul`): bf16, 4096 × 4096 × 4096.
 
 What the last rung owes to each of its sizes and ideas: the order of tiles, stages, clusters, stores by TMA, products
-that stay under way, the shape of tiles. A variant is compiled from its source with other sizes, or with one piece replaced.
+that stay under way, the shape of tiles. A variant is compiled from its source with other sizes, or a piece replaced.
 """
 
 import torch

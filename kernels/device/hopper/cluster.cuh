@@ -20,16 +20,11 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* Arrive at this mbarrier's twin in the block with this rank. */
+/* Arrive at this mbarrier's twin in the block with this rank. It hands over room, and no data: what was read there has been
+   read. With .release.cluster the compiler would put a fence of all memory in front of each arrival. */
 __device__ __forceinline__ void arrive_at(const Barrier &barrier, unsigned rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(barrier.at()), "r"(rank)
-                 : "memory");
-}
-/* A wait for arrivals from other blocks. */
-__device__ __forceinline__ void wait_cluster(const Barrier &barrier, unsigned parity) {
-    asm volatile("{ .reg .pred over; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 over, [%0], %1; "
-                 "@!over bra again; }" ::"r"(barrier.at()), "r"(parity) : "memory");
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier.at()), "r"(rank) : "memory");
 }
 
 /* A box to the same place in all blocks whose bits are set; it counts at `full` of each of them. */
