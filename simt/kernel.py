@@ -22,6 +22,7 @@ GRID_LIMITS = (2**31 - 1, 65535, 65535)
 BLOCK_LIMITS = (1024, 1024, 64)
 THREADS_LIMIT = 1024
 SHARED_LIMIT = 227 * 1024  # bytes a block of an sm_90 card may have
+CLUSTER_LIMIT = 16  # blocks
 
 
 class Buffer:
@@ -144,6 +145,7 @@ class Kernel:
     by_warp       count requests of each block and warp as well: see Report
     ahead         an Ahead (simt/memory/ahead.py): what the launch ahead may still be at, where this one is a
                   programmatic dependent of it. Touching that before griddepcontrol.wait is an error. None: it has ended
+    cluster       blocks in a cluster, along x: they start together, and know each other's mbarriers
     step_limit    how long an endless loop may run: in basic blocks executed by a part of the grid (32,768 threads), of
                   40,000 instructions of single threads each. None: 100,000, and on until a part has taken 10 seconds
                   of processor time, so that a long loop is not taken for an endless one (15, where steps take long)
@@ -159,7 +161,7 @@ class Kernel:
 
     def __call__(
         self, grid, block, *args, shared=0, check_races=False, places=None, order="forward", only=None,
-        by_warp=False, ahead=None, step_limit=None,
+        by_warp=False, ahead=None, step_limit=None, cluster=1,
     ):  # fmt: skip
         program = self.program
         grid = dimensions("grid", grid, GRID_LIMITS)
@@ -169,6 +171,7 @@ class Kernel:
         if step_limit is not None:
             step_limit = whole("step_limit", step_limit)
         places, order = room(places), sequence(order) if only is None else some_blocks(only, order, grid)
+        cluster = blocks_of_cluster(cluster, grid, places, only)
         if not isinstance(ahead, (Ahead, type(None))):
             raise LaunchError(f"ahead: expected a simt.Ahead, or None; got {type(ahead).__name__} {short(ahead)}")
         if program.shared_size + shared > SHARED_LIMIT:
@@ -188,7 +191,7 @@ class Kernel:
             near = ahead and ahead.touches([b.bytes for b in buffers.values()] + mapped)
             launch = Launch(
                 program, grid, block, parameters, buffers, shared, races, step_limit, maps, places, order,
-                {} if by_warp else None, near,
+                {} if by_warp else None, near, cluster,
             )  # fmt: skip
             try:
                 launch.run()
@@ -356,6 +359,20 @@ def sequence(order):
     if seed < 0:
         raise LaunchError(f"{wanted}, 0 or more; got {seed}")
     return seed
+
+
+def blocks_of_cluster(cluster, grid, places, only):
+    """How many blocks a cluster has."""
+    n = index(
+        cluster[0] if isinstance(cluster, (tuple, list)) and tuple(cluster[1:]) in ((), (1,), (1, 1)) else cluster
+    )
+    if n is None or not 1 <= n <= CLUSTER_LIMIT or grid[0] % n:
+        wanted = f"1 to {CLUSTER_LIMIT} blocks along x, as many as divide the grid's {grid[0]}"
+        raise LaunchError(f"cluster: expected {wanted}; got {short(cluster)}")
+    if n > 1 and (only is not None or (places is not None and places < n)):
+        what = "only: expected None" if only is not None else f"places: expected {n} or more"
+        raise LaunchError(f"{what} beside clusters of {n} blocks; got {short(only if only is not None else places)}")
+    return n
 
 
 def some_blocks(only, order, grid):

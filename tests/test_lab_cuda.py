@@ -304,7 +304,8 @@ def test_unknown_dtype_and_no_tensor(module, machine):
         (1, 32, {"shared": -1}, ValueError, "shared must be a number of bytes, 0 or more, got -1"),
         (1, 32, {"shared": 1.0}, ValueError, "shared must be a number of bytes"),
         (1, 32, {"shared": 227 * 1024 + 1}, ValueError, "shared must be at most 232448 bytes"),
-        (1, 32, {"cluster": (2, 1, 1)}, NotImplementedError, "the SIMT machine has no clusters"),
+        (3, 32, {"cluster": (2, 1, 1)}, ValueError, r"at most 16 blocks and divides the grid \(3, 1, 1\), got cluster"),
+        ((2, 2), 32, {"cluster": (1, 2)}, NotImplementedError, "the SIMT machine has clusters along x alone"),
     ],
 )
 def test_wrong_launches(module, machine, grid, block, options, kind, said):

@@ -1085,11 +1085,8 @@ def test_the_architecture_is_asked_for():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ('"cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster '
-         '[%0], [%1, {%2, %2}], [%2], %3;" :: "r"(0), "l"(y), "r"(8), "h"((short)3)', "clusters of blocks"),
         ('"cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], 16, [%2];" :: "r"(0), '
          '"r"(16), "r"(32)', "clusters of blocks"),
-        ('"mapa.shared::cluster.u32 %0, %1, 1;" : "=r"(y[0]) : "r"(0)', "clusters of blocks"),
         ('"cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %2}],'
          ' [%2], {%3};" :: "r"(0), "l"(y), "r"(8), "h"((short)0)', "not supported"),
     ],

@@ -310,7 +310,8 @@ def test_damaged_ptx_is_an_error_of_ours_or_runs():
     [
         ('(long long* y) {\n __shared__ long long b;\n asm volatile("mbarrier.complete_tx.relaxed.cta.shared::cta.b64 '
          '[%0], 8;" :: "r"((unsigned)__cvta_generic_to_shared(&b))); }', "mbarrier.complete_tx"),
-        ('(int* y) {\n int s = 0;\n asm volatile("barrier.cluster.arrive;");\n y[0] = s; }', "barrier.cluster.arrive"),
+        ('(int* y) {\n int s = 0;\n asm volatile("{.reg .pred p; setp.eq.u32 p, %0, 0; @p barrier.cluster.arrive;}" :: '
+         '"r"(s));\n y[0] = s; }', "barrier.cluster.arrive"),
         ('(int* y) {\n __shared__ int b[9];\n asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group'
          '.add.u32 [%0], [%1], 128;" :: "l"(y), "r"((unsigned)__cvta_generic_to_shared(b))); }', "cp.reduce.async"),
         ('(int* y) {\n unsigned r;\n asm volatile("mov.u32 %0, %%pm0;" : "=r"(r));\n y[0] = r; }', "%pm0"),

@@ -267,20 +267,24 @@ class Kernel:
 
     def _cluster(self, cluster, shape, function):
         cluster = self._three("cluster", cluster, MAX_GRID, "blocks")
-        if cuda_driver.capability(function.device) < (9, 0):
+        if function and cuda_driver.capability(function.device) < (9, 0):
             raise RuntimeError(f"{self.name}: clusters need a card of compute capability 9.0 or newer")
         if math.prod(cluster) > 16 or any(g % c for g, c in zip(shape[:3], cluster)):
             raise ValueError(
                 f"{self.name}: a cluster has at most 16 blocks and divides the grid {shape[:3]}, got cluster {cluster}"
             )
-        function.allow_cluster(math.prod(cluster))
+        if function:
+            function.allow_cluster(math.prod(cluster))
         return cluster
 
     def _simulate(self, grid, block, values, tensors, shared, cluster, options):
         """Run on the SIMT machine, on the tensors' own memory."""
-        if cluster is not None:
-            raise NotImplementedError(f"{self.name}: the SIMT machine has no clusters; launch this one on a card")
         shape = self._shape(grid, block, shared, None)
+        if cluster is not None:
+            cluster = self._cluster(cluster, shape, None)
+            if cluster[1:] != (1, 1):
+                raise NotImplementedError(f"{self.name}: the SIMT machine has clusters along x alone, got {cluster}")
+            options["cluster"] = cluster[0]
         for index in tensors:
             values[index] = _array(values[index])
         kernel = self.module._on_machine()[self.name]

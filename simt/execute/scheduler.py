@@ -20,6 +20,7 @@ import numpy as np
 
 from simt.arithmetic.lazy import Lazy, unpack
 from simt.errors import Deadlock, LaneFault, SimtError, StepLimit, Unsupported
+from simt.execute.clusters import Clusters
 from simt.execute.divergence import Company
 from simt.execute.threads import Threads
 from simt.execute.waiting import not_begun, what_blocks_wait_for
@@ -45,7 +46,7 @@ class Launch:
 
     def __init__(
         self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None, places=None,
-        order="forward", by_warp=None, ahead=None,
+        order="forward", by_warp=None, ahead=None, cluster=1,
     ):  # fmt: skip
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
@@ -60,25 +61,27 @@ class Launch:
         self.warps = -(-self.threads // 32)
         self.blocks = grid[0] * grid[1] * grid[2]
         self.places, self.order, self.started = places, order, 0
+        self.cluster = cluster  # blocks in one, which start together
         self.ahead = ahead  # what the launch ahead may still be at (simt/memory/ahead.py)
         self.waited = False  # has a thread waited for it?
         self.written = {} if program.lets_next_start else None  # see Notes
         self.sequence = None  # block numbers in the order in which they start, where that is shuffled
         if type(order) is int:
-            self.sequence = np.random.default_rng(order).permutation(self.blocks)
+            clusters = np.random.default_rng(order).permutation(self.blocks // cluster)
+            self.sequence = (clusters[:, None] * cluster + np.arange(cluster)).reshape(-1)
         elif type(order) is np.ndarray:  # some of them
             self.sequence, self.blocks = order, len(order)
 
     def run(self):
         blocks = self.blocks
         memory = self.program.shared_size + self.shared_size + self.program.local_size * self.warps * 32
-        together = max(1, min(PART // (self.warps * 32), ROOM // max(memory, 1)))
+        together = self.whole_clusters(min(PART // (self.warps * 32), ROOM // max(memory, 1))) or self.cluster
         waiting = []
         with np.errstate(all="ignore"):
             while self.started < blocks or waiting:
                 room = blocks - self.started
                 if self.places is not None and room:
-                    room = min(room, self.places - sum(p.running() for p in waiting))
+                    room = self.whole_clusters(min(room, self.places - sum(p.running() for p in waiting)))
                 if room:
                     waiting.append(Part(self, self.next_blocks(min(together, room))))
                 before = {p: p.memory.version for p in waiting}
@@ -107,6 +110,9 @@ class Launch:
         finally:
             part.seconds = time.thread_time() - part.began
 
+    def whole_clusters(self, blocks):
+        return max(blocks, 0) // self.cluster * self.cluster
+
     def next_blocks(self, count):
         """The numbers of the `count` blocks that start next."""
         start, end = self.started, self.started + count
@@ -121,7 +127,7 @@ class Launch:
         """Can a block start?"""
         if self.started == self.blocks:
             return False
-        return self.places is None or sum(p.running() for p in waiting) < self.places
+        return self.places is None or sum(p.running() for p in waiting) + self.cluster <= self.places
 
     def report_deadlock(self, waiting):
         part = waiting[0]
@@ -151,7 +157,7 @@ class Launch:
             )
 
 
-class Part(Threads, Words, Company):
+class Part(Threads, Words, Company, Clusters):
     """Some blocks of the grid: `numbers` are theirs in the grid, an array."""
 
     def __init__(self, launch, numbers):
@@ -166,6 +172,7 @@ class Part(Threads, Words, Company):
             program.counters, self, launch.races,
         )  # fmt: skip
         self.barriers, self.bulk, self.warpgroups = Barriers(self), Bulk(self), Warpgroups(self)
+        self.begin_clusters(launch.cluster)
         self.arrivals = {}  # bar.arrive: {number: arrivals by block}
         self.registers = list(program.initial_registers)
         self.specials = {}
@@ -300,11 +307,13 @@ class Part(Threads, Words, Company):
         if mask is None:
             self.alive = np.zeros((1, 1, 1), bool)
             self.bulk.check_arrived()
+            self.check_visitors()
             return
         alive = True if self.alive is None else self.alive
         self.alive = alive & ~mask
         self.tell_left(mask)
         self.bulk.check_arrived()
+        self.check_visitors()
         for kind in {w[0] for w in self.waiting}:
             self.release(kind)
         for at in list(self.held):  # they may have waited for these
@@ -359,6 +368,10 @@ class Part(Threads, Words, Company):
         entries = [w for w in self.waiting if w[0] == kind]
         rest = [w for w in self.waiting if w[0] != kind]
         alive = self.whole(self.alive)
+        if kind == "cluster":
+            self.waiting = rest
+            self.waiting += self.release_clusters(entries) if entries else []
+            return
         if kind == "warp":
             arrived = np.zeros(self.shape, bool)
             for _, _, mask, _, _ in entries:
@@ -442,7 +455,7 @@ class Part(Threads, Words, Company):
         mask, line = self.whole(entry[2]), entry[-1]
         block = int(np.argwhere(mask)[0][0])
         first = self.first_lane(mask, block)
-        what = "__syncwarp()" if entry[0] == "warp" else "a barrier of the block"
+        what = {"warp": "__syncwarp()", "cluster": "a barrier of the cluster"}.get(entry[0], "a barrier of the block")
         raise Deadlock(
             f"kernel {self.program.name}, line {line}{self.quote(line)}: thread {self.thread_text(first)} of block "
             f"{self.block_text(block)} waits at {what} for threads that never come"

@@ -63,10 +63,21 @@ class Threads:
             return launch.shared_size
         if stem == "total_smem_size":
             return launch.shared_size + self.program.shared_size
-        if stem in ("smid", "gridid", "cluster_ctarank", "clusterid", "cluster_ctaid"):
+        if stem in ("smid", "gridid"):
             return 0
-        if stem in ("nsmid", "cluster_nctarank", "cluster_nctaid", "nclusterid"):
+        if stem == "nsmid":
             return 1
+        if stem == "cluster_ctarank" or (stem, axis) == ("cluster_ctaid", "x"):
+            return squeeze(self.ranks())
+        if stem in ("cluster_nctarank", "cluster_nctaid"):
+            return self.cluster_size if axis in ("", "x") else 1
+        if stem == "nclusterid":
+            return launch.grid[at] // (self.cluster_size if axis == "x" else 1)
+        if stem == "cluster_ctaid":
+            return 0
+        if stem == "clusterid":
+            own = unpack(self.special(f"%ctaid.{axis}"), 32)
+            return pack(own // np.uint32(self.cluster_size if axis == "x" else 1))
         raise Unsupported(name, "this special register")
 
     # Lanes together.
@@ -286,11 +297,6 @@ class Threads:
             lanes = self.lanes_of(mask)
             self.launch.races.proxy_fence(*self.who(lanes))
 
-    def only_block(self, rank, mask, line):
-        """mapa: a cluster has one block here."""
-        if np.broadcast_to(unpack(rank, 32), self.shape)[self.whole(self.exist if mask is None else mask)].any():
-            raise Unsupported("mapa", "clusters of blocks", line)
-
     # Threads by number, for what one thread does by itself.
 
     def lanes_of(self, mask):
@@ -332,11 +338,13 @@ class Threads:
             self.tell(lambda races: races.shared(kind, places, size, numbers, threads, line, ends=ends))
 
     def race_async(self, kind, block, offsets, size, lanes, line):
-        """A bulk copy or a wgmma, issued by these threads of a block, reads or writes shared memory."""
+        """A bulk copy or a wgmma, issued by these threads, reads or writes the shared memory of a block: their own, or
+        another of the cluster."""
         if self.launch.races is not None:
             self.memory.aside.look_at(kind, int(offsets.min()), int(offsets.max()) + size)
             numbers, threads = self.who(np.asarray(lanes))
-            self.tell(lambda races: races.asynchronous(kind, offsets, size, int(numbers[0]), threads, line))
+            there = int(self.numbers[block])
+            self.tell(lambda races: races.asynchronous(kind, offsets, size, int(numbers[0]), threads, line, there))
 
     def block_vote(self, operation, p):
         """__syncthreads_count, _and, _or where all threads are together."""

@@ -80,12 +80,14 @@ class Barriers:
     def arrive(self, where, count, expected, mask, line, drop=False):
         """Arrive, and announce `expected` bytes before it, if any. The token of the phase that it counts for."""
         tokens = np.zeros(self.part.shape, np.uint64)
-        for address, lanes in self.places(where, mask, line):
-            barrier, blocks = self.live(address, lanes, line), self.blocks(lanes)
+        for address, lanes, blocks in self.targets(where, mask, line):
+            barrier = self.live(address, lanes, line, blocks)
             tokens.reshape(-1)[lanes] = barrier.phase[blocks]
             if expected is not None:
                 self.announce(barrier, address, blocks, lanes, self.pick(expected, lanes), line)
-            self.part.race_at("atomic", blocks, address, 8, lanes, line)
+            own = blocks == self.blocks(lanes)
+            if own.any():
+                self.part.race_at("atomic", blocks[own], address, 8, lanes[own], line)
             self.publish(barrier, blocks, lanes)
             if self.part.guard is not None:
                 self.part.guard.arrive(mask)
@@ -151,7 +153,7 @@ class Barriers:
 
     def come(self, block, address, size, lane, line):
         """A copy has brought `size` bytes. The phase that they count for."""
-        barrier = self.live(address, np.array([lane]), line)
+        barrier = self.live(address, np.array([lane]), line, np.array([block]))
         if self.part.launch.races is not None:
             self.publish(barrier, np.array([block]), np.array([lane]))
         phase = int(barrier.phase[block])
@@ -166,10 +168,18 @@ class Barriers:
 
     def places(self, where, mask, line):
         """[(address, lanes)] of an operand; each address is that of an mbarrier, a multiple of 8."""
+        return [(address, lanes) for address, lanes, _ in self.targets(where, mask, line, far=False)]
+
+    def targets(self, where, mask, line, far=True):
+        """[(address, lanes, blocks)]: the blocks that the mbarrier lies in, the lanes' own or, if far, those of other
+        ranks of their cluster."""
         part = self.part
         addresses, lanes = part.shared_lanes(where, mask, line, "an mbarrier")
         if not lanes.size:
             return []
+        blocks = self.blocks(lanes)
+        if far:
+            addresses, blocks = part.targets(addresses, lanes, line, "an arrival")
         bad = (addresses % 8 != 0) | (addresses < 0) | (addresses + 8 > self.memory.shared.size)
         if bad.any():
             at = int(np.argmax(bad))
@@ -177,12 +187,12 @@ class Barriers:
                        f"bytes of it, at a multiple of 8")  # fmt: skip
         first = int(addresses[0])
         if (addresses == first).all():
-            return [(first, lanes)]
-        return [(int(a), lanes[addresses == a]) for a in np.unique(addresses)]
+            return [(first, lanes, blocks)]
+        return [(int(a), lanes[addresses == a], blocks[addresses == a]) for a in np.unique(addresses)]
 
-    def live(self, address, lanes, line):
+    def live(self, address, lanes, line, blocks=None):
         barrier = self.known.get(address)
-        blocks = self.blocks(lanes)
+        blocks = self.blocks(lanes) if blocks is None else blocks
         if barrier is None or not barrier.live[blocks].all():
             at = 0 if barrier is None else int(np.argmin(barrier.live[blocks]))
             self.fault(line, lanes[at], f"{self.text(address)} has not been initialised")
@@ -233,8 +243,9 @@ class Barriers:
     def publish(self, barrier, blocks, lanes):
         races = self.part.launch.races
         if races is not None:
-            for block in np.unique(blocks).tolist():
-                number, threads = self.part.who(lanes[blocks == block])
+            own = self.blocks(lanes)  # who arrives may be another block of the cluster
+            for block, of in np.unique(np.stack([blocks, own], axis=1), axis=0).tolist():
+                number, threads = self.part.who(lanes[(blocks == block) & (own == of)])
                 held = barrier.clocks.setdefault(block, [None, None])
                 held[1] = together(held[1], races.released(number[0], threads))
 

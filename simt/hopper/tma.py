@@ -42,10 +42,13 @@ class Bulk:
     # What generated code calls. `shared`, `barrier`: (space, address, offset); `other`: (address, offset) in global
     # memory or of a tensor map, which is what `coordinates` (a tuple, or None) are for.
 
-    def load(self, shared, other, coordinates, size, barrier, mask, line):
+    def load(self, shared, other, coordinates, size, barrier, mask, line, to=None):
+        """`to`: of a multicast, the ranks of the blocks that it goes to, a bit each: to one place in all of them."""
         lanes, starts, barriers = self.lanes(shared, mask, line, barrier)
         for lane, start, counted in zip(lanes, starts, barriers):
-            block = lane // (self.part.shape[1] * 32)
+            blocks = [lane // (self.part.shape[1] * 32)]
+            if to is not None:
+                blocks = self.part.named_blocks(int(self.part.lane_value(to, 32, lane)), lane, line)
             if coordinates is None:
                 count = self.whole(size, lane, line)
                 source, at, _ = self.global_place(other, lane, count, line, "reads")
@@ -54,12 +57,14 @@ class Bulk:
                 map, at = self.map(other, coordinates, lane, line, "reads")
                 data = map.read(at)
                 self.check_align(start, map.align, map, lane, line)
-            self.place(block, start, data.size, lane, line)
-            self.check_free(block, start, data.size, lane, line)
-            self.erase([block], start, data.size)
-            self.part.race_async("store", block, start + np.arange(0, data.size, 16), 16, [lane], line)
-            phase = self.part.barriers.come(block, counted, data.size, lane, line)
-            self.loads.setdefault((block, counted), []).append(Copy(block, start, data.size, lane, line, data, phase))
+            for block in blocks:
+                self.place(block, start, data.size, lane, line)
+                self.check_free(block, start, data.size, lane, line)
+                self.erase([block], start, data.size)
+                self.part.race_async("store", block, start + np.arange(0, data.size, 16), 16, [lane], line)
+                phase = self.part.barriers.come(block, counted, data.size, lane, line)
+                copy = Copy(block, start, data.size, lane, line, data, phase)
+                self.loads.setdefault((block, counted), []).append(copy)
             self.part.program.tally(line, "simt__bulk_load_bytes.sum", data.size)
         self.memory.version += 1
 

@@ -218,8 +218,9 @@ class Races:
         """fence.proxy.async by these threads."""
         self.proxy.set(numbered(blocks, threads), self.event())
 
-    def asynchronous(self, kind, offsets, size, block, threads, line):
-        """A bulk copy ("store": by one thread) or a wgmma's or bulk store's reading ("load") of shared memory.
+    def asynchronous(self, kind, offsets, size, block, threads, line, there=None):
+        """A bulk copy ("store": by one thread) or a wgmma's or bulk store's reading ("load") of shared memory. The
+        threads are of `block`, the memory too, or of the block `there`, another of the cluster.
 
         A load is ordered behind a store if in every warp that issues it some lane is; ordinary stores need a
         fence.proxy.async by the thread that stored, or by one that issues. Loads are remembered when they have been
@@ -227,9 +228,10 @@ class Races:
         """
         offsets, threads = np.asarray(offsets, np.int64), np.asarray(threads, np.int64)
         if kind == "store":
-            many = len(offsets)
-            self.overwritten(offsets, size, np.full(many, block), np.full(many, threads[0]), line, every=False)
-            self.copied.add(self.shared("store", offsets, size, np.full(many, block), np.full(many, threads[0]), line))
+            who, own = np.full(len(offsets), threads[0]), np.full(len(offsets), block)
+            there = own if there is None else np.full(len(offsets), there)
+            self.overwritten(offsets, size, there, who, line, every=False, by=own)
+            self.copied.add(self.shared("store", offsets, size, own, who, line, there=there))
             return
         places = self.rows_of(np.array([block]), int(offsets.max()) + size)[0] * self.row_bytes + offsets
         self.event("load", line)
@@ -278,8 +280,9 @@ class Races:
         numbers = numbered(block, threads)
         known[int(numbers[0])] = numbers, self.event("load", line)
 
-    def overwritten(self, offsets, size, blocks, threads, line, every=True):
-        """A store to shared memory: what read there before must be known to be done.
+    def overwritten(self, offsets, size, blocks, threads, line, every=True, by=None):
+        """A store to shared memory: what read there before must be known to be done. by: the threads' blocks, where
+        these are not the memory's.
 
         Known by all who have waited (`every`), as ordinary stores need it; for a bulk copy one of them is enough, since
         it is common to let one thread of a warpgroup speak for all.
@@ -289,9 +292,9 @@ class Races:
             ends = (offsets[here][:, None] + np.array([0, size - 1])) // 16
             for reader, (pieces, was, known) in list(self.read[block].items()):
                 hit = np.isin(ends, pieces).any(axis=1)
-                at, who = offsets[here][hit], threads[here][hit]
+                at, who, own = offsets[here][hit], threads[here][hit], (blocks if by is None else by)[here][hit]
                 for n in np.unique(who // WARP, return_index=True)[1].tolist():
-                    now = block * WIDTH + int(who[n])
+                    now = int(own[n]) * WIDTH + int(who[n])
                     late = [
                         first for first, (numbers, time) in known.items()
                         if not self.knowledge.ordered(
@@ -305,14 +308,16 @@ class Races:
 
     # Accesses: arrays over the active lanes of one instruction.
 
-    def shared(self, kind, offsets, size, blocks, threads, line, values=None, **more):
-        """An access to the blocks' shared memory: byte offsets, block and thread numbers. Its event. more: Access."""
+    def shared(self, kind, offsets, size, blocks, threads, line, values=None, there=None, **more):
+        """An access to the blocks' shared memory, or to that of the blocks `there`: byte offsets, block and thread
+        numbers. Its event. more: Access."""
         access = Access(kind, size, line, values, **more)
         offsets, blocks = np.asarray(offsets, np.int64), np.asarray(blocks, np.int64)
         if not len(offsets):
             return None
-        places = self.rows_of(blocks, int(offsets.max()) + size) * self.row_bytes + offsets
-        return self.access(access, None, places, offsets, blocks << 32 | offsets, numbered(blocks, threads))
+        there = blocks if there is None else there
+        places = self.rows_of(there, int(offsets.max()) + size) * self.row_bytes + offsets
+        return self.access(access, None, places, offsets, there << 32 | offsets, numbered(blocks, threads))
 
     def global_(self, kind, buffer, offsets, size, blocks, threads, line, values=None, **more):
         """An access to a buffer in global memory."""

@@ -1,6 +1,7 @@
 """Hopper's own instructions -> lines of Python: mbarriers, bulk copies (TMA), wgmma, named barriers, elect.
 
-They call the files of simt/hopper. Of clusters only those of one block are covered.
+They call the files of simt/hopper, and simt/execute/clusters.py. Of clusters, arrivals at another block's mbarriers,
+multicast loads and barriers are covered, not loads and stores of each other's shared memory.
 """
 
 from simt.errors import Unsupported
@@ -56,7 +57,8 @@ class Hopper:
         if "prefetch" in parts:
             return
         where = [p.partition("__")[0] for p in parts]
-        if any(p.startswith("multicast") for p in parts) or where.count("shared") > 1:
+        multicast = any(p.startswith("multicast") for p in parts)
+        if where.count("shared") > 1:
             raise Unsupported(str(i), "clusters of blocks", i.line)
         tensor = "tensor" in parts
         known = parts[1] == "async" and where.count("shared") == where.count("global") == 1
@@ -73,7 +75,8 @@ class Hopper:
         text = f"{self.where(shared, 'shared')}, ({address}, {offset}), {coordinates}, {size}"
         if load:
             text += f", {self.where(i.operands[2 if tensor else 3], 'shared')}"
-        self.out(f"S.bulk.{'load' if load else 'store'}({text}, {mask}, {i.line})")
+        to = f", {self.integer(i.operands[3 if tensor else 4], 16)}" if multicast else ""
+        self.out(f"S.bulk.{'load' if load else 'store'}({text}, {mask}, {i.line}{to})")
 
     # wgmma.
 
@@ -134,10 +137,11 @@ class Hopper:
         self.set_array(d, "u", bool, self.guard)
 
     def do_mapa(self, number, i):
-        """The address of a place in the shared memory of a block of the cluster: there is only one, this."""
+        """The address of a place in the shared memory of a block of the cluster."""
         d, a, rank = i.operands
-        self.out(f"S.only_block({self.integer(rank, 32)}, {self.mask_text()}, {i.line})")
-        self.set(d, self.integer(a, int(i.parts[-1][1:])), self.guard)
+        width = int(i.parts[-1][1:])
+        given = f"{self.integer(a, width)}, {self.integer(rank, 32)}, {width}"
+        self.set(d, f"S.mapa({given}, {self.mask_text()}, {i.line})", self.guard)
 
 
 def carries(i, kinds):

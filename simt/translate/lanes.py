@@ -168,9 +168,12 @@ class Lanes:
             self.out("pass")
 
     def do_barrier(self, number, i):
-        if "cluster" in i.parts:
-            raise Unsupported(str(i), "clusters of blocks", i.line)
-        self.do_bar(number, i)
+        if "cluster" not in i.parts:
+            self.do_bar(number, i)
+        elif i.guard is not None:
+            raise Unsupported(str(i), "a barrier with a condition", i.line)
+        else:
+            self.out(f"S.cluster_{'arrive' if 'arrive' in i.parts else 'wait'}({self.mask_text()}, {i.line})")
 
     def do_call(self, number, i):
         if any(isinstance(o, Reg) for o in i.operands):

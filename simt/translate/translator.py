@@ -155,6 +155,9 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper, Unset):
     def barrier(self, i, block, mask):
         """The end of a masked block, or of one with a named barrier: these lanes wait."""
         parts, after = i.parts, block.number + 1
+        if parts[:2] == ("barrier", "cluster"):
+            self.out(f"return ('cluster', {after}, {mask}, 0, {i.line})")
+            return
         if parts[:2] == ("bar", "warp"):
             self.out(f"return ('warp', {after}, M, {self.integer(i.operands[0], 32)}, {i.line})")
             return
