@@ -81,6 +81,8 @@ CONFIGURATIONS = [  # tile, n, what else the plan is told
     ((256, 128, 2), 136, {}),
     ((64, 128, 2), 131, {"splits": 3}),
     ((128, 256, 2), 264, {"splits": 2}),
+    ((64, 128, 2), 264, {"cluster": 2}),
+    ((128, 256, 2), 264, {"cluster": 2}),
 ]
 
 
@@ -88,7 +90,7 @@ CONFIGURATIONS = [  # tile, n, what else the plan is told
 def test_every_shape_of_tiles(tile, n, chosen):
     """One block, or two, for all tiles, so that phases and buffers go on from one to the next. To look for races takes
     longer with large tiles; the rungs before have them."""
-    blocks, races = 1 + ("splits" in chosen), tile[0] * tile[1] <= 64 * 128
+    blocks, races = 1 + bool({"splits", "cluster"} & set(chosen)), tile[0] * tile[1] <= 64 * 128
     report = right("planned", tile[0] + 3, n, 200, HALF, races, tile=tile, processors=blocks, **chosen)
     assert report.grid[0] == blocks
 
@@ -240,15 +242,16 @@ def test_a_card_without_the_instructions(monkeypatch):
 
 def test_the_plan_cuts_where_tiles_are_few():
     big, small, long = (plan(m, n, k, 132, ROOM) for m, n, k in ((4096,) * 3, (64, 512, 512), (16, 4096, 14336)))
-    assert big[:3] == (128, 256, 2) and big.splits == 1 and big.blocks == 132
+    assert big[:3] == (128, 256, 2) and big.cluster == 2 and big.splits == 1 and big.blocks == 132
     assert small.rows == 64 and small.blocks == small.units < 132
     assert long.splits > 1 and long.units <= 132
     for m, n, k in ((1, 1, 1), (1, 1, 100_000), (129, 1, 64), (8192, 28672, 8192), (2**20, 16, 16)):
         p = plan(m, n, k, 132, ROOM)
         assert p.shared <= ROOM and p.stages >= 3 and p.splits <= max(1, -(-k // 64)) and 1 <= p.blocks <= 132
         assert p.rows * p.columns * p.units >= m * n * p.splits
-        chosen = next(tile for tile in TILES if tile[:3] == p[:3])
-        assert all(cycles(m, n, k, chosen, p.splits, 1, 132) <= cycles(m, n, k, tile, 1, 1, 132) for tile in TILES)
+        chosen = next(tile for tile in TILES if (*tile[:3], tile.cluster) == (*p[:3], p.cluster))
+        assert all(cycles(m, n, k, chosen, p.splits, 132) <= cycles(m, n, k, tile, 1, 132) for tile in TILES)
+    assert plan(129, 300, 64, 1, ROOM).cluster == 1  # of two blocks there is no room for both
 
 
 def test_tiles_in_the_order_of_the_reference():
@@ -337,12 +340,23 @@ MISTAKES = {
         "planned", "begin = (long long)steps * part / splits", "begin = 0", WRONG),
     "planned: the second half of the columns again": ("planned", "stage.w + column * ROW", "stage.w", WRONG),
     "planned: buffers do not take turns": ("planned", "            buffer ^= 1;\n", "", ANY),
+    "cluster: both blocks bring the same half": (
+        "planned", "stage.w + work.rank * HALF * ROW, W, work.column + work.rank * HALF",
+        "stage.w, W, work.column", ANY),
+    "cluster: a reader is asked for by one block": (
+        "planned", "ring.init(1, 4 * S::CONSUMERS * S::CLUSTER)", "ring.init(1, 4 * S::CONSUMERS)", ANY),
+    "cluster: released in one's own block": (
+        "planned", "lane < S::CLUSTER) arrive_at(ring.empty[phase.stage], lane)", "lane == 0) ring.release(phase)",
+        simt.Deadlock),
+    "cluster: leaves while the other still reads": (
+        "planned", "    if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody", "    // nobody", simt.AsyncFault),
 }  # fmt: skip
 PLANTED = {  # what counters are told; m, n, k
     "planned: a part begins at the first step": ({"tile": (64, 128, 2), "splits": 2, "processors": 2}, (5, 24, 200)),
     "planned: the second half of the columns again": ({"tile": (64, 128, 2)}, (5, 128, 64)),
     "planned: buffers do not take turns": ({"tile": (64, 256, 2)}, (5, 256, 64)),
 }
+PAIR = {"tile": (64, 128, 1), "cluster": 2, "processors": 2, "stages": 2}, (70, 24, 328)
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -350,8 +364,12 @@ def test_a_mistake_is_seen(what, monkeypatch):
     rung, old, new, error = MISTAKES[what]
     text = inlined(f"kernels/matmul/{rung}.cu")
     assert text.count(old) == 1, text.count(old)
-    options, shape = PLANTED.get(what, ({"processors": 1} if rung == "persistent" else {}, (5, 520, 136)))
-    if not what.startswith(("persistent", "planned")):
+    options, shape = (
+        PAIR
+        if what.startswith("cluster")
+        else PLANTED.get(what, ({"processors": 1} if rung == "persistent" else {}, (5, 520, 136)))
+    )
+    if rung not in ("persistent", "planned"):
         shape = 70 if error is WRONG else 5, 24, 456
     plain = launching.kernel
 

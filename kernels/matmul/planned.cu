@@ -29,6 +29,8 @@ template <typename U> constexpr bool same<U, U> = true;
 __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W,
                                             Work<S> work) {
     Phase<S::STAGES> phase;
+    prefetch(x);
+    prefetch(W);
     for (; work.exists(); work.next())
         for (int step = work.begin; step < work.end; step++) {
             auto &stage = shared.stages[phase.stage];

@@ -38,7 +38,7 @@ class Variant(NamedTuple):
             p = self.plan(m, n, k, device)
         except ValueError:
             return False
-        return p.shared <= shared_memory(device) and p.blocks >= p.cluster
+        return p.shared <= shared_memory(device)
 
     def plan(self, m, n, k, device):
         return plan(m, n, k, multiprocessors(device), shared_memory(device), **dict(self.chosen))
