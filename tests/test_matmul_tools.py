@@ -203,6 +203,34 @@ def test_a_mistake_with_the_store_is_seen(what):
         assert not stored(tool("store", (old, new)), 0, 0)
 
 
+# A cluster of two
+
+
+def shared_by_two(kernel):
+    matrix, to = numbers(64, 64), torch.full((2, 64, 64), torch.nan, dtype=torch.float16)
+    report = kernel(2, 128, TensorMap(matrix, (32, 64), 128), to, cluster=(2, 1, 1), check_races=True)
+    return torch.equal(to, matrix.expand(2, 64, 64)) and report.counters["simt__bulk_load_bytes.sum"] == matrix.nbytes
+
+
+def test_two_blocks_share_a_box():
+    assert shared_by_two(tool("cluster"))
+
+
+CLUSTERS = {
+    "no barrier in front": ("    cluster_barrier(); // the", "    __syncthreads(); // the", simt.RaceError),
+    "nobody waits": ("    full.wait(0);", "   ", simt.SimtError),
+    "for one of them": ("0, full, 3)", "0, full, 1)", simt.SimtError),
+    "half of the bytes": ("full.expect(sizeof(tile))", "full.expect(sizeof(tile) / 2)", simt.SimtError),
+}
+
+
+@pytest.mark.parametrize("what", CLUSTERS)
+def test_a_mistake_with_a_cluster_is_seen(what):
+    old, new, error = CLUSTERS[what]
+    with pytest.raises(error):
+        assert not shared_by_two(tool("cluster", (old, new)))
+
+
 def test_tools_are_short():
     for path in (HERE / "tools").glob("*.cu"):
         code = path.read_text().split('extern "C"')[1]

@@ -330,12 +330,14 @@ class Threads:
     # For simt/memory/races.py.
 
     def race_at(self, kind, blocks, address, size, lanes, line, ends=False):
-        """An access by these threads to one place in shared memory. ends: it is the last to what lies there."""
+        """An access by these threads to one place in the shared memory of these blocks, one for each. ends: it is the
+        last to what lies there."""
         if self.launch.races is not None:
             self.memory.aside.look_at(kind, address, address + size)
             numbers, threads = self.who(lanes)
             places = np.full(len(lanes), address)
-            self.tell(lambda races: races.shared(kind, places, size, numbers, threads, line, ends=ends))
+            there = self.numbers[blocks]
+            self.tell(lambda races: races.shared(kind, places, size, numbers, threads, line, there=there, ends=ends))
 
     def race_async(self, kind, block, offsets, size, lanes, line):
         """A bulk copy or a wgmma, issued by these threads, reads or writes the shared memory of a block: their own, or

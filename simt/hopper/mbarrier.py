@@ -85,9 +85,7 @@ class Barriers:
             tokens.reshape(-1)[lanes] = barrier.phase[blocks]
             if expected is not None:
                 self.announce(barrier, address, blocks, lanes, self.pick(expected, lanes), line)
-            own = blocks == self.blocks(lanes)
-            if own.any():
-                self.part.race_at("atomic", blocks[own], address, 8, lanes[own], line)
+            self.part.race_at("atomic", blocks, address, 8, lanes, line)
             self.publish(barrier, blocks, lanes)
             if self.part.guard is not None:
                 self.part.guard.arrive(mask)
@@ -155,6 +153,8 @@ class Barriers:
         """A copy has brought `size` bytes. The phase that they count for."""
         barrier = self.live(address, np.array([lane]), line, np.array([block]))
         if self.part.launch.races is not None:
+            if block != self.blocks(lane):  # it must have been initialised in an order that this thread knows
+                self.part.race_at("atomic", np.array([block]), address, 8, np.array([lane]), line)
             self.publish(barrier, np.array([block]), np.array([lane]))
         phase = int(barrier.phase[block])
         barrier.bytes[block] -= size
