@@ -1,13 +1,13 @@
 /* Rung 2, mma: the products on tensor cores, a warp's at a time. On every card since compute capability 8.0.
 
-   New since tile: a warp has 64 x 32 of the tile's sums, and mma.m16n8k16 multiplies 16 x 16 numbers of x by 16 x 8 of W
-   in one instruction. Tiles stay in 16 bits, 64 numbers of k a row. What feeds the tensor cores changes with it:
+   New since tile: a warp has 64 x 32 of the tile's sums, and mma.m16n8k16 multiplies 16 x 16 numbers of x by 16 x 8
+   of W in one instruction. Tiles stay in 16 bits, 64 numbers of k a row. What feeds the tensor cores changes with it:
    - cp.async copies words of 16 bytes into shared memory, passing by the registers, two steps ahead (copy.cuh);
    - ldmatrix brings fragments back, four 8 x 8 matrices at a time. It reads the same word of eight rows, which lie 128
      bytes apart, in the same four banks. So words are exchanged: word w of row r is at place w ^ r % 8 (swizzled).
 
-   For each k16 a warp reads 6 * 512 bytes of shared memory for 16 products. Tensor cores do mma.sync at about two thirds
-   of what wgmma gets out of them.
+   For each k16 a warp reads 6 * 512 bytes of shared memory for 16 products. Tensor cores do mma.sync at about two
+   thirds of what wgmma gets out of them.
 
    k a multiple of 8, x and W at multiples of 16 bytes: a word lies in one row. Any m, n; y as it comes. Launch
    ceil(m / 128) * ceil(n / 128) blocks of 256 threads. Compile with DTYPE. */

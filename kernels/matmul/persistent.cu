@@ -3,17 +3,17 @@
    New since specialised:
    - A block stays. The producer goes on to the next tile's stages while consumers still multiply this one's, so first
      copies are waited for once. The phases of the ring go on from tile to tile.
-   - Sums leave through TMA: a consumer rounds 64 x 64 of them into shared memory (stmatrix, words exchanged as ever), and
-     one thread stores the box. Nobody waits for it until its place is needed again, two boxes later: the last stores of
-     a tile are under way while the next is multiplied. From registers a warp writes 16 bytes of each of 8 rows at a
-     time, half of a sector.
+   - Sums leave through TMA: a consumer rounds 64 x 64 of them into shared memory (stmatrix, words exchanged as ever),
+     and one thread stores the box. Nobody waits for it until its place is needed again, two boxes later: the last
+     stores of a tile are under way while the next is multiplied. From registers a warp writes 16 bytes of each of 8
+     rows at a time, half of a sector.
 
    Work for an H200, 4096 x 4096 x 4096: 137 GFLOP, 139 us at 989 TFLOP/s (1.83 GHz). With all tensor cores at work the
    card's 700 W allow about 1.4 to 1.7 GHz: 150 to 180 us. 512 tiles on 132 multiprocessors are 3.88 rounds, of which 4
    are paid.
 
-   n a multiple of 8, y at a multiple of 16 bytes, as a tensor map with boxes of (64, 64), swizzled by 128 bytes; x and W
-   as for specialised. Launch at most as many blocks as there are tiles, of 384 threads. */
+   n a multiple of 8, y at a multiple of 16 bytes, as a tensor map with boxes of (64, 64), swizzled by 128 bytes; x
+   and W as for specialised. Launch at most as many blocks as there are tiles, of 384 threads. */
 #include "../device/hopper/stmatrix.cuh"
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"

@@ -1,16 +1,16 @@
 /* Rung 8, planned: the best. persistent with its sizes chosen for the matrices at hand, by plan.py.
 
    New since persistent:
-   - Sizes are a Shape (shape.cuh): large tiles for large products, small ones where there are few tiles. A consumer has
-     PART_ROWS x PART_COLUMNS of a tile's sums. Where even small tiles are few, they are cut along k: a unit of work is a
-     part of a tile, whose sums stay in float32, and merge.cu adds the parts up.
+   - Sizes are a Shape (shape.cuh): large tiles for large products, small ones where there are few tiles. A consumer
+     has PART_ROWS x PART_COLUMNS of a tile's sums. Where even small tiles are few, they are cut along k: a unit of
+     work is a part of a tile, whose sums stay in float32, and merge.cu adds the parts up.
    - Two blocks may be a cluster: their tiles lie one below the other and need the same columns of W, of which each asks
      for half, for both. A multiprocessor then reads 32 KB a step from L2 instead of 48.
    - Where y is nothing for TMA (n no multiple of 8, an odd address), sums are stored from registers.
 
-   Maps as for persistent; of x boxes of (ROWS, 64), of W of (COLUMNS / CLUSTER, 64); where the output is not ThroughTma,
-   any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of THREADS, with sizeof(Shared)
-   bytes. splits > 1 needs Partial, whose y has (splits, m, n) floats. */
+   Maps as for persistent; of x boxes of (ROWS, 64), of W of (COLUMNS / CLUSTER, 64); where the output is not
+   ThroughTma, any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of THREADS, with
+   sizeof(Shared) bytes. splits > 1 needs Partial, whose y has (splits, m, n) floats. */
 #include "../device/hopper/stmatrix.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
@@ -112,7 +112,8 @@ __device__ __forceinline__ void store_boxes(const CUtensorMap &y, const Sums &su
 
 /* Step 4, from registers: in T, or in float32 where they are sums of a part of k. */
 template <typename U>
-__device__ __forceinline__ void store_plain(U *y, const Sums &sums, int row, int column, long long m, int n, int thread) {
+__device__ __forceinline__ void store_plain(U *y, const Sums &sums, int row, int column, long long m, int n,
+                                            int thread) {
 #pragma unroll
     for (int r = 0; r < S::PART_ROWS / 64; r++)
 #pragma unroll
@@ -122,7 +123,8 @@ __device__ __forceinline__ void store_plain(U *y, const Sums &sums, int row, int
 
 __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y_map, void *y, long long m, int n,
                                         Work<S> work, int consumer, int thread) {
-    const int part_row = consumer % S::ROW_PARTS * S::PART_ROWS, part_column = consumer / S::ROW_PARTS * S::PART_COLUMNS;
+    const int part_row = consumer % S::ROW_PARTS * S::PART_ROWS;
+    const int part_column = consumer / S::ROW_PARTS * S::PART_COLUMNS;
     Phase<S::STAGES> phase;
     int buffer = 0;
     Sums sums;
@@ -155,5 +157,6 @@ matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
         if constexpr (S::CONSUMERS == 2) take_registers<232>();
         consume(shared, y_map, y, m, n, work, group, thread);
     }
+    __syncwarp();
     if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody leaves while the other may still write here
 }

@@ -22,7 +22,8 @@ struct Shape {
     static constexpr int ROW_PARTS = ROWS / 64 < CONSUMERS ? ROWS / 64 : CONSUMERS; // consumers one below the other
     static constexpr int PART_ROWS = ROWS / ROW_PARTS;                              // of a consumer's sums
     static constexpr int PART_COLUMNS = COLUMNS * ROW_PARTS / CONSUMERS;
-    static_assert((CONSUMERS == 1 || CONSUMERS == 2) && ROWS % (64 * ROW_PARTS) == 0 && CONSUMERS % ROW_PARTS == 0 && PART_ROWS * PART_COLUMNS <= 64 * 256);
+    static_assert((CONSUMERS == 1 || CONSUMERS == 2) && ROWS % (64 * ROW_PARTS) == 0 && CONSUMERS % ROW_PARTS == 0);
+    static_assert(PART_COLUMNS % 64 == 0 && PART_ROWS * PART_COLUMNS <= 64 * 256); // 128 registers of sums
 };
 
 constexpr int BOX = 64, BUFFERS = 2; // rows and columns of y that one store takes; those of a consumer at a time
@@ -39,7 +40,8 @@ template <typename S> struct Shared {
     Ring<S::STAGES> ring;
 };
 
-/* A unit of work: a tile, or a part of one along k. A block takes every gridDim.x-th; blocks of a cluster go together. */
+/* A unit of work: a tile, or a part of one along k. A block takes every gridDim.x-th; blocks of a cluster go
+   together. */
 template <typename S> struct Work {
     const TileOrder<S::GROUP> order; // of tiles, or of pairs
     const int steps, splits, rank;   // steps of all of k

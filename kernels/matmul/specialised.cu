@@ -1,12 +1,12 @@
 /* Rung 6, specialised: wgmma with warps that only copy, and warps that only multiply.
 
-   New since wgmma: a third warpgroup, the producer, of which one thread fills stages whenever they are empty. The others,
-   the consumers, never wait for an empty stage, and run into a full one. So that there is room for a larger tile,
-   registers move (setmaxnreg): a block starts with 168 for each of its 384 threads, producers keep 40, consumers take
-   232. A consumer has 64 x 256 sums, 128 registers; the tile is 128 x 256, whose copies bring 85 flops a byte instead of
-   64, and whose products, 16 x 256 of W at a time, read 80 bytes of shared memory a cycle instead of 96, of the 128 that
-   there are. And the products of one step stay under way while the next are asked for: a consumer waits for those before
-   (wgmma_wait<1>), and releases their stage.
+   New since wgmma: a third warpgroup, the producer, of which one thread fills stages whenever they are empty. The
+   others, the consumers, never wait for an empty stage, and run into a full one. So that there is room for a larger
+   tile, registers move (setmaxnreg): a block starts with 168 for each of its 384 threads, producers keep 40,
+   consumers take 232. A consumer has 64 x 256 sums, 128 registers; the tile is 128 x 256, whose copies bring 85 flops
+   a byte instead of 64, and whose products, 16 x 256 of W at a time, read 80 bytes of shared memory a cycle instead
+   of 96, of the 128 that there are. And the products of one step stay under way while the next are asked for: a
+   consumer waits for those before (wgmma_wait<1>), and releases their stage.
 
    Still lost: a block's first copies and its last stores, when nobody multiplies, are paid for each tile.
 

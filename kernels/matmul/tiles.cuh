@@ -1,7 +1,7 @@
 /* What all rungs of the matmul on tensor cores share: where a tile lies in y, and in shared memory.
 
-   y = x W^T: x (m, k), W (n, k), y (m, n), all row-major. A tile of y needs as many rows of x and of W, STEP numbers of k
-   at a time: rows of 128 bytes, 8 words of 16 bytes. */
+   y = x W^T: x (m, k), W (n, k), y (m, n), all row-major. A tile of y needs as many rows of x and of W, STEP numbers
+   of k at a time: rows of 128 bytes, 8 words of 16 bytes. */
 #pragma once
 #include "../device/half2.cuh"
 
@@ -24,8 +24,8 @@ template <int GROUP> struct TileOrder {
     }
 };
 
-/* Where word `word` of a row lies in a tile: rows at the same word would share four banks, eight rows that are exchanged
-   so have all 32. TMA's swizzle of 128 bytes is the same. */
+/* Where word `word` of a row lies in a tile: rows at the same word would share four banks, eight rows that are
+   exchanged so have all 32. TMA's swizzle of 128 bytes is the same. */
 __device__ __forceinline__ int swizzled(int row, int word) { return row * ROW + (word ^ row % 8) * 16; }
 
 /* Two neighbouring sums to y, rounded, as far as they lie inside. */

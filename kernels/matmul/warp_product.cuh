@@ -1,5 +1,5 @@
-/* A warp's share of a tile's products on tensor cores, for rungs 2 to 4: 64 x 32 sums, of operands in shared memory whose
-   words are exchanged (tiles.cuh). A tile of 128 x 128 has 2 x 4 such warps. */
+/* A warp's share of a tile's products on tensor cores, for rungs 2 to 4: 64 x 32 sums, of operands in shared memory
+   whose words are exchanged (tiles.cuh). A tile of 128 x 128 has 2 x 4 such warps. */
 #pragma once
 #include "../device/copy.cuh"
 #include "../device/mma.cuh"

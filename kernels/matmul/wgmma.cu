@@ -1,9 +1,9 @@
 /* Rung 5, wgmma: tma with Hopper's own products, a warpgroup's at a time.
 
-   New since tma: two warpgroups of 128 threads have 64 rows of the tile's sums each, and wgmma multiplies 64 x 16 numbers
-   of x by 16 x 128 of W. It reads both from shared memory, where TMA has put them: no ldmatrix, no fragments, no registers
-   but the sums. A descriptor says where; four instructions are a step along k. They run while the threads go on, so a
-   stage is released when wgmma_wait says so. (device/hopper/wgmma.cuh)
+   New since tma: two warpgroups of 128 threads have 64 rows of the tile's sums each, and wgmma multiplies 64 x 16
+   numbers of x by 16 x 128 of W. It reads both from shared memory, where TMA has put them: no ldmatrix, no fragments,
+   no registers but the sums. A descriptor says where; four instructions are a step along k. They run while the
+   threads go on, so a stage is released when wgmma_wait says so. (device/hopper/wgmma.cuh)
 
    Still lost: each step waits for its own products before the next are asked for, so the tensor cores idle in between,
    and while thread 0 looks for an empty stage. A block's first copies and its last stores are paid for each tile.

@@ -1,10 +1,10 @@
 /* mbarriers: barriers in shared memory at which threads arrive without waiting, and copies of whole tiles arrive too.
    Since compute capability 9.0 (in a plainer form 8.0).
 
-   A barrier is in a phase, numbered from 0. The phase ends when as many arrivals have come as init() said, and all bytes
-   that were announced; then the next begins by itself. wait(parity) is over once a phase of that parity has ended: who
-   waits for phase 0, 1, 2, ... asks for parity 0, 1, 0, ... A fresh barrier lets pass who asks for parity 1, as if a phase
-   -1 had ended: so a slot that is empty from the start needs no arrival.
+   A barrier is in a phase, numbered from 0. The phase ends when as many arrivals have come as init() said, and all
+   bytes that were announced; then the next begins by itself. wait(parity) is over once a phase of that parity has
+   ended: who waits for phase 0, 1, 2, ... asks for parity 0, 1, 0, ... A fresh barrier lets pass who asks for parity
+   1, as if a phase -1 had ended: so a slot that is empty from the start needs no arrival.
 
    Without a wait a thread reads what has not come, or writes over what is still read. With the wrong parity it passes a
    phase too early, or waits for ever. With fewer bytes announced than come the phase ends before the last of them. */

@@ -1,17 +1,18 @@
-/* The tensor memory accelerator (TMA): one thread asks for a whole box of a matrix, and a unit beside the threads copies
-   it. Since compute capability 9.0.
+/* The tensor memory accelerator (TMA): one thread asks for a whole box of a matrix, and a unit beside the threads
+   copies it. Since compute capability 9.0.
 
-   A tensor map, made by the host, says where the matrix lies, how large it is, how large a box is, and how its words of
-   16 bytes are exchanged in shared memory (swizzled). The kernel takes it as `const __grid_constant__ CUtensorMap`. What
-   a box has outside of the matrix comes as zeros, and is not written back. Strides of rows and addresses are multiples
-   of 16 bytes; a box that is swizzled by 128 bytes lies at a multiple of 1024 in shared memory.
+   A tensor map, made by the host, says where the matrix lies, how large it is, how large a box is, and how its words
+   of 16 bytes are exchanged in shared memory (swizzled). The kernel takes it as `const __grid_constant__
+   CUtensorMap`. What a box has outside of the matrix comes as zeros, and is not written back. Strides of rows and
+   addresses are multiples of 16 bytes; a box that is swizzled by 128 bytes lies at a multiple of 1024 in shared
+   memory.
 
    A load arrives at an mbarrier (mbarrier.cuh), with as many bytes as the box has, those outside too. Announce them, or
    the wait is over too early. A store belongs to the thread that started it: the thread commits it, waits until it has
    been read before the place is used again, and until it is written before the kernel ends.
 
-   TMA and the threads see shared memory through different proxies. What threads wrote is behind a fence_async_proxy() by
-   each of them, and a barrier, there for a store by TMA: without the fence it may copy what was there before. */
+   TMA and the threads see shared memory through different proxies. What threads wrote is behind a fence_async_proxy()
+   by each of them, and a barrier, there for a store by TMA: without the fence it may copy what was there before. */
 #pragma once
 #include "mbarrier.cuh"
 
@@ -26,8 +27,8 @@ __device__ __forceinline__ void prefetch(const CUtensorMap &map) {
 
 /* The box whose first element is (row, column). */
 __device__ __forceinline__ void load_tile(void *to, const CUtensorMap &map, int row, int column, Barrier &full) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
-                 ::"r"(shared_address(to)), "l"(&map), "r"(column), "r"(row), "r"(full.at()) : "memory");
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)), "l"(&map), "r"(column), "r"(row), "r"(full.at()) : "memory");
 }
 __device__ __forceinline__ void store_tile(const CUtensorMap &map, int row, int column, const void *from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"

@@ -1,11 +1,12 @@
-/* A warpgroup is four neighbouring warps, 128 threads from a multiple of 128 on: who multiplies with wgmma. Warpgroups of
-   a block may have work of their own, and then registers and barriers of their own. */
+/* A warpgroup is four neighbouring warps, 128 threads from a multiple of 128 on: who multiplies with wgmma.
+   Warpgroups of a block may have work of their own, and then registers and barriers of their own. */
 #pragma once
 
-/* Registers move between warpgroups: a kernel starts with as many for each thread, and who only starts copies needs few,
-   who has sums in registers many. By all warps of a warpgroup; 24 to 256, a multiple of 8, since compute capability 9.0
-   (sm_90a). One that takes waits until others have given. The kernel states how many threads it has (__launch_bounds__),
-   and each role is one branch; else the compiler drops the instruction (warning C7508), and the sums go to memory. */
+/* Registers move between warpgroups: a kernel starts with as many for each thread, and who only starts copies needs
+   few, who has sums in registers many. By all warps of a warpgroup; 24 to 256, a multiple of 8, since compute
+   capability 9.0 (sm_90a). One that takes waits until others have given. The kernel states how many threads it has
+   (__launch_bounds__), and each role is one branch; else the compiler drops the instruction (warning C7508), and the
+   sums go to memory. */
 template <int REGISTERS> __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }

@@ -1,10 +1,11 @@
 /* Products on the tensor cores, a warpgroup's at a time (wgmma): d += a * b, where a has 64 rows and b N columns, in
-   steps of 16 of k. a and b lie in shared memory, nobody loads them into registers. Compute capability 9.0 alone, sm_90a.
+   steps of 16 of k. a and b lie in shared memory, nobody loads them into registers. Compute capability 9.0 alone,
+   sm_90a.
 
-   Operands are found by descriptors of 64 bits: where a matrix begins, how far apart its groups of 8 rows are, and how it
-   is swizzled. Here rows are 128 bytes, 64 numbers along k, one behind the other, and word w of row r is at place
-   w ^ r % 8: what TMA brings with a swizzle of 128 bytes. Tiles begin at multiples of 1024. b has a row for each column
-   of the product: it is W as a linear layer has it.
+   Operands are found by descriptors of 64 bits: where a matrix begins, how far apart its groups of 8 rows are, and
+   how it is swizzled. Here rows are 128 bytes, 64 numbers along k, one behind the other, and word w of row r is at
+   place w ^ r % 8: what TMA brings with a swizzle of 128 bytes. Tiles begin at multiples of 1024. b has a row for
+   each column of the product: it is W as a linear layer has it.
 
    d is in registers: warp w of the warpgroup has rows 16 w .. 16 w + 15, as an mma has them (mma.cuh), 8 columns after
    the other: d[4 j] is row g, column 8 j + 2 c; d[4 j + 1] the column beside it; d[4 j + 2], d[4 j + 3] 8 rows below.

@@ -1,5 +1,6 @@
-/* One box by TMA: 64 x 64 numbers of 16 bits, whose words TMA exchanges on the way. Each thread waits for the bytes, and
-   copies words to where they stood in the matrix. The map has boxes of (64, 64), swizzled by 128 bytes. One block. */
+/* One box by TMA: 64 x 64 numbers of 16 bits, whose words TMA exchanges on the way. Each thread waits for the bytes,
+   and copies words to where they stood in the matrix. The map has boxes of (64, 64), swizzled by 128 bytes. One
+   block. */
 #include "../../device/hopper/tma.cuh"
 #include "../tiles.cuh"
 

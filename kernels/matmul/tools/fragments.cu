@@ -8,7 +8,9 @@
 #define EXCHANGED 1
 #endif
 
-__device__ __forceinline__ int place(int row, int word) { return EXCHANGED ? swizzled(row, word) : row * ROW + word * 16; }
+__device__ __forceinline__ int place(int row, int word) {
+    return EXCHANGED ? swizzled(row, word) : row * ROW + word * 16;
+}
 
 extern "C" __global__ void fragments(const uint4 *from, uint4 *to) {
     __shared__ __align__(1024) unsigned char tile[64 * ROW];

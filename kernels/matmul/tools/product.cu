@@ -1,5 +1,6 @@
-/* wgmma, alone: a warpgroup multiplies a (64 x 64) by b^T (b 64 x 64), both in shared memory, in four instructions. Threads
-   put the words there themselves, exchanged, so a fence must tell wgmma of them. Launch one block of 128 threads. */
+/* wgmma, alone: a warpgroup multiplies a (64 x 64) by b^T (b 64 x 64), both in shared memory, in four instructions.
+   Threads put the words there themselves, exchanged, so a fence must tell wgmma of them. Launch one block of 128
+   threads. */
 #include "../../device/hopper/tma.cuh"
 #include "../../device/hopper/wgmma.cuh"
 #include "../tiles.cuh"

@@ -1,6 +1,6 @@
-/* setmaxnreg, alone: of three warpgroups one needs few registers, and two have 200 sums a thread. All start with 168, as
-   384 threads find room for. MOVES 0: they stay so, and sums go to memory and back (the compiler counts these spills).
-   to (2, 128, 200): y[i] is the sum of x[row] * x[row + i]. Launch one block of 384 threads. */
+/* setmaxnreg, alone: of three warpgroups one needs few registers, and two have 200 sums a thread. All start with 168,
+   as 384 threads find room for. MOVES 0: they stay so, and sums go to memory and back (the compiler counts these
+   spills). to (2, 128, 200): y[i] is the sum of x[row] * x[row + i]. Launch one block of 384 threads. */
 #include "../../device/hopper/warpgroup.cuh"
 #ifndef MOVES
 #define MOVES 1

@@ -1,5 +1,5 @@
-/* One box of y by TMA, the way back: threads write words to shared memory, exchanged, and one of them stores the box. What
-   of it lies outside of y is not written. The map has boxes of (64, 64), swizzled by 128 bytes. One block. */
+/* One box of y by TMA, the way back: threads write words to shared memory, exchanged, and one of them stores the box.
+   What of it lies outside of y is not written. The map has boxes of (64, 64), swizzled by 128 bytes. One block. */
 #include "../../device/hopper/tma.cuh"
 #include "../tiles.cuh"
 
