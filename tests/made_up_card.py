@@ -24,6 +24,7 @@ def put_in(monkeypatch):
     monkeypatch.setattr(cuda_timing, "COLD", 1)
     monkeypatch.setattr(cuda_timing, "read_calls", lambda tensors: [lambda: None] * len(tensors))
     monkeypatch.setattr(cuda_timing, "read_probe", lambda: (lambda: None, 1 << 30))
+    monkeypatch.setattr(cuda_timing, "flops_probe", lambda: (lambda: None, 1 << 40))
     monkeypatch.setattr(cuda_timing, "against", against)
     monkeypatch.setattr(cuda_timing, "as_called", lambda calls: Timing.of([2e-5]))
     monkeypatch.setattr(cuda_timing, "sustained", lambda calls: Timing.of([1.1e-5]))

@@ -27,6 +27,7 @@ class Kernel:
     def __init__(self, module, name):
         self.module, self.name = module, name
         self._plans, self._shapes, self._entries, self._functions = {}, {}, {}, {}
+        self._clusters = set()  # (shape, cluster) of launches that were looked at
 
     def __repr__(self):
         return f"<CUDA kernel {self.name} of {self.module.name}>"
@@ -145,8 +146,8 @@ class Kernel:
                 values = [arg.data_ptr() if isinstance(arg, TENSOR) else arg or 0 for arg in args]
                 for index in function.maps:
                     values[index] = args[index].value if args[index].index == device else None  # None: struct.error
-                if cluster is not None:
-                    cluster = self._cluster(cluster, shape, function)
+                if cluster is not None and (shape, cluster) not in self._clusters:
+                    self._clusters.add((shape, self._cluster(cluster, shape, function)))
                 return function.launch(shape, values, cuda_driver.current_stream(device), pdl, cluster)
             except (LookupError, TypeError, AttributeError, OverflowError, struct.error):
                 pass  # before the launch: the checked one does it, or says what is wrong

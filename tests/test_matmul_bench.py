@@ -1,0 +1,107 @@
+"""The matmul's bench, its variants and the sweep on a made-up card: inputs are cold, variants are right."""
+
+import re
+import sys
+
+import made_up_card
+import pytest
+import torch
+from test_gemv_bench import cold
+
+from kernels import benching, matmul
+from kernels.bench import GPU_TOPICS
+from kernels.matmul import bench, sweep, trials
+from kernels.matmul.variants import FEW, LARGE, SMALL, Variant, compiled, sizes
+from lab import results
+from lab.check import Verdict
+
+pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
+
+SMALLEST = (64, 128, 1)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    made = made_up_card.put_in(monkeypatch)
+    for module in (bench, benching):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(benching, "empty", lambda: None)
+    for module in (bench, sweep):
+        monkeypatch.setattr(module, "empty", lambda: None)
+    return made
+
+
+def test_the_ladder_reads_cold_inputs(card):
+    rungs = [rung for rung in matmul.RUNGS if rung.name == "tma"]
+    verdicts = {rung.name: Verdict(shapes=1) for rung in rungs}
+    ladder = bench.ladder("a title", "fp16", (5, 48, 32), rungs, verdicts, 0.1)
+    assert [f.name for f in ladder.figures] == [*(r.title for r in rungs), card.timed[-1]]
+    assert card.timed[-1] in ("cuBLAS: F.linear", "cuBLAS: torch.mm") and ladder.bound == "flops"
+    for name in card.timed:
+        assert cold(card.calls[name]), name
+    for figure in ladder.figures[:-1]:
+        assert figure.checked == "right on 2 shapes" and all((results.ROOT / s).is_file() for s in figure.sources)
+    assert ladder.figures[0].flops == 2 * 5 * 48 * 32 and "matmul" in GPU_TOPICS
+
+
+def test_a_wrong_rung_is_not_timed(card, monkeypatch):
+    broken = bench.Rung("tile", "broken", lambda x, W, *, out: out.fill_(1), ("kernels/matmul/tile.cu",))
+    with pytest.raises(ValueError, match="broken is not right, so it is not timed: relative error"):
+        bench.ladder("a title", "fp16", (5, 48, 32), [broken], {"tile": Verdict(shapes=1)}, 0.1)
+    assert not card.timed
+
+
+def test_rungs_are_held_to_hostile_shapes(card, monkeypatch):
+    monkeypatch.setattr(bench, "HOSTILE", [(1, 8, 8), (3, 16, 72)])
+    monkeypatch.setattr(bench, "ODD", [])
+    monkeypatch.setattr(bench, "DTYPES", {"fp16": torch.float16})
+    assert str(bench._check(bench.LINEAR)) == "right on 2 shapes"
+    broken = bench.Rung("linear", "broken", lambda x, W, *, out: matmul.linear(x, W, out=out).add_(1), ())
+    assert not bench._check(broken)
+
+
+VARIANTS = [
+    sizes("two parts", SMALLEST, splits=2),
+    sizes("a cluster", SMALL, cluster=2),
+    *(v._replace(chosen=(("tile", SMALLEST), ("cluster", 2))) for v in LARGE if v.changes and "cluster 2" in v.title),
+    Variant("from registers", (("tile", SMALLEST),), output="Plain"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.title)
+def test_variants_are_right(variant):
+    x, W = torch.randn(70, 136).half(), torch.randn(136, 136).half()
+    y = torch.full((70, 136), torch.nan).half()
+    variant.prepare(x, W, y)()
+    assert torch.allclose(y.float(), x.float() @ W.float().T, atol=0.05, rtol=2e-3)
+
+
+def test_every_variant_finds_what_it_replaces():
+    titles = [variant.title for variant in LARGE], [variant.title for variant in FEW]
+    assert all(len(set(t)) == len(t) for t in titles)
+    for variant in (*LARGE, *FEW):
+        assert variant.fits(4096, 4096, 4096, torch.device("cpu")), variant.title
+        compiled("any", variant.changes)
+    with pytest.raises(RuntimeError, match="planned.cu must have 'no such text' once"):
+        compiled("any", (("no such text", ""),))
+
+
+def test_the_trials(card, monkeypatch):
+    monkeypatch.setattr(trials, "SHAPE", (5, 24, 72))
+    monkeypatch.setattr(trials, "LARGE", [sizes("one", SMALLEST), sizes("other", SMALLEST, stages=2)])
+    monkeypatch.setattr(trials.bench, "DEVICE", "cpu")
+    (ladder,) = trials.ladders()
+    assert [f.name for f in ladder.figures] == ["one", "other"] and trials.tables() == []
+    assert all((results.ROOT / s).is_file() for f in ladder.figures for s in f.sources)
+
+
+def test_the_sweep_prints_each_variant(card, monkeypatch, capsys):
+    wrong = Variant("wrong", (("tile", SMALLEST),), (("sums[r] + 4 * j, row", "sums[r], row"),), "Plain")
+    variants = [sizes("small", SMALLEST), sizes("no room", (128, 256, 2), stages=8), wrong]
+    monkeypatch.setattr(sweep, "SHAPES", [(5, 24, 72, variants)])
+    sweep.main(60)
+    said = capsys.readouterr().out
+    assert "5 × 72 times 24 × 72: cuBLAS" in said and "no room" not in said
+    assert re.search(r"wrong: WRONG, relative error \d", said)
+    for name in ("cuBLAS", "linear", "small"):
+        assert re.search(rf"^ +[\d.]+ TFLOP/s +[\d.]+  {name}$", said, re.M), said
