@@ -338,7 +338,7 @@ MISTAKES = {
     "planned: the second half of the columns again": ("planned", "stage.w + column * ROW", "stage.w", WRONG),
     "planned: buffers do not take turns": ("planned", "            buffer ^= 1;\n", "", ANY),
     "cluster: both blocks bring the same half": (
-        "planned", "stage.w + work.rank * HALF * ROW, W, work.column + work.rank * HALF",
+        "planned", "stage.w + work.rank * SHARE * ROW, W, work.column + work.rank * SHARE",
         "stage.w, W, work.column", ANY),
     "cluster: a reader is asked for by one block": (
         "planned", "ring.init(1, 4 * S::CONSUMERS * S::CLUSTER)", "ring.init(1, 4 * S::CONSUMERS)", ANY),

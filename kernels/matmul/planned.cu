@@ -35,14 +35,14 @@ __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap
         for (int step = work.begin; step < work.end; step++) {
             auto &stage = shared.stages[phase.stage];
             Barrier &full = shared.ring.full[phase.stage];
-            shared.ring.wait_empty(phase); // in both blocks of a cluster
+            shared.ring.wait_empty(phase); // in all blocks of a cluster
             full.expect(sizeof(stage));
             load_tile(stage.x, x, work.row, step * STEP, full);
             if constexpr (S::CLUSTER == 1) load_tile(stage.w, W, work.column, step * STEP, full);
             else {
-                constexpr int HALF = S::COLUMNS / 2;
-                load_tile_multicast(stage.w + work.rank * HALF * ROW, W, work.column + work.rank * HALF, step * STEP,
-                                    full, 3);
+                constexpr int SHARE = S::COLUMNS / S::CLUSTER, ALL = (1 << S::CLUSTER) - 1;
+                load_tile_multicast(stage.w + work.rank * SHARE * ROW, W, work.column + work.rank * SHARE, step * STEP,
+                                    full, ALL);
             }
             phase.advance();
         }
@@ -51,7 +51,7 @@ __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap
 __device__ __forceinline__ void release(Ring<S::STAGES> &ring, Phase<S::STAGES> phase, int lane) {
     if constexpr (S::CLUSTER == 1) {
         if (lane == 0) ring.release(phase);
-    } else if (lane < S::CLUSTER) arrive_at(ring.empty[phase.stage], lane); // both fill it
+    } else if (lane < S::CLUSTER) arrive_at(ring.empty[phase.stage], lane); // all of them fill it
 }
 
 /* Steps 2 and 3: a consumer's part of a tile, from (row, column) of it on. */

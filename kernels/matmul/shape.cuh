@@ -13,15 +13,14 @@ template <typename Type, int Rows, int Columns, int Consumers, int Stages, int G
 struct Shape {
     using T = Type; // of x, W and y: __half or __nv_bfloat16
     using Output = Destination;
-    static constexpr int ROWS = Rows, COLUMNS = Columns;         // of a tile of y
-    static constexpr int CONSUMERS = Consumers;                  // warpgroups that multiply: 1 or 2
-    static constexpr int STAGES = Stages;                        // of the ring
-    static constexpr int GROUP = Group;                          // rows of tiles, or of pairs, in a band (TileOrder)
-    static constexpr int CLUSTER = Cluster;                      // 1, or 2: two tiles, one below the other, share W's
-    static constexpr int THREADS = 128 * (CONSUMERS + 1);        // the last warpgroup is the producer
+    static constexpr int ROWS = Rows, COLUMNS = Columns;  // of a tile of y
+    static constexpr int CONSUMERS = Consumers;           // warpgroups that multiply: 1 or 2
+    static constexpr int STAGES = Stages;                 // of the ring
+    static constexpr int GROUP = Group;                   // rows of tiles in a band (TileOrder), or rows of clusters
+    static constexpr int CLUSTER = Cluster;               // blocks that share W's rows, their tiles one below the other
+    static constexpr int THREADS = 128 * (CONSUMERS + 1); // the last warpgroup is the producer
     static constexpr int ROW_PARTS = ROWS / 64 < CONSUMERS ? ROWS / 64 : CONSUMERS; // consumers one below the other
-    static constexpr int PART_ROWS = ROWS / ROW_PARTS;                              // of a consumer's sums
-    static constexpr int PART_COLUMNS = COLUMNS * ROW_PARTS / CONSUMERS;
+    static constexpr int PART_ROWS = ROWS / ROW_PARTS, PART_COLUMNS = COLUMNS * ROW_PARTS / CONSUMERS; // of one's sums
     static_assert((CONSUMERS == 1 || CONSUMERS == 2) && ROWS % (64 * ROW_PARTS) == 0 && CONSUMERS % ROW_PARTS == 0);
     static_assert(PART_COLUMNS % 64 == 0 && PART_ROWS * PART_COLUMNS <= 64 * 256); // 128 registers of sums
 };

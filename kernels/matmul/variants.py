@@ -20,6 +20,16 @@ TOGETHER = (  # one arrival for a consumer, not for each of its warps
     ("} else if (lane < S::CLUSTER) arrive_at", "} else if (threadIdx.x % 128 < S::CLUSTER) arrive_at"),
 )
 NO_OVERLAP = (("wgmma_wait<1>(); // the step", "wgmma_wait<0>(); // the step"),)
+STORES_LEAVE_FIRST = (  # what is written is not read again here: it is the first that L2 may drop
+    (
+        ".shared::cta.bulk_group [%0, {%1, %2}], [%3];",
+        ".shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2}], [%3], %4;",
+    ),
+    (
+        '"r"(row), "r"(shared_address(from)) : "memory");',
+        '"r"(row), "r"(shared_address(from)), "l"(evict_first()) : "memory");',
+    ),
+)
 DIRECT = "Plain"  # sums from registers to y
 
 
@@ -98,6 +108,7 @@ LARGE = [  # for products that fill the card several times over
             "one arrival a consumer": {"changes": TOGETHER},
             "waits for each step": {"changes": NO_OVERLAP},
             "L2 fetches 128": {"promotion": 128},
+            "L2 drops y first": {"changes": STORES_LEAVE_FIRST},
         }.items()
     ),
 ]
