@@ -334,7 +334,7 @@ MISTAKES = {
     "stores: leaves before they are done": (
         "planned", "    if (same<S::Output, ThroughTma> && thread == 0) store_wait();", "", ANY),
     "planned: a part begins at the first step": (
-        "planned", "begin = (long long)steps * part / splits", "begin = 0", WRONG),
+        "planned", "begin = steps * part / splits", "begin = 0", WRONG),
     "planned: the second half of the columns again": ("planned", "stage.w + column * ROW", "stage.w", WRONG),
     "planned: buffers do not take turns": ("planned", "            buffer ^= 1;\n", "", ANY),
     "cluster: both blocks bring the same half": (

@@ -22,9 +22,6 @@ using S = SHAPE;
 using T = S::T;
 using Sums = float[S::PART_ROWS / 64][S::PART_COLUMNS / 2]; // of a consumer: 64 rows at a time, as wgmma has them
 
-template <typename U, typename V> constexpr bool same = false;
-template <typename U> constexpr bool same<U, U> = true;
-
 /* The producer: stages of all units, one after another. */
 __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W,
                                             Work<S> work) {

@@ -8,6 +8,9 @@ struct ThroughTma; // to y, as whole boxes by way of shared memory: n a multiple
 struct Plain;      // to y, from registers
 struct Partial;    // to scratch memory, in float32: sums over a part of k, which merge.cu adds up
 
+template <typename U, typename V> constexpr bool same = false;
+template <typename U> constexpr bool same<U, U> = true;
+
 template <typename Type, int Rows, int Columns, int Consumers, int Stages, int Group = 16, int Cluster = 1,
           typename Destination = ThroughTma>
 struct Shape {
@@ -57,9 +60,12 @@ template <typename S> struct Work {
         find();
     }
     __device__ __forceinline__ void find() {
-        part = unit / order.count();
+        part = 0, begin = 0, end = steps;
+        if constexpr (same<typename S::Output, Partial>) {
+            part = unit / order.count();
+            begin = steps * part / splits, end = steps * (part + 1) / splits; // steps < 2^25
+        }
         const int2 tile = order.at(unit - part * order.count());
         row = (tile.x * S::CLUSTER + rank) * S::ROWS, column = tile.y * S::COLUMNS;
-        begin = (long long)steps * part / splits, end = (long long)steps * (part + 1) / splits;
     }
 };

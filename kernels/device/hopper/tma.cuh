@@ -28,7 +28,8 @@ __device__ __forceinline__ void prefetch(const CUtensorMap &map) {
 /* The box whose first element is (row, column). */
 __device__ __forceinline__ void load_tile(void *to, const CUtensorMap &map, int row, int column, Barrier &full) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)), "l"(&map), "r"(column), "r"(row), "r"(full.at()) : "memory");
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(to)), "l"(&map), "r"(column), "r"(row),
+                 "r"(full.at()) : "memory");
 }
 __device__ __forceinline__ void store_tile(const CUtensorMap &map, int row, int column, const void *from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];"
