@@ -80,7 +80,8 @@ CONFIGURATIONS = [  # tile, n, what else the plan is told
     ((64, 128, 1), 136, {"stages": 2}),
     ((256, 128, 2), 136, {}),
     ((64, 128, 2), 131, {"splits": 3}),
-    ((64, 128, 2), 136, {"cluster": 2}),
+    ((64, 128, 2), 264, {"cluster": (2, 2)}),
+    ((64, 128, 1), 264, {"cluster": (1, 2)}),
     ((128, 256, 2), 264, {"cluster": 2}),
 ]
 
@@ -89,7 +90,7 @@ CONFIGURATIONS = [  # tile, n, what else the plan is told
 def test_every_shape_of_tiles(tile, n, chosen):
     """One block, or two, for all tiles, so that phases and buffers go on from one to the next. To look for races takes
     longer with large tiles; the rungs before have them."""
-    blocks, races = 1 + bool({"splits", "cluster"} & set(chosen)), tile[0] * tile[1] <= 64 * 128
+    blocks, races = {(2, 2): 4, None: 1 + ("splits" in chosen)}.get(chosen.get("cluster"), 2), tile[:2] == (64, 128)
     report = right("planned", tile[0] + 3, n, 136, HALF, races, tile=tile, processors=blocks, **chosen)
     assert report.grid[0] == blocks
 
@@ -241,7 +242,7 @@ def test_a_card_without_the_instructions(monkeypatch):
 
 def test_the_plan_cuts_where_tiles_are_few():
     big, small, long = (plan(m, n, k, 132, ROOM) for m, n, k in ((4096,) * 3, (64, 512, 512), (16, 4096, 14336)))
-    assert big[:3] == (128, 256, 2) and big.cluster == 2 and big.splits == 1 and big.blocks == 132
+    assert big[:3] == (128, 256, 2) and big.cluster == (2, 1) and big.splits == 1 and big.blocks == 132
     assert small.rows == 64 and small.blocks == small.units < 132
     assert long.splits > 1 and long.units <= 132
     for m, n, k in ((1, 1, 1), (1, 1, 100_000), (129, 1, 64), (8192, 28672, 8192), (2**20, 16, 16)):
@@ -250,7 +251,7 @@ def test_the_plan_cuts_where_tiles_are_few():
         assert p.rows * p.columns * p.units >= m * n * p.splits
         chosen = next(tile for tile in TILES if (*tile[:3], tile.cluster) == (*p[:3], p.cluster))
         assert all(cycles(m, n, k, chosen, p.splits, 132) <= cycles(m, n, k, tile, 1, 132) for tile in TILES)
-    assert plan(129, 300, 64, 1, ROOM).cluster == 1  # of two blocks there is no room for both
+    assert plan(129, 300, 64, 1, ROOM).cluster == (1, 1)  # of two blocks there is no room for both
 
 
 def test_tiles_in_the_order_of_the_reference():
@@ -338,12 +339,11 @@ MISTAKES = {
     "planned: the second half of the columns again": ("planned", "stage.w + column * ROW", "stage.w", WRONG),
     "planned: buffers do not take turns": ("planned", "            buffer ^= 1;\n", "", ANY),
     "cluster: both blocks bring the same half": (
-        "planned", "stage.w + work.rank * SHARE * ROW, W, work.column + work.rank * SHARE",
-        "stage.w, W, work.column", ANY),
+        "planned", "to + mine * PART * ROW, map, first + mine * PART", "to, map, first", ANY),
     "cluster: a reader is asked for by one block": (
-        "planned", "ring.init(1, 4 * S::CONSUMERS * S::CLUSTER)", "ring.init(1, 4 * S::CONSUMERS)", ANY),
+        "planned", "ring.init(1, 4 * S::CONSUMERS * S::SHARERS)", "ring.init(1, 4 * S::CONSUMERS)", ANY),
     "cluster: released in one's own block": (
-        "planned", "lane < S::CLUSTER) arrive_at(ring.empty[phase.stage], lane)", "lane == 0) ring.release(phase)",
+        "planned", "lane < S::SHARERS) arrive_at(ring.empty[phase.stage], sharer)", "lane == 0) ring.release(phase)",
         simt.Deadlock),
     "cluster: leaves while the other still reads": (
         "planned", "    if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody", "    // nobody", simt.AsyncFault),

@@ -55,9 +55,9 @@ class Planned:
         through_tma = n % 8 == 0 and y.data_ptr() % ALIGNMENT == 0
         to = "Partial" if p.splits > 1 else "ThroughTma" if through_tma else "Plain"
         self.kernel = kernel("planned", f"-DSHAPE={p.shape(DTYPES[x.dtype], to)}")
-        self.maps = tensor_map(x, (p.rows, STEP)), tensor_map(W, (p.columns // p.cluster, STEP))
+        self.maps = tensor_map(x, p.x_box), tensor_map(W, p.w_box)
         self.y_map = MapOf(BOX) if to == "ThroughTma" else lambda y: self.maps[0]  # any
-        self.options = {"shared": p.shared} | ({"cluster": (p.cluster, 1, 1)} if p.cluster > 1 else {})
+        self.options = {"shared": p.shared} | ({"cluster": (p.together, 1, 1)} if p.together > 1 else {})
         self.sizes = m, n, k, p.splits
         self.merge = kernel("merge", f"-DDTYPE={DTYPES[x.dtype]}") if p.splits > 1 else None
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 STEP = 64  # numbers of k in a stage
 PRODUCTS = 2048  # multiply-adds of a multiprocessor's tensor cores in a cycle
-FROM_L2, FROM_MEMORY = 56, 20  # bytes that reach a multiprocessor in a cycle, where all of them ask
+FROM_L2, FROM_MEMORY = 40, 20  # bytes that reach a multiprocessor in a cycle, where all of them ask
+ALONE = 60  # ... where few do
 FIXED = 1500  # cycles of a unit that no others overlap with
 MERGE = 4000  # cycles to launch merge.cu
 BOX, BUFFERS = 64 * 128, 2  # bytes of a box of y on its way out; a consumer's
@@ -26,16 +27,18 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     consumers: int
-    cluster: int  # blocks that share W's rows
+    cluster: tuple  # blocks one below the other, which share W's rows, and side by side, which share x's
     speed: float  # share of the tensor cores' rate that its products reach
 
 
 TILES = (
-    Tile(128, 256, 2, 2, 0.95),
-    Tile(128, 256, 2, 1, 0.92),
-    Tile(128, 128, 2, 1, 0.85),
-    Tile(64, 256, 2, 1, 0.80),
-    Tile(64, 128, 2, 1, 0.65),
+    Tile(128, 256, 2, (2, 1), 0.95),
+    Tile(128, 256, 2, (1, 1), 0.95),
+    Tile(128, 128, 2, (2, 2), 0.90),
+    Tile(128, 128, 2, (2, 1), 0.90),
+    Tile(128, 128, 2, (1, 1), 0.90),
+    Tile(64, 256, 2, (1, 1), 0.80),
+    Tile(64, 128, 2, (1, 1), 0.70),
 )
 
 
@@ -47,7 +50,7 @@ class Plan(NamedTuple):
     consumers: int
     stages: int
     group: int
-    cluster: int
+    cluster: tuple  # rows and columns of blocks
     splits: int
     units: int  # tiles, or parts of tiles
     blocks: int
@@ -57,13 +60,27 @@ class Plan(NamedTuple):
         return 128 * (self.consumers + 1)
 
     @property
+    def together(self):
+        """Blocks of a cluster."""
+        return math.prod(self.cluster)
+
+    @property
+    def x_box(self):
+        """What a block asks for of x at a step."""
+        return self.rows // self.cluster[1], STEP
+
+    @property
+    def w_box(self):
+        return self.columns // self.cluster[0], STEP
+
+    @property
     def shared(self):
         """Bytes of dynamic shared memory: Shared in shape.cuh."""
         return shared_bytes(self.rows, self.columns, self.consumers, self.stages)
 
     def shape(self, dtype, output):
         """The Shape that planned.cu is compiled with."""
-        sizes = self.rows, self.columns, self.consumers, self.stages, self.group, self.cluster
+        sizes = self.rows, self.columns, self.consumers, self.stages, self.group, *self.cluster
         return f"Shape<{dtype}, {', '.join(map(str, sizes))}, {output}>"
 
 
@@ -74,22 +91,24 @@ def plan(m, n, k, multiprocessors, room, *, tile=None, stages=None, group=None, 
     multiprocessors  of the card
     room             bytes of shared memory that a block may have
     tile             (rows, columns, consumers)
+    cluster          (rows, columns) of blocks, or rows alone
     """
-    tiles = [t for t in TILES if t.cluster <= multiprocessors]
+    cluster = (cluster, 1) if isinstance(cluster, int) else cluster
+    tiles = [t for t in TILES if math.prod(t.cluster) <= multiprocessors]
     if tile is not None:
-        tiles = [Tile(*tile, cluster or 1, 1.0)]
+        tiles = [Tile(*tile, cluster or (1, 1), 1.0)]
     elif cluster is not None:
         tiles = [t for t in tiles if t.cluster == cluster] or [TILES[0]._replace(cluster=cluster)]
     steps = math.ceil(k / STEP)
     cuts = [splits] if splits else range(1, min(MOST_SPLITS, steps) + 1)
-    ways = [(cycles(m, n, k, t, cut, multiprocessors), cut, t) for t in tiles for cut in cuts]
-    _, splits, chosen = min(ways, key=lambda way: way[:2])
+    ways = [(cycles(m, n, k, t, cut, multiprocessors), t.rows * t.columns, cut, t) for t in tiles for cut in cuts]
+    *_, splits, chosen = min(ways, key=lambda way: way[:3])
     rows, columns, consumers, cluster, _ = chosen
     if stages is None:
         stages = max(s for s in range(1, MOST_STAGES + 1) if shared_bytes(rows, columns, consumers, s) <= room)
-    units = row_tiles(m, chosen) * math.ceil(n / columns) * splits
-    blocks = min(units, multiprocessors // cluster * cluster)
-    return Plan(rows, columns, consumers, stages, group or BAND // cluster, cluster, splits, units, blocks)
+    units = tiles_of(m, n, chosen) * splits
+    blocks = min(units, room_for(cluster, multiprocessors))
+    return Plan(rows, columns, consumers, stages, group or BAND // cluster[0], cluster, splits, units, blocks)
 
 
 def shared_bytes(rows, columns, consumers, stages):
@@ -97,18 +116,30 @@ def shared_bytes(rows, columns, consumers, stages):
     return -(-used // 1024) * 1024
 
 
-def row_tiles(m, tile):
-    """Tiles one below the other; a cluster has all of its own, be they outside of y."""
-    return math.ceil(m / (tile.rows * tile.cluster)) * tile.cluster
+def tiles_of(m, n, tile):
+    """How many tiles there are; a cluster has all of its own, be they outside of y."""
+    down, across = tile.cluster
+    return math.ceil(m / (tile.rows * down)) * math.ceil(n / (tile.columns * across)) * down * across
+
+
+def room_for(cluster, multiprocessors):
+    """How many blocks run at a time, one on a multiprocessor. A cluster lies in one of the card's parts of 16 or 18
+    multiprocessors, so that of larger clusters than pairs only as many have room as in parts of 16."""
+    blocks = math.prod(cluster)
+    part = 16 if blocks > 2 and multiprocessors >= 16 else blocks
+    return multiprocessors // part * part
 
 
 def cycles(m, n, k, tile, splits, multiprocessors):
     """What the rule expects of a launch, in cycles of a multiprocessor."""
-    units = row_tiles(m, tile) * math.ceil(n / tile.columns) * splits
-    rounds = math.ceil(units / (multiprocessors // tile.cluster * tile.cluster))
+    units = tiles_of(m, n, tile) * splits
+    room = room_for(tile.cluster, multiprocessors)
+    rounds, busy = math.ceil(units / room), min(units, room)
     steps = math.ceil(math.ceil(k / STEP) / splits)
     products = tile.rows * tile.columns * STEP / PRODUCTS / tile.speed
-    copies = 2 * STEP * (tile.rows + tile.columns / tile.cluster) / FROM_L2
-    once = rounds * 2 * k * (m + n) / units / FROM_MEMORY  # all of x and W, by those that are at work
+    from_l2, from_memory = (min(ALONE, rate * multiprocessors / busy) for rate in (FROM_L2, FROM_MEMORY))
+    copies = 2 * STEP * (tile.rows / tile.cluster[1] + tile.columns / tile.cluster[0]) / from_l2
+    inside = math.ceil(m / tile.rows) * math.ceil(n / tile.columns) * splits  # units that have a part of y
+    once = rounds * 2 * k * (m + n) / inside / from_memory  # all of x and W, by those that are at work
     merge = MERGE + 8 * splits * m * n / multiprocessors / FROM_MEMORY if splits > 1 else 0
     return max(rounds * (steps * max(products, copies) + FIXED), once) + merge

@@ -4,12 +4,13 @@
    - Sizes are a Shape (shape.cuh): large tiles for large products, small ones where there are few tiles. A consumer
      has PART_ROWS x PART_COLUMNS of a tile's sums. Where even small tiles are few, they are cut along k: a unit of
      work is a part of a tile, whose sums stay in float32, and merge.cu adds the parts up.
-   - Two blocks may be a cluster: their tiles lie one below the other and need the same columns of W, of which each asks
-     for half, for both. A multiprocessor then reads 32 KB a step from L2 instead of 48.
+   - Blocks may be a cluster. Tiles one below the other need the same rows of W, tiles side by side the same rows of x:
+     each asks for a part, for all of them. Of two tiles of 128 x 256, one below the other, either block reads 32 KB a
+     step from L2 instead of 48; of 2 x 2, 24.
    - Where y is nothing for TMA (n no multiple of 8, an odd address), sums are stored from registers.
 
-   Maps as for persistent; of x boxes of (ROWS, 64), of W of (COLUMNS / CLUSTER, 64); where the output is not
-   ThroughTma, any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of THREADS, with
+   Maps as for persistent; of x boxes of (ROWS / CLUSTER_COLUMNS, 64), of W of (COLUMNS / CLUSTER_ROWS, 64); where the
+   output is not ThroughTma, any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of THREADS, with
    sizeof(Shared) bytes. splits > 1 needs Partial, whose y has (splits, m, n) floats. */
 #include "../device/hopper/stmatrix.cuh"
 #include "../device/hopper/warpgroup.cuh"
@@ -22,38 +23,48 @@ using S = SHAPE;
 using T = S::T;
 using Sums = float[S::PART_ROWS / 64][S::PART_COLUMNS / 2]; // of a consumer: 64 rows at a time, as wgmma has them
 
+/* Rows `first` and on of x or W, as many as a stage takes, which SHARERS blocks of the cluster need: each asks for its
+   part, the mine-th, for all of them. */
+template <int ROWS, int SHARERS>
+__device__ __forceinline__ void load_shared(unsigned char *to, const CUtensorMap &map, int first, int step, Barrier &full,
+                                            int mine, int blocks) {
+    constexpr int PART = ROWS / SHARERS;
+    if constexpr (SHARERS == 1) load_tile(to, map, first, step * STEP, full);
+    else load_tile_multicast(to + mine * PART * ROW, map, first + mine * PART, step * STEP, full, blocks);
+}
+
 /* The producer: stages of all units, one after another. */
 __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W,
                                             Work<S> work) {
     Phase<S::STAGES> phase;
+    int beside = 0; // the blocks that share x's rows, a bit for each rank
+#pragma unroll
+    for (int i = 0; i < S::CLUSTER_COLUMNS; i++) beside |= 1 << (work.down + S::CLUSTER_ROWS * i);
+    const int below = ((1 << S::CLUSTER_ROWS) - 1) << S::CLUSTER_ROWS * work.across; // those that share W's
     prefetch(x);
     prefetch(W);
     for (; work.exists(); work.next())
         for (int step = work.begin; step < work.end; step++) {
             auto &stage = shared.stages[phase.stage];
             Barrier &full = shared.ring.full[phase.stage];
-            shared.ring.wait_empty(phase); // in all blocks of a cluster
+            shared.ring.wait_empty(phase); // here, and in all blocks that get a part from here
             full.expect(sizeof(stage));
-            load_tile(stage.x, x, work.row, step * STEP, full);
-            if constexpr (S::CLUSTER == 1) load_tile(stage.w, W, work.column, step * STEP, full);
-            else {
-                constexpr int SHARE = S::COLUMNS / S::CLUSTER, ALL = (1 << S::CLUSTER) - 1;
-                load_tile_multicast(stage.w + work.rank * SHARE * ROW, W, work.column + work.rank * SHARE, step * STEP,
-                                    full, ALL);
-            }
+            load_shared<S::ROWS, S::CLUSTER_COLUMNS>(stage.x, x, work.row, step, full, work.across, beside);
+            load_shared<S::COLUMNS, S::CLUSTER_ROWS>(stage.w, W, work.column, step, full, work.down, below);
             phase.advance();
         }
 }
 
-__device__ __forceinline__ void release(Ring<S::STAGES> &ring, Phase<S::STAGES> phase, int lane) {
+/* A lane for each block that fills this stage: `sharer` is its rank. */
+__device__ __forceinline__ void release(Ring<S::STAGES> &ring, Phase<S::STAGES> phase, unsigned sharer, int lane) {
     if constexpr (S::CLUSTER == 1) {
         if (lane == 0) ring.release(phase);
-    } else if (lane < S::CLUSTER) arrive_at(ring.empty[phase.stage], lane); // all of them fill it
+    } else if (lane < S::SHARERS) arrive_at(ring.empty[phase.stage], sharer);
 }
 
 /* Steps 2 and 3: a consumer's part of a tile, from (row, column) of it on. */
 __device__ __forceinline__ void multiply(Sums &sums, Shared<S> &shared, Phase<S::STAGES> &phase, int steps, int row,
-                                         int column, int lane) {
+                                         int column, unsigned sharer, int lane) {
     Phase<S::STAGES> before;
     for (int step = 0; step < steps; step++) {
         shared.ring.wait_full(phase);
@@ -69,14 +80,14 @@ __device__ __forceinline__ void multiply(Sums &sums, Shared<S> &shared, Phase<S:
                                        T());
         wgmma_commit();
         wgmma_wait<1>(); // the step before has read its stage
-        if (step > 0) release(shared.ring, before, lane);
+        if (step > 0) release(shared.ring, before, sharer, lane);
         before = phase;
         phase.advance();
     }
     wgmma_wait<0>();
 #pragma unroll
     for (int r = 0; r < S::PART_ROWS / 64; r++) keep(sums[r]);
-    release(shared.ring, before, lane);
+    release(shared.ring, before, sharer, lane);
 }
 
 /* Step 4: the sums to y, a box of 64 x 64 at a time. Boxes go by turns to the consumer's two buffers. */
@@ -122,11 +133,12 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y_
                                         Work<S> work, int consumer, int thread) {
     const int part_row = consumer % S::ROW_PARTS * S::PART_ROWS;
     const int part_column = consumer / S::ROW_PARTS * S::PART_COLUMNS;
+    const unsigned sharer = work.sharer(thread % 32);
     Phase<S::STAGES> phase;
     int buffer = 0;
     Sums sums;
     for (; work.exists(); work.next()) { // 1. a tile of y
-        multiply(sums, shared, phase, work.end - work.begin, part_row, part_column, thread % 32);
+        multiply(sums, shared, phase, work.end - work.begin, part_row, part_column, sharer, thread % 32);
         const int row = work.row + part_row, column = work.column + part_column;
         if constexpr (same<S::Output, ThroughTma>)
             store_boxes(y_map, sums, shared, row, column, buffer, consumer, thread);
@@ -143,7 +155,7 @@ matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
     const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
-    if (threadIdx.x == 0) shared.ring.init(1, 4 * S::CONSUMERS * S::CLUSTER);
+    if (threadIdx.x == 0) shared.ring.init(1, 4 * S::CONSUMERS * S::SHARERS);
     if constexpr (S::CLUSTER == 1) __syncthreads();
     else cluster_barrier();
     const Work<S> work(m, n, k, splits);

@@ -15,9 +15,9 @@ from lab.tensors import DTYPES
 
 SOURCE = "kernels/matmul/planned.cu"
 TOGETHER = (  # one arrival for a consumer, not for each of its warps
-    ("shared.ring.init(1, 4 * S::CONSUMERS * S::CLUSTER)", "shared.ring.init(1, S::CONSUMERS * S::CLUSTER)"),
+    ("shared.ring.init(1, 4 * S::CONSUMERS * S::SHARERS)", "shared.ring.init(1, S::CONSUMERS * S::SHARERS)"),
     ("if (lane == 0) ring.release(phase);", "if (threadIdx.x % 128 == 0) ring.release(phase);"),
-    ("} else if (lane < S::CLUSTER) arrive_at", "} else if (threadIdx.x % 128 < S::CLUSTER) arrive_at"),
+    ("} else if (lane < S::SHARERS) arrive_at", "} else if (threadIdx.x % 128 < S::SHARERS) arrive_at"),
 )
 NO_OVERLAP = (("wgmma_wait<1>(); // the step", "wgmma_wait<0>(); // the step"),)
 STORES_LEAVE_FIRST = (  # what is written is not read again here: it is the first that L2 may drop
@@ -61,10 +61,10 @@ class Variant(NamedTuple):
         function = compiled(p.shape(DTYPES[x.dtype], output), self.changes)
         maps = [
             TensorMap(t, box, 128, l2_promotion=self.promotion)
-            for t, box in ((x, (p.rows, 64)), (W, (p.columns // p.cluster, 64)), (y, (64, 64)))
+            for t, box in ((x, p.x_box), (W, p.w_box), (y, (64, 64)))
         ]
         target = y if p.splits == 1 else torch.empty(p.splits, y.numel(), dtype=torch.float32, device=y.device)
-        options = {"shared": p.shared} | ({"cluster": (p.cluster, 1, 1)} if p.cluster > 1 else {})
+        options = {"shared": p.shared} | ({"cluster": (p.together, 1, 1)} if p.together > 1 else {})
         launch = functools.partial(function, p.blocks, p.threads, *maps, target, m, n, k, p.splits, **options)
         if p.splits == 1:
             return launch
@@ -99,7 +99,11 @@ LARGE = [  # for products that fill the card several times over
     sizes("128×256, 3 stages", BIG, stages=3, group=16),
     sizes("128×256, cluster 2, 3 stages", BIG, cluster=2, stages=3, group=8),
     *(sizes(f"256×128, cluster {c}, band {g}", WIDE, cluster=c, group=g) for c in (1, 2) for g in (4, 8)),
-    *(sizes(f"128×128, cluster {c}", MIDDLE, cluster=c, group=16 // c) for c in (1, 2)),
+    *(sizes(f"128×256, cluster 2 × 2, band {g}", BIG, cluster=(2, 2), group=g) for g in (2, 4, 8)),
+    sizes("128×256, cluster 1 × 2", BIG, cluster=(1, 2), group=16),
+    sizes("256×128, cluster 2 × 2", WIDE, cluster=(2, 2), group=4),
+    sizes("256×128, cluster 1 × 2", WIDE, cluster=(1, 2), group=8),
+    *(sizes(f"128×128, cluster {c[0]} × {c[1]}", MIDDLE, cluster=c) for c in ((1, 1), (2, 1), (2, 2))),
     *(
         Variant(f"128×256, cluster {c}, {what}", (("tile", BIG), ("cluster", c), ("group", 16 // c)), **how)
         for c in (1, 2)
@@ -113,7 +117,13 @@ LARGE = [  # for products that fill the card several times over
     ),
 ]
 FEW = [  # for few rows of x
-    *(sizes(f"{t[0]}×{t[1]}, cluster {c}", t, cluster=c) for t in (BIG, WIDE, MIDDLE, LOW, SMALL) for c in (1, 2)),
+    *(
+        sizes(f"{t[0]}×{t[1]}, cluster {c[0]} × {c[1]}", t, cluster=c)
+        for t in (BIG, WIDE, MIDDLE, LOW, SMALL)
+        for c in ((1, 1), (2, 1), (1, 2), (2, 2))
+    ),
+    sizes("128×128, cluster 4 × 1", MIDDLE, cluster=(4, 1)),
+    sizes("128×128, cluster 2 × 2, 2 parts", MIDDLE, cluster=(2, 2), splits=2),
     sizes("64×128, one consumer", (64, 128, 1)),
     *(sizes(f"{t[0]}×{t[1]}, {s} parts", t, splits=s) for t in (BIG, MIDDLE, SMALL) for s in (2, 4)),
 ]
