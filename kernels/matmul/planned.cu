@@ -10,8 +10,8 @@
    - Where y is nothing for TMA (n no multiple of 8, an odd address), sums are stored from registers.
 
    Maps as for persistent; of x boxes of (ROWS / CLUSTER_COLUMNS, 64), of W of (COLUMNS / CLUSTER_ROWS, 64); where the
-   output is not ThroughTma, any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of THREADS, with
-   sizeof(Shared) bytes. splits > 1 needs Partial, whose y has (splits, m, n) floats. */
+   output is not ThroughTma, any map for y. Launch up to as many blocks as there are units, a multiple of CLUSTER, of
+   THREADS, with sizeof(Shared) bytes. splits > 1 needs Partial, whose y has (splits, m, n) floats. */
 #include "../device/hopper/stmatrix.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
@@ -26,8 +26,8 @@ using Sums = float[S::PART_ROWS / 64][S::PART_COLUMNS / 2]; // of a consumer: 64
 /* Rows `first` and on of x or W, as many as a stage takes, which SHARERS blocks of the cluster need: each asks for its
    part, the mine-th, for all of them. */
 template <int ROWS, int SHARERS>
-__device__ __forceinline__ void load_shared(unsigned char *to, const CUtensorMap &map, int first, int step, Barrier &full,
-                                            int mine, int blocks) {
+__device__ __forceinline__ void load_shared(unsigned char *to, const CUtensorMap &map, int first, int step,
+                                            Barrier &full, int mine, int blocks) {
     constexpr int PART = ROWS / SHARERS;
     if constexpr (SHARERS == 1) load_tile(to, map, first, step * STEP, full);
     else load_tile_multicast(to + mine * PART * ROW, map, first + mine * PART, step * STEP, full, blocks);

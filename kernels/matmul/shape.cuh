@@ -64,7 +64,7 @@ template <typename S> struct Work {
         unit += gridDim.x / S::CLUSTER;
         find();
     }
-    /* The rank of the i-th block that shares x's or W's rows with this one: it fills stages here, and this one there. */
+    /* The rank of the i-th block that shares x's or W's rows with this: it fills stages here, and this one there. */
     __device__ __forceinline__ unsigned sharer(int i) const {
         if (i < S::CLUSTER_ROWS) return i + S::CLUSTER_ROWS * across;
         const int other = i - S::CLUSTER_ROWS;
