@@ -95,12 +95,13 @@ def test_the_trials(card, monkeypatch):
     assert all((results.ROOT / s).is_file() for f in ladder.figures for s in f.sources)
 
 
-def test_the_sweep_prints_each_variant(card, monkeypatch, capsys):
+def test_the_sweep_prints_each_variant(card, monkeypatch, capsys, tmp_path):
     wrong = Variant("wrong", (("tile", SMALLEST),), (("sums[r] + 4 * j, row", "sums[r], row"),), "Plain")
     variants = [sizes("small", SMALLEST), sizes("no room", (128, 256, 2), stages=8), wrong]
     monkeypatch.setattr(sweep, "SHAPES", [(5, 24, 72, variants)])
-    sweep.main(60)
+    sweep.main(60, tmp_path / "all.txt")
     said = capsys.readouterr().out
+    assert len((tmp_path / "all.txt").read_text().splitlines()) == 3
     assert "5 × 72 times 24 × 72: cuBLAS" in said and "no room" not in said
     assert re.search(r"wrong: WRONG, relative error \d", said)
     for name in ("cuBLAS", "linear", "small"):

@@ -1,12 +1,13 @@
-"""Which sizes are fastest? `python -m kernels.matmul.sweep [seconds]` (needs an H100 or H200; some four minutes).
+"""Which sizes are fastest? `python -m kernels.matmul.sweep [seconds [file]]` (needs an H100 or H200; four minutes).
 
-All variants of variants.py on square matrices and on few rows, each held against float64, then timed in graphs on
-cold inputs, in turns with cuBLAS: one line for each, TFLOP/s and the ratio to cuBLAS, and at the end the fastest of
-each shape. Nothing is stored. It stops beginning new shapes when its time is over (default
-240 seconds), so that a run of limited length ends in order.
+All variants of variants.py on square matrices and on few rows, each held against float64, then timed in graphs on cold
+inputs, in turns with cuBLAS: one line for each, TFLOP/s and the ratio to cuBLAS, and at the end the fastest of each
+shape. Of few rows the SHOWN fastest are printed; all are in the file. No result is stored. It stops beginning new shapes
+when its time is over (default 240 seconds), so that a run of limited length ends in order.
 """
 
 import functools
+import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ SHAPES = [  # m, n, k, variants
     (64, 4096, 4096, FEW),
     (256, 4096, 14336, FEW),
 ]
-TURNS = 3
+TURNS, SHOWN = 3, 10
 
 
 def compile_ahead(device):
@@ -65,7 +66,7 @@ def timed(calls):
     return {name: float(np.median(found)) for name, found in taken.items()}
 
 
-def sweep(m, n, k, variants):
+def sweep(m, n, k, variants, shown=None, file=None):
     """Time these variants on one shape, and print."""
     empty()
     inputs = bench.inputs_of(DTYPE, m, n, k)
@@ -89,23 +90,29 @@ def sweep(m, n, k, variants):
     _, flops = work(m, n, k)
     found = timed(calls)
     print(f"{m} × {k} times {n} × {k}: cuBLAS {found['cuBLAS'] * 1e6:.1f} us")
-    for name, seconds in sorted(found.items(), key=lambda item: item[1]):
-        print(f"  {flops / seconds / 1e12:6.1f} TFLOP/s  {found['cuBLAS'] / seconds:5.3f}  {name}", flush=True)
-    return min(found, key=found.get)
+    ranked = sorted(found, key=found.get)
+    for place, name in enumerate(ranked):
+        line = f"  {flops / found[name] / 1e12:6.1f} TFLOP/s  {found['cuBLAS'] / found[name]:5.3f}  {name}"
+        if shown is None or place < shown or name in ("cuBLAS", "linear"):
+            print(line, flush=True)
+        if file:
+            print(f"{m} {n} {k}{line}", file=file, flush=True)
+    return ranked[0]
 
 
-def main(seconds=240.0):
+def main(seconds=240.0, path=None):
     cuda_timing.expect_gpu("the sweep")
     begin = time.perf_counter()
     compile_ahead(torch.device(bench.DEVICE, 0))
     print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
     best = {}
-    for m, n, k, variants in SHAPES:
-        if time.perf_counter() - begin < seconds:
-            best[m, n, k] = sweep(m, n, k, variants)
+    with open(path or os.devnull, "w") as file:
+        for m, n, k, variants in SHAPES:
+            if time.perf_counter() - begin < seconds:
+                best[m, n, k] = sweep(m, n, k, variants, SHOWN if variants is FEW else None, file)
     for shape, name in best.items():
         print(f"{shape}: {name}")
 
 
 if __name__ == "__main__":
-    main(*map(float, sys.argv[1:]))
+    main(float((sys.argv[1:] or [240])[0]), *sys.argv[2:])

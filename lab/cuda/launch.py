@@ -57,7 +57,8 @@ class Kernel:
                      griddepcontrol.wait in the kernel waits for that. The SIMT machine runs one launch after another;
                      there, touching what the launch ahead wrote, or writing what it was given, before the wait is an
                      error (see lab/stream.py). Of no effect on cards before compute capability 9.0
-        cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later
+        cluster      a tuple of three: blocks in a cluster, on compute capability 9.0 and later, and on the SIMT machine
+                     along x
         check_races  on the CPU: also look for races
         places       on the CPU: how many blocks fit at a time; None: all of them
         order        on the CPU: the order in which blocks start: "forward", "reverse" or a seed
