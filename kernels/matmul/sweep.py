@@ -2,8 +2,8 @@
 
 All variants of variants.py on square matrices and on few rows, each held against float64, then timed in graphs on cold
 inputs, in turns with cuBLAS: one line for each, TFLOP/s and the ratio to cuBLAS, and at the end the fastest of each
-shape. Of few rows the SHOWN fastest are printed; all are in the file. No result is stored. It stops beginning new shapes
-when its time is over (default 240 seconds), so that a run of limited length ends in order.
+shape. Of few rows the SHOWN fastest are printed; all are in the file. No result is stored. It begins no new shape when
+its time is over (default 240 seconds), so that a run of limited length ends in order.
 """
 
 import functools
