@@ -254,6 +254,22 @@ def test_the_plan_cuts_where_tiles_are_few():
     assert plan(129, 300, 64, 1, ROOM).cluster == (1, 1)  # of two blocks there is no room for both
 
 
+@pytest.mark.parametrize(
+    "chosen, said",
+    [
+        ({"tile": (100, 64, 1)}, "tile must have multiples of 64"),
+        ({"tile": (64, 512, 2)}, "at most 256 columns"),
+        ({"tile": (64, 128, 3)}, "1 or 2 consumers"),
+        ({"cluster": (2, 2)}, r"cluster must have 1 to 2 blocks, .* got \(2, 2\)"),
+        ({"cluster": 0}, "cluster must have"),
+        ({"splits": 4}, "splits must be 1 to 3, the steps of 64 of k, got 4"),
+    ],
+)
+def test_what_a_plan_cannot_be(chosen, said):
+    with pytest.raises(ValueError, match=f"plan: .*{said}"):
+        plan(64, 64, 136, 2, ROOM, **chosen)
+
+
 def test_tiles_in_the_order_of_the_reference():
     source = (
         inlined("kernels/matmul/tiles.cuh")

@@ -92,8 +92,19 @@ def plan(m, n, k, multiprocessors, room, *, tile=None, stages=None, group=None, 
     room             bytes of shared memory that a block may have
     tile             (rows, columns, consumers)
     cluster          (rows, columns) of blocks, or rows alone
+    splits           parts of k, each of one step of 64 or more
+
+    ValueError for what planned.cu cannot be.
     """
     cluster = (cluster, 1) if isinstance(cluster, int) else cluster
+    if tile is not None and not (tile[0] % 64 == tile[1] % 64 == 0 and tile[1] <= 256 and tile[2] in (1, 2)):
+        wanted = "multiples of 64, at most 256 columns, and 1 or 2 consumers"
+        raise ValueError(f"plan: tile must have {wanted}, got {tile}")
+    if cluster is not None and not (min(cluster) >= 1 and math.prod(cluster) <= min(8, multiprocessors)):
+        wanted = f"1 to {min(8, multiprocessors)} blocks, as many as there are multiprocessors"
+        raise ValueError(f"plan: cluster must have {wanted}, got {cluster}")
+    if splits is not None and not 1 <= splits <= math.ceil(k / STEP):
+        raise ValueError(f"plan: splits must be 1 to {math.ceil(k / STEP)}, the steps of {STEP} of k, got {splits}")
     tiles = [t for t in TILES if math.prod(t.cluster) <= multiprocessors]
     if tile is not None:
         tiles = [Tile(*tile, cluster or (1, 1), 1.0)]
