@@ -1,7 +1,9 @@
 """The matmul's bench, its variants and the sweep on a made-up card: inputs are cold, variants are right."""
 
+import json
 import re
 import sys
+import time
 
 import made_up_card
 import pytest
@@ -11,7 +13,7 @@ from test_gemv_bench import cold
 from kernels import benching, matmul
 from kernels.bench import GPU_TOPICS
 from kernels.matmul import bench, sweep, trials
-from kernels.matmul.variants import FEW, LARGE, SMALL, Variant, compiled, sizes
+from kernels.matmul.variants import FEW, LARGE, SMALL, Variant, changed, compiled, sizes
 from lab import results
 from lab.check import Verdict
 
@@ -95,14 +97,53 @@ def test_the_trials(card, monkeypatch):
     assert all((results.ROOT / s).is_file() for f in ladder.figures for s in f.sources)
 
 
-def test_the_sweep_prints_each_variant(card, monkeypatch, capsys, tmp_path):
+def test_the_sweep_tells_each_variant(card, monkeypatch, capsys):
     wrong = Variant("wrong", (("tile", SMALLEST),), (("sums[r] + 4 * j, row", "sums[r], row"),), "Plain")
-    variants = [sizes("small", SMALLEST), sizes("no room", (128, 256, 2), stages=8), wrong]
+    broken = Variant("broken", (("tile", SMALLEST),), (("no such text", ""),))
+    cluster = sizes("a cluster", SMALLEST, cluster=(2, 1), splits=1)
+    variants = [sizes("no room", (128, 256, 2), stages=8), cluster, wrong, broken]
     monkeypatch.setattr(sweep, "SHAPES", [(5, 24, 72, variants)])
-    sweep.main(60, tmp_path / "all.txt")
-    said = capsys.readouterr().out
-    assert len((tmp_path / "all.txt").read_text().splitlines()) == 3
-    assert "5 × 72 times 24 × 72: cuBLAS" in said and "no room" not in said
-    assert re.search(r"wrong: WRONG, relative error \d", said)
-    for name in ("cuBLAS", "linear", "small"):
-        assert re.search(rf"^ +[\d.]+ TFLOP/s +[\d.]+  {name}$", said, re.M), said
+    sweep.worker(set())
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    begun = [line["begins"] for line in told if "begins" in line]
+    assert begun == ["cuBLAS", sweep.CHOSEN.title, "wrong", "broken", "a cluster"]
+    ended = {line["title"]: line for line in told if "title" in line}
+    assert "relative error" in ended["wrong"]["wrong"] and "no such text" in ended["broken"]["wrong"]
+    assert ended["a cluster"]["ours"] > 0 and "64x128x1 cluster 2x1" in ended["a cluster"]["plan"]
+    sweep.worker({(0, v.title) for v in (sweep.CHOSEN, *variants)})
+    assert capsys.readouterr().out == ""
+
+
+WORKER = """
+import json, sys, time
+done = json.loads(sys.argv[2])
+def say(**facts): print(json.dumps(facts), flush=True)
+for title in ("one", "hangs", "dies", "last"):
+    if [0, title] not in done:
+        say(index=0, begins=title)
+        if title == "hangs": time.sleep(60)
+        if title == "dies": sys.exit(7)
+        say(index=0, title=title, ours=1e-6, theirs=2e-6, plan="its plan")
+"""
+
+
+def test_the_sweep_goes_on_behind_what_hangs_or_dies(card, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sweep, "SHAPES", [(5, 24, 72, [])])
+    monkeypatch.setattr(sweep, "compile_ahead", lambda device: None)
+    command = sys.executable, "-c", WORKER, "worker"
+    found = sweep.main(60, tmp_path / "all.txt", command, silence=1.0)
+    assert [told["title"] for told in found[0]] == ["one", "last"]
+    said, kept = capsys.readouterr().out, (tmp_path / "all.txt").read_text()
+    assert "hangs: NO RESULT, silent for 1 s, killed" in kept and "dies: NO RESULT, 7" in kept
+    assert "5 × 72 times 24 × 72: cuBLAS 2.0 us" in said
+    assert re.search(r"^ +[\d.]+ TFLOP/s  2.000  last$", said, re.M)
+    begin = time.perf_counter()
+    assert list(sweep.main(1.0, None, (*command[:2], "import time; time.sleep(60)", "worker"))) == []
+    assert time.perf_counter() - begin < 10
+
+
+def test_the_sweep_compiles_what_is_launched():
+    assert len(sweep.sources(torch.device("cpu"))) > len(LARGE)
+    shape = Variant("one", (("tile", SMALLEST),)).plan(64, 64, 64, torch.device("cpu")).shape("__half", "Plain")
+    module = compiled(shape).module
+    assert (module.source, module.options, module.name) == (changed(()), (f"-DSHAPE={shape}",), "planned.cu")

@@ -1,118 +1,223 @@
 """Which sizes are fastest? `python -m kernels.matmul.sweep [seconds [file]]` (needs an H100 or H200; four minutes).
 
-All variants of variants.py on square matrices and on few rows, each held against float64, then timed in graphs on cold
-inputs, in turns with cuBLAS: one line for each, TFLOP/s and the ratio to cuBLAS, and at the end the fastest of each
-shape. Of few rows the SHOWN fastest are printed; all are in the file. No result is stored. It begins no new shape when
-its time is over (default 240 seconds), so that a run of limited length ends in order.
+All variants of variants.py on square matrices, and on the rows of a prefill: each is held against float64, then timed
+in graphs on cold inputs, in turns with cuBLAS. Of each shape the SHOWN fastest are printed, TFLOP/s and the ratio to
+cuBLAS; all are in the file, as soon as they are measured. No result is stored.
+
+A kernel that never ends, or touches what it must not, takes its process with it. So a process of its own does the work,
+and tells what it begins; one that is silent for SILENCE seconds is killed, and the next goes on behind what it was at.
+What is new on a card, clusters, comes last of each shape. When the time is over (default 240 seconds), all ends in
+order, and what is measured is printed.
 """
 
 import functools
+import json
+import multiprocessing
 import os
+import queue
+import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from kernels.benching import empty
-from kernels.matmul import bench, linear, work
-from kernels.matmul.variants import FEW, LARGE, compiled
+from kernels.matmul import bench, work
+from kernels.matmul.variants import FEW, LARGE, MANY, SOURCE, Variant, changed
 from lab import cuda_timing
 from lab.tensors import DTYPES
+from simt import kept, nvrtc
 
 DTYPE = torch.bfloat16
+CHOSEN = Variant("as planned")  # what plan.py chooses
 SHAPES = [  # m, n, k, variants
     (4096, 4096, 4096, LARGE),
     (8192, 8192, 8192, LARGE),
-    (512, 4096, 4096, FEW),
-    (512, 14336, 4096, FEW),
-    (1024, 14336, 4096, FEW),
-    (512, 4096, 14336, FEW),
-    (1024, 4096, 4096, FEW),
-    (2048, 4096, 4096, FEW),
+    *((512, n, k, FEW) for n, k in bench.LAYERS),
+    *((m, n, k, MANY) for m in (2048, 4096, 8192) for n, k in bench.LAYERS if (m, n, k) != (4096, 4096, 4096)),
+    *((1024, n, k, [*MANY, *FEW]) for n, k in bench.LAYERS),
     (64, 4096, 4096, FEW),
     (256, 4096, 14336, FEW),
 ]
-TURNS, SHOWN = 3, 10
+TURNS, SHOWN, SILENCE = 3, 8, 25.0
+WORKER = sys.executable, "-m", "kernels.matmul.sweep", "worker"
+
+
+def sources(device):
+    """What all variants are compiled from: [(source, options)], each once."""
+    found = {}
+    for m, n, k, variants in SHAPES:
+        for v in [CHOSEN, *variants]:
+            if v.fits(m, n, k, device):
+                p = v.plan(m, n, k, device)
+                shape = p.shape(DTYPES[DTYPE], "Partial" if p.splits > 1 else v.output or "ThroughTma")
+                found[changed(v.changes), f"-DSHAPE={shape}"] = None
+    return list(found)
+
+
+def compile_one(source, option):
+    """For the processes to come, which find it in kept files."""
+    try:
+        nvrtc.compile_to_cubin(source, (option,), "sm_90a", SOURCE.rpartition("/")[2])
+    except Exception as error:  # of any kind: the variant's own turn says so
+        print(f"{option}: {error}", flush=True)
 
 
 def compile_ahead(device):
-    """All variants at once, on all cores."""
-
-    def one(variant, shape):
-        p = variant.plan(*shape, device)
-        output = "Partial" if p.splits > 1 else variant.output or "ThroughTma"
-        compiled(p.shape(DTYPES[DTYPE], output), variant.changes).module.cubin()
-
-    jobs = [(v, shape) for *shape, variants in SHAPES for v in variants if v.fits(*shape, device)]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda job: one(*job), jobs))
+    """All variants, on all cores."""
+    os.environ.setdefault(kept.FOLDER, os.path.join(tempfile.gettempdir(), "matmul-sweep"))
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        pool.starmap(compile_one, sources(device), chunksize=1)
 
 
-def timed(calls):
-    """{name: seconds} of calls in graphs, the median over turns; a name that fails is left out with a sentence."""
-    graphs = {}
-    for name, listed in calls.items():
-        try:
-            graphs[name] = cuda_timing.Graph(listed)
-        except Exception as error:  # of any kind: the others are still of use
-            print(f"  {name}: {(str(error) or repr(error)).splitlines()[0]}", flush=True)
-    taken = {name: [] for name in graphs}
-    for _ in range(TURNS):
-        for name, graph in graphs.items():
-            taken[name].append(np.median(graph.turn()))
-    return {name: float(np.median(found)) for name, found in taken.items()}
+def say(**facts):
+    print(json.dumps(facts), flush=True)
 
 
-def sweep(m, n, k, variants, shown=None, file=None):
-    """Time these variants on one shape, and print."""
+def worker(done):
+    """Time what is not done, {(index of a shape, title)}; a line of JSON when a variant begins, and when it ends."""
+    for index, (m, n, k, variants) in enumerate(SHAPES):
+        waiting = [v for v in (CHOSEN, *_risky_last(variants)) if (index, v.title) not in done]
+        if waiting:
+            say(index=index, begins="cuBLAS")
+            sweep(index, m, n, k, waiting)
+
+
+def _risky_last(variants):
+    """Without a cluster, then with; no title twice."""
+    unlike = {v.title: v for v in variants}.values()
+    return sorted(unlike, key=lambda v: dict(v.chosen).get("cluster", 1) not in (1, (1, 1)))
+
+
+def sweep(index, m, n, k, variants):
+    """Check these variants on one shape, and time each in turns with cuBLAS."""
     empty()
     inputs = bench.inputs_of(DTYPE, m, n, k)
     wanted = inputs[0][0].double() @ inputs[0][1].double().T
     norm = float(torch.linalg.vector_norm(wanted))
     outs = [torch.empty(m, n, dtype=DTYPE, device=bench.DEVICE) for _ in inputs]
-    calls = {
-        "cuBLAS": [functools.partial(F.linear, x, W) for x, W in inputs],
-        "linear": [functools.partial(linear, x, W, out=y) for (x, W), y in zip(inputs, outs)],
-    }
-    for variant in (v for v in variants if v.fits(m, n, k, wanted.device)):
-        prepared = [variant.prepare(x, W, y) for (x, W), y in zip(inputs, outs)]
-        outs[0].fill_(torch.nan)
-        prepared[0]()
-        error = float(torch.linalg.vector_norm(outs[0].double() - wanted)) / norm
-        if not error <= bench.tolerance(DTYPE):
-            print(f"  {variant.title}: WRONG, relative error {error:.2g}", flush=True)
+    cublas = cuda_timing.Graph([functools.partial(F.linear, x, W) for x, W in inputs])
+    for variant in variants:
+        if not variant.fits(m, n, k, wanted.device):
             continue
-        calls[variant.title] = prepared
-    del wanted
-    _, flops = work(m, n, k)
-    found = timed(calls)
-    print(f"{m} × {k} times {n} × {k}: cuBLAS {found['cuBLAS'] * 1e6:.1f} us")
-    ranked = sorted(found, key=found.get)
-    for place, name in enumerate(ranked):
-        line = f"  {flops / found[name] / 1e12:6.1f} TFLOP/s  {found['cuBLAS'] / found[name]:5.3f}  {name}"
-        if shown is None or place < shown or name in ("cuBLAS", "linear"):
-            print(line, flush=True)
-        if file:
-            print(f"{m} {n} {k}{line}", file=file, flush=True)
-    return ranked[0]
+        say(index=index, begins=variant.title)
+        try:
+            calls = [variant.prepare(x, W, y) for (x, W), y in zip(inputs, outs)]
+            outs[0].fill_(torch.nan)
+            calls[0]()
+            error = float(torch.linalg.vector_norm(outs[0].double() - wanted)) / norm
+            if not error <= bench.tolerance(DTYPE):  # NaN too
+                say(index=index, title=variant.title, wrong=f"WRONG, relative error {error:.2g}")
+                continue
+            ours, theirs, graph = [], [], cuda_timing.Graph(calls)
+            for _ in range(TURNS):
+                theirs.append(statistics.median(cublas.turn()))
+                ours.append(statistics.median(graph.turn()))
+            p = variant.plan(m, n, k, wanted.device)
+        except Exception as failed:  # of any kind: the others are still of use
+            say(index=index, title=variant.title, wrong=(str(failed) or repr(failed)).splitlines()[0])
+            if bench.DEVICE == "cuda":
+                torch.cuda.synchronize()  # where the card refuses everything from now on, this process ends
+            continue
+        taken = statistics.median(ours), statistics.median(theirs)
+        say(index=index, title=variant.title, ours=taken[0], theirs=taken[1], plan=_told(p))
 
 
-def main(seconds=240.0, path=None):
+def _told(p):
+    """A plan in few words."""
+    sizes = f"{p.rows}x{p.columns}x{p.consumers} cluster {p.cluster[0]}x{p.cluster[1]} band {p.group}"
+    return f"{sizes} stages {p.stages} splits {p.splits} units {p.units} blocks {p.blocks}"
+
+
+def messages(command, done, silence, end):
+    """What a worker says, as dicts, until it ends, is silent for too long, or the time is over. The last tells why."""
+    process = subprocess.Popen([*command, json.dumps(sorted(done))], stdout=subprocess.PIPE, text=True)
+    lines = queue.SimpleQueue()
+
+    def read():
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while True:
+            left = end - time.perf_counter()
+            line = lines.get(timeout=max(0.0, min(silence, left)))
+            if line is None:
+                yield {"ended": process.wait(timeout=silence)}
+                return
+            if line.startswith("{"):
+                yield json.loads(line)
+    except (queue.Empty, subprocess.TimeoutExpired):
+        over = time.perf_counter() >= end
+        yield {"ended": "the time is over" if over else f"silent for {silence:.0f} s, killed"}
+    finally:
+        process.kill()
+
+
+def main(seconds=240.0, path=None, command=WORKER, silence=SILENCE):
+    """Measure for so long, print, and write all to the file. Returns {index of a shape: messages with times}."""
     cuda_timing.expect_gpu("the sweep")
     begin = time.perf_counter()
+    end, done, found = begin + seconds, set(), {}
     compile_ahead(torch.device(bench.DEVICE, 0))
     print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-    best = {}
     with open(path or os.devnull, "w") as file:
-        for m, n, k, variants in SHAPES:
-            if time.perf_counter() - begin < seconds:
-                best[m, n, k] = sweep(m, n, k, variants, SHOWN if variants is FEW else None, file)
-    for shape, name in best.items():
-        print(f"{shape}: {name}")
+        fruitless = 0
+        while fruitless < 3 and time.perf_counter() < end:
+            now, before = None, len(done)
+            for told in messages(command, done, silence, end):
+                if "begins" in told:
+                    now = told["index"], told["begins"]
+                elif "ended" not in told:
+                    done.add((told["index"], told["title"]))
+                    _note(told, found, file)
+            if told["ended"] == 0 or told["ended"] == "the time is over":
+                break
+            print(f"a process ended at {now}: {told['ended']}", flush=True)
+            if now and now[1] != "cuBLAS":
+                if now not in done:
+                    _note({"index": now[0], "title": now[1], "wrong": f"NO RESULT, {told['ended']}"}, found, file)
+                done |= {(index, now[1]) for index in range(len(SHAPES))}  # not again, on no shape
+            fruitless = fruitless + 1 if len(done) == before else 0
+    for index in sorted(found):
+        _print(index, found[index])
+    return found
+
+
+def _note(told, found, file):
+    m, n, k, _ = SHAPES[told["index"]]
+    if "wrong" in told:
+        print(f"  {m} {n} {k} {told['title']}: {told['wrong']}", flush=True)
+        print(f"{m} {n} {k}  {told['title']}: {told['wrong']}", file=file, flush=True)
+    else:
+        found.setdefault(told["index"], []).append(told)
+        print(f"{m} {n} {k}{_line(told)}  | {told['plan']}", file=file, flush=True)
+
+
+def _line(told):
+    m, n, k, _ = SHAPES[told["index"]]
+    rate = work(m, n, k)[1] / told["ours"] / 1e12
+    return f"  {rate:6.1f} TFLOP/s  {told['theirs'] / told['ours']:5.3f}  {told['title']}"
+
+
+def _print(index, measured):
+    m, n, k, _ = SHAPES[index]
+    theirs = statistics.median(told["theirs"] for told in measured)
+    rate = work(m, n, k)[1] / theirs / 1e12
+    print(f"{m} × {k} times {n} × {k}: cuBLAS {theirs * 1e6:.1f} us, {rate:.1f} TFLOP/s")
+    for place, told in enumerate(sorted(measured, key=lambda told: told["ours"] / told["theirs"])):
+        if place < SHOWN or told["title"] == CHOSEN.title:
+            print(_line(told) + (f"  | {told['plan']}" if told["title"] == CHOSEN.title else ""))
 
 
 if __name__ == "__main__":
-    main(float((sys.argv[1:] or [240])[0]), *sys.argv[2:])
+    if sys.argv[1:2] == ["worker"]:
+        worker({(index, title) for index, title in json.loads(sys.argv[2])})
+    else:
+        main(float((sys.argv[1:] or [240])[0]), *sys.argv[2:])

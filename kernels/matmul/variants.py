@@ -77,15 +77,20 @@ class Variant(NamedTuple):
         return both
 
 
-@functools.cache
-def compiled(shape, changes=()):
-    """planned.cu for a Shape, in which each of these pieces, found once, is replaced."""
+def changed(changes):
+    """The source of planned.cu, in which each of these pieces, found once, is replaced."""
     text = inlined(SOURCE)
     for old, new in changes:
         if text.count(old) != 1:
             raise RuntimeError(f"planned.cu must have {old!r} once: a variant replaces it")
         text = text.replace(old, new)
-    return cuda.compile(text, (f"-DSHAPE={shape}",), name="planned.cu", arch="sm_90a").matmul
+    return text
+
+
+@functools.cache
+def compiled(shape, changes=()):
+    """planned.cu for a Shape, with these changes."""
+    return cuda.compile(changed(changes), (f"-DSHAPE={shape}",), name="planned.cu", arch="sm_90a").matmul
 
 
 def sizes(title, tile, **chosen):
@@ -116,14 +121,19 @@ LARGE = [  # for products that fill the card several times over
         }.items()
     ),
 ]
-FEW = [  # for few rows of x
+FEW = [  # for few rows of x; tiles are cut along k only where the title says so
     *(
-        sizes(f"{t[0]}×{t[1]}, cluster {c[0]} × {c[1]}", t, cluster=c)
-        for t in (BIG, WIDE, MIDDLE, LOW, SMALL)
+        sizes(f"{t[0]}×{t[1]}, cluster {c[0]} × {c[1]}", t, cluster=c, splits=1)
         for c in ((1, 1), (2, 1), (1, 2), (2, 2))
+        for t in (BIG, WIDE, MIDDLE, LOW, SMALL)
     ),
-    sizes("128×128, cluster 4 × 1", MIDDLE, cluster=(4, 1)),
+    sizes("128×128, cluster 4 × 1", MIDDLE, cluster=(4, 1), splits=1),
     sizes("128×128, cluster 2 × 2, 2 parts", MIDDLE, cluster=(2, 2), splits=2),
-    sizes("64×128, one consumer", (64, 128, 1)),
+    sizes("64×128, one consumer", (64, 128, 1), splits=1),
     *(sizes(f"{t[0]}×{t[1]}, {s} parts", t, splits=s) for t in (BIG, MIDDLE, SMALL) for s in (2, 4)),
+]
+MANY = [  # for more rows: those of both that may be the fastest
+    *(v for v in LARGE if v.title in ("128×256, cluster 1, band 16", "128×256, cluster 2, band 8")),
+    *(v for v in LARGE if v.title in ("128×256, cluster 2 × 2, band 4", "256×128, cluster 2, band 4")),
+    *(v for v in FEW if v.title.startswith("128×128, cluster") and "parts" not in v.title),
 ]
