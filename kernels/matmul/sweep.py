@@ -43,7 +43,7 @@ SHAPES = [  # m, n, k, variants
     (64, 4096, 4096, FEW),
     (256, 4096, 14336, FEW),
 ]
-TURNS, SHOWN, SILENCE = 3, 8, 25.0
+TURNS, SHOWN, SILENCE = 3, 5, 25.0
 WORKER = sys.executable, "-m", "kernels.matmul.sweep", "worker"
 
 
