@@ -106,7 +106,7 @@ def test_the_sweep_tells_each_variant(card, monkeypatch, capsys):
     sweep.worker(set())
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     begun = [line["begins"] for line in told if "begins" in line]
-    assert begun == ["cuBLAS", sweep.CHOSEN.title, "wrong", "broken", "a cluster"]
+    assert begun == ["cuBLAS", "wrong", "broken", "a cluster", sweep.CHOSEN.title]
     ended = {line["title"]: line for line in told if "title" in line}
     assert "relative error" in ended["wrong"]["wrong"] and "no such text" in ended["broken"]["wrong"]
     assert ended["a cluster"]["ours"] > 0 and "64x128x1 cluster 2x1" in ended["a cluster"]["plan"]
@@ -118,27 +118,30 @@ WORKER = """
 import json, sys, time
 done = json.loads(sys.argv[2])
 def say(**facts): print(json.dumps(facts), flush=True)
-for title in ("one", "hangs", "dies", "last"):
+for title in ("one", "hangs", "dies", "pair 1", "pair 2", "pair 3", "last"):
     if [0, title] not in done:
         say(index=0, begins=title)
         if title == "hangs": time.sleep(60)
-        if title == "dies": sys.exit(7)
+        if title in ("dies", "pair 1", "pair 2", "pair 3"): sys.exit(7)
         say(index=0, title=title, ours=1e-6, theirs=2e-6, plan="its plan")
 """
 
 
 def test_the_sweep_goes_on_behind_what_hangs_or_dies(card, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(sweep, "SHAPES", [(5, 24, 72, [])])
+    pairs = [sizes(f"pair {i}", SMALLEST, cluster=2) for i in (1, 2, 3)]
+    monkeypatch.setattr(sweep, "SHAPES", [(5, 24, 72, pairs)])
     monkeypatch.setattr(sweep, "compile_ahead", lambda device: None)
+    monkeypatch.setattr(sweep, "START", 1.0)
     command = sys.executable, "-c", WORKER, "worker"
-    found = sweep.main(60, tmp_path / "all.txt", command, silence=1.0)
+    found = sweep.main(60, tmp_path / "all.txt", command, silence=0.5)
     assert [told["title"] for told in found[0]] == ["one", "last"]
     said, kept = capsys.readouterr().out, (tmp_path / "all.txt").read_text()
-    assert "hangs: NO RESULT, silent for 1 s, killed" in kept and "dies: NO RESULT, 7" in kept
+    assert "hangs: NO RESULT, silent for 0 s, killed" in kept and "dies: NO RESULT, 7" in kept
+    assert "pair 2: NO RESULT" in kept and "pair 3" not in kept and "no more clusters of (2, 1)" in said
     assert "5 × 72 times 24 × 72: cuBLAS 2.0 us" in said
     assert re.search(r"^ +[\d.]+ TFLOP/s  2.000  last$", said, re.M)
     begin = time.perf_counter()
-    assert list(sweep.main(1.0, None, (*command[:2], "import time; time.sleep(60)", "worker"))) == []
+    assert list(sweep.main(0.5, None, (*command[:2], "import time; time.sleep(60)", "worker"))) == []
     assert time.perf_counter() - begin < 10
 
 

@@ -6,8 +6,8 @@ cuBLAS; all are in the file, as soon as they are measured. No result is stored.
 
 A kernel that never ends, or touches what it must not, takes its process with it. So a process of its own does the work,
 and tells what it begins; one that is silent for SILENCE seconds is killed, and the next goes on behind what it was at.
-What is new on a card, clusters, comes last of each shape. When the time is over (default 240 seconds), all ends in
-order, and what is measured is printed.
+Of each shape clusters come last; where two of a kind give no result, the others of the kind are left out. When the time
+is over (default 240 seconds), all ends in order, and what is measured is printed.
 """
 
 import functools
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,9 @@ SHAPES = [  # m, n, k, variants
     (64, 4096, 4096, FEW),
     (256, 4096, 14336, FEW),
 ]
-TURNS, SHOWN, SILENCE = 3, 5, 25.0
+TURNS, SHOWN = 3, 5
+START, SILENCE = 40.0, 12.0  # seconds until a process has begun a shape, and at most for a variant
+MOST_LOST = 2  # variants with one kind of cluster that give no result: the others of the kind are left out
 WORKER = sys.executable, "-m", "kernels.matmul.sweep", "worker"
 
 
@@ -81,16 +84,28 @@ def say(**facts):
 def worker(done):
     """Time what is not done, {(index of a shape, title)}; a line of JSON when a variant begins, and when it ends."""
     for index, (m, n, k, variants) in enumerate(SHAPES):
-        waiting = [v for v in (CHOSEN, *_risky_last(variants)) if (index, v.title) not in done]
+        waiting = [v for v in _in_order(variants) if (index, v.title) not in done]
         if waiting:
             say(index=index, begins="cuBLAS")
             sweep(index, m, n, k, waiting)
 
 
-def _risky_last(variants):
-    """Without a cluster, then with; no title twice."""
+def _in_order(variants):
+    """Without a cluster, with, and what is planned; no title twice."""
     unlike = {v.title: v for v in variants}.values()
-    return sorted(unlike, key=lambda v: dict(v.chosen).get("cluster", 1) not in (1, (1, 1)))
+    return [*sorted(unlike, key=lambda v: _cluster(v) != (1, 1)), CHOSEN]
+
+
+def _cluster(variant):
+    found = dict(variant.chosen).get("cluster", 1)
+    return (found, 1) if isinstance(found, int) else found
+
+
+def _alike(title):
+    """All that has the cluster of this variant, on all shapes; nothing where it has none."""
+    kinds = {v.title: _cluster(v) for *_, variants in SHAPES for v in variants}
+    kind = kinds.get(title, (1, 1))
+    return kind, {(i, t) for i in range(len(SHAPES)) for t in kinds if kind != (1, 1) and kinds[t] == kind}
 
 
 def sweep(index, m, n, k, variants):
@@ -144,18 +159,20 @@ def messages(command, done, silence, end):
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    patience = max(START, silence)
     try:
         while True:
             left = end - time.perf_counter()
-            line = lines.get(timeout=max(0.0, min(silence, left)))
+            line = lines.get(timeout=max(0.0, min(patience, left)))
             if line is None:
                 yield {"ended": process.wait(timeout=silence)}
                 return
             if line.startswith("{"):
-                yield json.loads(line)
+                yield (told := json.loads(line))
+                patience = max(START, silence) if told.get("begins") == "cuBLAS" else silence
     except (queue.Empty, subprocess.TimeoutExpired):
         over = time.perf_counter() >= end
-        yield {"ended": "the time is over" if over else f"silent for {silence:.0f} s, killed"}
+        yield {"ended": "the time is over" if over else f"silent for {patience:.0f} s, killed"}
     finally:
         process.kill()
 
@@ -168,9 +185,9 @@ def main(seconds=240.0, path=None, command=WORKER, silence=SILENCE):
     compile_ahead(torch.device(bench.DEVICE, 0))
     print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
     with open(path or os.devnull, "w") as file:
-        fruitless = 0
+        fruitless, lost = 0, Counter()
         while fruitless < 3 and time.perf_counter() < end:
-            now, before = None, len(done)
+            now = None
             for told in messages(command, done, silence, end):
                 if "begins" in told:
                     now = told["index"], told["begins"]
@@ -180,11 +197,18 @@ def main(seconds=240.0, path=None, command=WORKER, silence=SILENCE):
             if told["ended"] == 0 or told["ended"] == "the time is over":
                 break
             print(f"a process ended at {now}: {told['ended']}", flush=True)
-            if now and now[1] != "cuBLAS":
-                if now not in done:
-                    _note({"index": now[0], "title": now[1], "wrong": f"NO RESULT, {told['ended']}"}, found, file)
-                done |= {(index, now[1]) for index in range(len(SHAPES))}  # not again, on no shape
-            fruitless = fruitless + 1 if len(done) == before else 0
+            if now is None or now[1] == "cuBLAS":
+                fruitless += 1
+                continue
+            fruitless = 0
+            if now not in done:
+                _note({"index": now[0], "title": now[1], "wrong": f"NO RESULT, {told['ended']}"}, found, file)
+            done |= {(index, now[1]) for index in range(len(SHAPES))}  # not again, on no shape
+            kind, alike = _alike(now[1])
+            lost[kind] += 1
+            if alike and lost[kind] == MOST_LOST:
+                print(f"no more clusters of {kind}", flush=True)
+                done |= alike
     for index in sorted(found):
         _print(index, found[index])
     return found
