@@ -936,6 +936,21 @@ def test_deadlocks_are_named(body, text):
     assert "asm volatile" in str(caught.value) or '"r"(parity)' in str(caught.value)
 
 
+def test_deadlocks_are_named_whatever_the_lines():
+    """Made ready in line 64, waited at in line 32: numbers that have no bit in common."""
+    body = """__shared__ u64 bar;
+#line 64
+asm volatile("mbarrier.init.shared.b64 [%0], 2;" :: "r"(at(&bar)) : "memory");
+unsigned over = 0;
+while (!over)
+#line 32
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }" : "=r"(over)
+               : "r"(at(&bar)) : "memory");
+y[0] = over;"""
+    with pytest.raises(simt.Deadlock, match=r"waits at the mbarrier .*\(bar\), whose phase 0 .* lacks 2 of 2 arrivals"):
+        run(body, 1, 1, np.zeros(1, np.int32))
+
+
 def test_bytes_that_nobody_announced():
     with pytest.raises(simt.Deadlock, match="lacks the announcement of 128 bytes that have come"):
         line(("expect(&bar, 256)", "expect(&bar, 128)"))

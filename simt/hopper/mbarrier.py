@@ -224,7 +224,7 @@ class Barriers:
         """What the waits that failed are waiting for, in words: for the report of a deadlock."""
         found = []
         for address, barrier in sorted(self.known.items()):
-            for block in np.flatnonzero(barrier.waited & barrier.live)[:1].tolist():
+            for block in np.flatnonzero((barrier.waited > 0) & (barrier.live > 0))[:1].tolist():
                 left, size = int(barrier.left[block]), int(barrier.bytes[block])
                 need = [f"{left} of {int(barrier.count[block])} arrivals"] if left else []
                 if size > 0:
