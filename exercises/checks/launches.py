@@ -15,13 +15,17 @@ PRINTED_LINES = 20  # a check shows so many lines of what a kernel's printf wrot
 BLOCK = 256
 
 
-def compiled(source, name):
-    """The kernel `name` of the learner's source; what is wrong with the source is raised as a sentence."""
+def compiled(source, name, *, behind="", options=(), arch="sm_90"):
+    """The kernel `name` of the learner's source; what is wrong with the source is raised as a sentence.
+
+    behind  CUDA C++ that the check puts behind the learner's
+    """
     lines_shown[0] = 0
     if not isinstance(source, str):
         raise Wrong(f"expected CUDA C++ source as a string, got {type(source).__name__}")
+    whole = f'{source}\n#line 1 "the check"\n{behind}' if behind else source
     try:
-        return simt.compile(source, name=f"{name}.cu")[name]
+        return simt.compile(whole, options, arch, f"{name}.cu")[name]
     except simt.CompileError as error:
         if NOT_DONE in str(error):
             raise NotImplementedError(NOT_DONE) from None
@@ -30,10 +34,11 @@ def compiled(source, name):
         raise Wrong(str(error)) from None
 
 
-def launched(kernel, grid, block, *args, at, hint="", **how):
+def launched(kernel, grid, block, *args, at, hint="", tell=None, **how):
     """Run the kernel on the machine; return its report. `at` says in a message which case this was.
 
     hint  what else is said of a loop that does not end
+    tell  tell(error) is what a message says of an error of the machine, where its own text would not do
     how   check_races=True, by_warp=True, places, order: see simt.Kernel
     """
     try:
@@ -44,7 +49,7 @@ def launched(kernel, grid, block, *args, at, hint="", **how):
         found = f"at {at} the kernel was still running after {STEPS:,} steps: is there an endless loop?{hint}"
         raise Wrong(found) from None
     except simt.SimtError as error:
-        raise Wrong(f"at {at}: {error}") from None
+        raise Wrong(tell(error) if tell else f"at {at}: {error}") from None
     if report.printed and lines_shown[0] < PRINTED_LINES:
         _show_printed(report.printed.splitlines(), at)
     return report
