@@ -72,6 +72,7 @@ __device__ __forceinline__ void use(const int *slot, int *to, int row) {
 }
 """
 NOTED, AS_IT_IS, HELD_BACK = range(3)  # modes
+OVERWRITE, TOO_EARLY = 1, 2  # what is noted
 RINGS = [(1, 1), (1, 2), (3, 0), (3, 1), (3, 3), (3, 11)]  # slots, rows
 
 
@@ -91,60 +92,61 @@ def exercise_1(source):
 
 
 def _handed_on(kernel, rng, slots, rows, at):
-    module, text = kernel.module, kernel.program.quote
     from_ = rng.integers(0, 1000, (max(rows, 1), 32)).astype(np.int32)
     to = np.full_like(from_, -1)
 
-    def launch(mode, tell=None):
+    def launch(mode, tell):
+        """Run it; return how many rows were filled in and used, what came out of order and at which row."""
         to[:] = -1
-        for name, value in (("mode", mode), ("last", rows - 1)):
-            module.set(name, np.int32(value))
-        for name in ("fillings", "uses", "wrong"):
-            module.set(name, np.zeros(2 if name == "wrong" else 32, np.int32))
+        sizes = {"mode": (), "last": (), "fillings": 32, "uses": 32, "wrong": 2}
+        for name, size in sizes.items():
+            kernel.module.set(name, np.full(size, {"mode": mode, "last": rows - 1}.get(name, 0), np.int32))
+
+        def notes():
+            filled, used, wrong = (kernel.module.get(name, np.int32) for name in ("fillings", "uses", "wrong"))
+            return int(filled.sum()), int(used.sum()), *wrong.tolist()
+
         args = (1, 64, from_.reshape(-1), to.reshape(-1), np.int32(rows))
-        launched(kernel, *args, at=at, tell=tell, check_races=mode != HELD_BACK)
+        how = {"at": at, "tell": lambda error: tell(error, *notes()), "check_races": mode != HELD_BACK}
+        launched(kernel, *args, **how)
+        return notes()
 
-    def where(error):
-        lines = dict.fromkeys(access[1] for access in (error.first, error.second))
-        return " and ".join(f"line {line}{text(line)}" for line in lines)
-
-    def told(error):
-        what, row = module.get("wrong", np.int32).tolist()
+    def told(error, filled, used, what, row):
         lines = ""
         if not what and isinstance(error, simt.RaceError) and error.buffer in ("filled", "used"):
-            what, row = (1, error.offset // 128 + slots) if error.buffer == "used" else (2, error.offset // 128)
-            lines = f": nothing puts {where(error)} in order"
+            what, row = OVERWRITE if error.buffer == "used" else TOO_EARLY, error.offset // 128
+            row += slots * (what == OVERWRITE)  # which is filled in behind that use
+            lines = dict.fromkeys(line for _, line, _, _ in (error.first, error.second))
+            lines = " and ".join(f"line {line}{kernel.program.quote(line)}" for line in lines)
+            lines = f": nothing puts {lines} in order"
         if what:
-            return _out_of_order(what, row, slots, at, lines)
+            return _out_of_order(what, row, slots, at) + lines
         if isinstance(error, simt.Deadlock):
-            done = [int(module.get(name, np.int32).sum()) for name in ("fillings", "uses")]
-            return f"deadlock at {at}, after {done[0]} filled in and {done[1]} used: {error}"
+            return f"deadlock at {at}, with {counted(filled, 'row')} filled in and {used} used: {error}"
         return in_words(error, at)
 
-    launch(NOTED, told)
-    what, row = module.get("wrong", np.int32).tolist()
-    if what:
-        raise Wrong(_out_of_order(what, row, slots, at))
-    launch(AS_IT_IS)
-    compare("to", to[:rows], from_[:rows, ::-1], at)
-
-    def held_back(error):
+    def stopped(error, filled, used, *_):
         if not isinstance(error, simt.Deadlock):
             return in_words(error, at)
         return (
-            f"right, but slots stay empty: at {at} the filler waits while one row is used, "
-            f"after {module.get('fillings', np.int32).sum()} were filled in; there is room for {slots} at a time"
+            f"right, but slots stay empty: at {at} the filler waits while row {used} is used, with {filled - used} of "
+            f"{slots} slots full"
         )
 
+    _, _, what, row = launch(NOTED, told)
+    if what:
+        raise Wrong(_out_of_order(what, row, slots, at))
+    launch(AS_IT_IS, told)
+    compare("to", to[:rows], from_[:rows, ::-1], at)
     if rows >= slots > 1:
-        launch(HELD_BACK, held_back)
+        launch(HELD_BACK, stopped)
 
 
-def _out_of_order(what, row, slots, at, lines=""):
-    if what == 1:
+def _out_of_order(what, row, slots, at):
+    if what == OVERWRITE:
         before = f"row {row - slots}, which lies in the same slot, has been used"
-        return f"overwrite at {at}: row {row} may be filled in before {before}{lines}"
-    return f"read too early at {at}: row {row} may be used before it has been filled in{lines}"
+        return f"overwrite at {at}: row {row} may be filled in before {before}"
+    return f"read too early at {at}: row {row} may be used before it has been filled in"
 
 
 # Exercise 2: a swizzle

@@ -199,9 +199,9 @@ WRONG = {
         ),
         "nobody says that a slot is full": (
             _ring((FILLED, "")),
-            "deadlock at 1 slot, 1 row, after 1 filled in and 0 used",
+            "deadlock at 1 slot, 1 row, with 1 row filled in and 0 used",
         ),
-        "nobody gives a slot back": (_ring((USED, "")), "deadlock at 1 slot, 2 rows, after 1 filled in and 1 used"),
+        "nobody gives a slot back": (_ring((USED, "")), "deadlock at 1 slot, 2 rows, with 1 row filled in and 1 used"),
         "the slot is full before it is filled in": (_ring((FILL + FILLED, FILLED + FILL)), "read too early at 1 slot"),
         "the slot is given back before it is used": (_ring((USE + USED, USED + USE)), "overwrite at 1 slot, 2 rows"),
         "the reader waits at the filler's barrier": (
@@ -243,7 +243,7 @@ WRONG = {
             _ring(
                 (WAIT_EMPTY, "            if (row > 0) empty[(row - 1) % SLOTS].wait((row - 1) / SLOTS % 2);\n"),
             ),
-            "right, but slots stay empty: at 3 slots, 3 rows the filler waits while one row is used, after 1",
+            "at 3 slots, 3 rows the filler waits while row 0 is used, with 1 of 3 slots full",
         ),
         "one slot fewer than there are": (
             _ring(
@@ -252,7 +252,7 @@ WRONG = {
                     "n = SLOTS > 1 ? SLOTS - 1 : 1, slot = row % n, parity = row / n % 2",
                 )
             ),
-            "right, but slots stay empty: at 3 slots, 3 rows the filler waits while one row is used, after 2",
+            "at 3 slots, 3 rows the filler waits while row 0 is used, with 2 of 3 slots full",
         ),
         "does not return when there are no rows": (
             _ring(("    for (int row = 0;", "    if (rows == 0) full[0].wait(0);\n    for (int row = 0;")),
