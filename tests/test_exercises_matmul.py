@@ -71,14 +71,13 @@ def test_as_many_strips_as_the_statement_says():
 
 def test_panels_lie_as_tma_lays_them():
     matrix = np.random.default_rng().permutation(64 * 64).astype(np.uint16).reshape(64, 64)
+    places = checks.compiled(RIGHT[2], "places", behind=checks.SWIZZLE, options=(checks.COURSE,), arch=checks.HOPPER)
     for words in (8, 4, 2):
-        kernel = checks.compiled(
-            RIGHT[2], "box", behind=checks.SWIZZLE, options=(f"-DWORDS={words}", checks.COURSE), arch=checks.HOPPER
-        )
         panels = checks._panels(matrix, 16 * words).reshape(8 // words, 64, 8 * words)
         for panel, box in zip(panels, np.split(matrix, 8 // words, axis=1)):
             laid = np.zeros_like(panel)
-            kernel(1, 32, simt.TensorMap(box, box.shape, swizzle=16 * words), laid.reshape(-1))
+            box = simt.TensorMap(box, box.shape, swizzle=16 * words)
+            places.module["box"](1, 32, box, laid.reshape(-1), np.int32(words))
             assert np.array_equal(laid, panel)
 
 
@@ -188,16 +187,16 @@ RINGS = {
 }
 PLACES = {
     "by the bits of the address": _place(
-        "const int at = row * 16 * WORDS + word * 16;\n    return at ^ (at >> 7 & WORDS - 1) << 4;"
+        "const int at = row * 16 * words + word * 16;\n    return at ^ (at >> 7 & words - 1) << 4;"
     ),
     "by cases": _place(
-        "if (WORDS == 8) return row * 128 + (word ^ row % 8) * 16;\n"
-        "    if (WORDS == 4) return row * 64 + (word ^ row / 2 % 4) * 16;\n"
+        "if (words == 8) return row * 128 + (word ^ row % 8) * 16;\n"
+        "    if (words == 4) return row * 64 + (word ^ row / 2 % 4) * 16;\n"
         "    return row * 32 + (row / 4 % 2 ? 1 - word : word) * 16;"
     ),
     "by lines and places in them": _place(
-        "const int in_line = row % (8 / WORDS) * WORDS, line = row / (8 / WORDS);\n"
-        "    return 128 * line + 16 * (in_line + (word ^ line & WORDS - 1));"
+        "const int in_line = row % (8 / words) * words, line = row / (8 / words);\n"
+        "    return 128 * line + 16 * (in_line + (word ^ line & words - 1));"
     ),
 }
 DESCRIPTORS = {

@@ -18,6 +18,7 @@ from lab.source import ROOT
 HOPPER = "sm_90a"
 COURSE = f"-I{ROOT}"  # where #include "kernels/..." is found
 LINE = 128  # bytes of shared memory that lie in all 32 banks once
+INT = r"\s*(const\s+)?int\s+\w+\s*"  # a parameter of a function
 
 
 UNORDERED = "there is no __syncthreads() between the two"  # what the machine says of threads of two warps
@@ -152,64 +153,63 @@ def _out_of_order(what, row, slots, at):
 # Exercise 2: a swizzle
 
 ROWS = 64  # of a tile
-PLACE = r"__device__[\s\w]*\sint\s+place\s*\(\s*(const\s+)?int\s+\w+\s*,\s*(const\s+)?int\s+\w+\s*\)"
+PLACE = r"__device__[\s\w]*\sint\s+place\s*\(" + ",".join([INT] * 3) + r"\)"
 SWIZZLE = """
 #include "kernels/device/mma.cuh"
 #include "kernels/device/hopper/tma.cuh"
-constexpr int TILE = 64 * WORDS; // words
-extern "C" __global__ void places(int *to) {
-    for (int i = threadIdx.x; i < TILE; i += 32) to[i] = place(i / WORDS, i % WORDS);
+constexpr int ROWS = 64; // a row has `words` words of 16 bytes, 8 at most
+__shared__ __align__(1024) unsigned char tile[ROWS * 128];
+extern "C" __global__ void places(int *to, int words) {
+    for (int i = threadIdx.x; i < ROWS * words; i += 32) to[i] = place(i / words, i % words, words);
 }
-extern "C" __global__ void read(const uint4 *from, uint4 *to) { // matrices of eight rows, by ldmatrix
-    __shared__ __align__(1024) unsigned char tile[TILE * 16];
+extern "C" __global__ void read(const uint4 *from, uint4 *to, int words) { // matrices of eight rows, by ldmatrix
     const int lane = threadIdx.x;
-    for (int i = lane; i < TILE; i += 32) *reinterpret_cast<uint4 *>(tile + place(i / WORDS, i % WORDS)) = from[i];
+    for (int i = lane; i < ROWS * words; i += 32)
+        *reinterpret_cast<uint4 *>(tile + place(i / words, i % words, words)) = from[i];
     __syncwarp();
-    for (int i = 0; i < TILE / 32; i++) {
+    for (int i = 0; i < ROWS / 32 * words; i++) {
         unsigned r[4];
-        ldmatrix_x4(r, shared_address(tile + place(i / WORDS * 32 + lane, i % WORDS)));
+        ldmatrix_x4(r, shared_address(tile + place(i / words * 32 + lane, i % words, words)));
         to[32 * i + lane] = {r[0], r[1], r[2], r[3]};
     }
 }
-extern "C" __global__ void box(const __grid_constant__ CUtensorMap matrix, uint4 *to) { // as TMA lays it down
-    __shared__ __align__(1024) unsigned char tile[TILE * 16];
+extern "C" __global__ void box(const __grid_constant__ CUtensorMap matrix, uint4 *to, int words) { // as TMA lays it
     __shared__ Barrier full;
     if (threadIdx.x == 0) {
         full.init(1);
         Barrier::init_done();
-        full.expect(sizeof(tile));
+        full.expect(ROWS * words * 16);
         load_tile(tile, matrix, 0, 0, full);
     }
     __syncwarp();
     full.wait(0);
-    for (int i = threadIdx.x; i < TILE; i += 32) to[i] = reinterpret_cast<const uint4 *>(tile)[i];
+    for (int i = threadIdx.x; i < ROWS * words; i += 32) to[i] = reinterpret_cast<const uint4 *>(tile)[i];
 }
 """
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"
 
 
 def exercise_2(source):
-    """CUDA source of `__device__ int place(int row, int word)`."""
+    """CUDA source of `__device__ int place(int row, int word, int words)`."""
     exercise = Exercise("Exercise 2: a swizzle")
     with exercise, time_limit(60):
-        needs(source, PLACE, "__device__ int place(int row, int word)")
+        needs(source, PLACE, "__device__ int place(int row, int word, int words)")
+        module = compiled(source, "places", behind=SWIZZLE, options=(COURSE,), arch=HOPPER).module
         rng = np.random.default_rng()
         for words in (8, 4, 2):
-            _swizzled(source, rng, words, f"rows of {16 * words} bytes")
+            _swizzled(module, rng, words, f"rows of {16 * words} bytes")
     return exercise.report("words lie where TMA puts them, for rows of 128, 64 and 32 bytes, without bank conflicts")
 
 
-def _swizzled(source, rng, words, at):
-    module = compiled(source, "places", behind=SWIZZLE, options=(f"-DWORDS={words}", COURSE), arch=HOPPER).module
-
+def _swizzled(module, rng, words, at):
     def launch(name, *args):
-        return launched(module[name], 1, 32, *args, at=at)
+        return launched(module[name], 1, 32, *args, np.int32(words), at=at)
 
     places = np.full(ROWS * words, -1, np.int32)
     launch("places", places)
     size, taken = 16 * places.size, {}
     for i, place in enumerate(places.tolist()):
-        call = f"place({i // words}, {i % words})"
+        call = f"place({i // words}, {i % words}, {words})"
         if not 0 <= place < size or place % 16:
             wanted = f"expected a multiple of 16 from 0 on, below {size}, the size of a tile"
             raise Wrong(f"wrong at {at}: {call} is {place}; {wanted}")
@@ -233,7 +233,7 @@ def _swizzled(source, rng, words, at):
         if places[i] != where[word.tobytes()]:
             raise Wrong(
                 f"not TMA's at {at}: no bank conflicts, but TMA puts word {i % words} of row {i // words} at byte "
-                f"{where[word.tobytes()]}, and place({i // words}, {i % words}) is {places[i]}"
+                f"{where[word.tobytes()]}, and place({i // words}, {i % words}, {words}) is {places[i]}"
             )
 
 
@@ -252,7 +252,6 @@ def _crowded(places):
 
 LAYOUTS = {128: 1, 64: 2, 32: 3, 16: 0}  # bits 62 and 63, by the bytes of a panel's rows
 NAMES = ["no swizzle", "a swizzle of 128 bytes", "a swizzle of 64 bytes", "a swizzle of 32 bytes"]
-INT = r"\s*(const\s+)?int\s+\w+\s*"
 DESCRIBE = r"describe\s*\(\s*(const\s+)?unsigned(\s+int)?\s+\w+\s*," + ",".join([INT] * 3) + r"\)"
 DESCRIPTOR = """
 #include "kernels/device/hopper/tma.cuh"

@@ -47,10 +47,10 @@ def _ring(*pairs):
 
 
 def _place(body):
-    return f"__device__ int place(int row, int word) {{\n    {body}\n}}\n"
+    return f"__device__ int place(int row, int word, int words) {{\n    {body}\n}}\n"
 
 
-PLACE = _place("return (row * WORDS + (word ^ row * WORDS / 8 % WORDS)) * 16;")
+PLACE = _place("return (row * words + (word ^ row * words / 8 % words)) * 16;")
 
 # Exercise 3: a descriptor
 
@@ -261,54 +261,57 @@ WRONG = {
     },
     2: {
         "plain order": (
-            _place("return (row * WORDS + word) * 16;"),
+            _place("return (row * words + word) * 16;"),
             "bank conflicts at rows of 128 bytes: ldmatrix reads a word of eight rows in 8 turns on average",
         ),
         "XORed with all of the row": (
-            _place("return (row * WORDS + (word ^ row)) * 16;"),
+            _place("return (row * words + (word ^ row)) * 16;"),
             "wrong at rows of 128 bytes: place(",
         ),
         "the row's number for the line's": (
-            _place("return (row * WORDS + (word ^ row % WORDS)) * 16;"),
+            _place("return (row * words + (word ^ row % words)) * 16;"),
             "bank conflicts at rows of 64 bytes: ldmatrix reads a word of eight rows in 2 turns on average",
         ),
         "always modulo 8": (
-            _place("return (row * WORDS + (word ^ row * WORDS / 8 % 8)) * 16;"),
+            _place("return (row * words + (word ^ row * words / 8 % 8)) * 16;"),
             "wrong at rows of 64 bytes: place(",
         ),
         "turned in place of exchanged": (
-            _place("return (row * WORDS + (word + row * WORDS / 8) % WORDS) * 16;"),
+            _place("return (row * words + (word + row * words / 8) % words) * 16;"),
             "not TMA's at rows of 128 bytes: no bank conflicts, but TMA puts word 1 of row 1 at byte 128",
         ),
         "the line's number from the other end": (
-            _place("return (row * WORDS + (word ^ 7 - row * WORDS / 8 % 8 & WORDS - 1)) * 16;"),
+            _place("return (row * words + (word ^ 7 - row * words / 8 % 8 & words - 1)) * 16;"),
             "not TMA's at rows of 128 bytes",
         ),
         "precedence: ^ binds more loosely than +": (
-            _place("return (row * WORDS + word ^ row * WORDS / 8 % WORDS * 16) * 16;"),
+            _place("return (row * words + word ^ row * words / 8 % words * 16) * 16;"),
             "at rows of 128 bytes",
         ),
         "in words, not in bytes": (
-            _place("return row * WORDS + (word ^ row * WORDS / 8 % WORDS);"),
-            "wrong at rows of 128 bytes: place(0, 1) is 1; expected a multiple of 16",
+            _place("return row * words + (word ^ row * words / 8 % words);"),
+            "wrong at rows of 128 bytes: place(0, 1, 8) is 1; expected a multiple of 16",
         ),
         "the swizzle of 128 bytes for all rows": (
             _place("return row * 128 + (word ^ row % 8) * 16;"),
-            "wrong at rows of 64 bytes: place(32, 0) is 4096; expected a multiple of 16 from 0 on, below 4096",
+            "wrong at rows of 64 bytes: place(32, 0, 4) is 4096; expected a multiple of 16 from 0 on, below 4096",
         ),
         "a word of padding a row": (
-            _place("return (row * (WORDS + 1) + word) * 16;"),
+            _place("return (row * (words + 1) + word) * 16;"),
             "below 8192, the size of a tile",
         ),
         "exchanges bytes of the address one bit too low": (
-            _place("int at = (row * WORDS + word) * 16; return at ^ (at >> 6 & WORDS - 1) << 4;"),
+            _place("int at = (row * words + word) * 16; return at ^ (at >> 6 & words - 1) << 4;"),
             "rows of 128 bytes",
         ),
         "XORs half of the line's number": (
-            _place("return (row * WORDS + (word ^ row * WORDS / 8 % (WORDS / 2))) * 16;"),
+            _place("return (row * words + (word ^ row * words / 8 % (words / 2))) * 16;"),
             "bank conflicts at rows of 128 bytes: ldmatrix reads a word of eight rows in 2 turns",
         ),
-        "another function": ("__device__ int places(int row, int word) { return 0; }", "there is no function"),
+        "another function": (
+            "__device__ int places(int row, int word, int words) { return 0; }",
+            "there is no function",
+        ),
         "nothing is returned": (_place(""), "at rows of 128 bytes"),
     },
     3: {
