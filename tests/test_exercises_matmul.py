@@ -5,10 +5,12 @@ import pytest
 from exercise_contract import SourceContract
 from wrong.matmul import (
     COMMITTED,
+    HEAD,
     NUMBER,
     PIPELINE,
     PRODUCTS,
     READ,
+    READY,
     RIGHT,
     RING,
     STORE,
@@ -83,8 +85,6 @@ def test_panels_lie_as_tma_lays_them():
 
 # Right answers that are not the solution's
 
-BEGIN, ROW = RING.index("    if (threadIdx.x == 0)"), RING.index("    for (int row")
-HEAD, READY = RING[:BEGIN], RING[BEGIN:ROW]
 TRY = """            for (unsigned over = 0; !over;)
                 asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
                              "selp.u32 %0, 1, 0, p; }" : "=r"(over) : "r"(full[slot].at()), "r"(parity) : "memory");

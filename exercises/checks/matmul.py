@@ -19,8 +19,6 @@ HOPPER = "sm_90a"
 COURSE = f"-I{ROOT}"  # where #include "kernels/..." is found
 LINE = 128  # bytes of shared memory that lie in all 32 banks once
 INT = r"\s*(const\s+)?int\s+\w+\s*"  # a parameter of a function
-
-
 UNORDERED = "there is no __syncthreads() between the two"  # what the machine says of threads of two warps
 
 
@@ -71,6 +69,9 @@ __device__ __forceinline__ void use(const int *slot, int *to, int row) {
         while (!fillings[min(row + SLOTS - 1, last)]) {}
     if (lane == 0) uses[row] = 1;
 }
+extern "C" __global__ void keep(int *to) { // or the compiler leaves out what a kernel that calls nothing does not use
+    to[0] = mode + last + fillings[0] + uses[0] + wrong[0];
+}
 """
 NOTED, AS_IT_IS, HELD_BACK = range(3)  # modes
 OVERWRITE, TOO_EARLY = 1, 2  # what is noted
@@ -81,6 +82,11 @@ def exercise_1(source):
     """CUDA source of ring."""
     exercise = Exercise("Exercise 1: a ring")
     with exercise, time_limit(60):
+        needs(
+            source,
+            r"__global__[^;{]*\sring\s*\(",
+            'extern "C" __global__ void ring(const int *from, int *to, int rows)',
+        )
         rng, kernels = np.random.default_rng(), {}
         for slots, rows in RINGS:
             if slots not in kernels:

@@ -36,6 +36,8 @@ WAIT_EMPTY = "            empty[slot].wait(parity ^ 1);\n"
 WAIT_FULL = "            full[slot].wait(parity);\n"
 FILL, FILLED = "            fill(slots[slot], from, row);\n", "            full[slot].arrive();\n"
 USE, USED = "            use(slots[slot], to, row);\n", "            empty[slot].arrive();\n"
+BEGIN, LOOP = RING.index("    if (threadIdx.x == 0)"), RING.index("    for (int row")
+HEAD, READY = RING[:BEGIN], RING[BEGIN:LOOP]  # up to what a learner writes; the initialisation
 INIT = "full[slot].init(32), empty[slot].init(32);"
 
 
@@ -254,6 +256,7 @@ WRONG = {
             ),
             "at 3 slots, 3 rows the filler waits while row 0 is used, with 2 of 3 slots full",
         ),
+        "does nothing": (HEAD + "}\n", "wrong at 1 slot, 1 row: 32 of 32 elements of to differ"),
         "does not return when there are no rows": (
             _ring(("    for (int row = 0;", "    if (rows == 0) full[0].wait(0);\n    for (int row = 0;")),
             "deadlock at 3 slots, 0 rows",
