@@ -83,6 +83,12 @@ def test_panels_lie_as_tma_lays_them():
             assert np.array_equal(laid, panel)
 
 
+def test_an_error_in_a_header_names_no_folder_of_this_machine(monkeypatch, capsys):
+    monkeypatch.chdir(checks.ROOT / "exercises")  # where learners are
+    said = judge(1, "#define STAGES 3\n" + RING).message
+    assert "\nkernels/device/hopper/mbarrier.cuh:" in said and str(checks.ROOT) not in said
+
+
 # Right answers that are not the solution's
 
 TRY = """            for (unsigned over = 0; !over;)

@@ -29,7 +29,10 @@ def compiled(source, name, *, behind="", options=(), arch="sm_90"):
     except simt.CompileError as error:
         if NOT_DONE in str(error):
             raise NotImplementedError(NOT_DONE) from None
-        raise Wrong(str(error)) from None
+        text = str(error)
+        for option in options:
+            text = text.replace(option.removeprefix("-I") + "/", "")  # no folder of this machine before a header's name
+        raise Wrong(text) from None
     except (simt.LaunchError, simt.Unsupported) as error:
         raise Wrong(str(error)) from None
 
