@@ -230,6 +230,13 @@ WRONG = {
             ),
             "overwrite at 1 slot, 2 rows",
         ),
+        "lane 0 says that it is full while others still fill": (
+            _ring(
+                (FILLED, "            if (threadIdx.x == 0) full[slot].arrive();\n"),
+                (INIT, INIT.replace("full[slot].init(32)", "full[slot].init(1)")),
+            ),
+            "read too early at 1 slot, 1 row",
+        ),
         "no barrier behind init": (_ring(("    __syncthreads();\n", "")), "at 1 slot, 1 row: "),
         "one half is not initialised": (_ring((INIT, INIT.split(",")[0] + ";")), "has not been initialised"),
         "all threads initialise": (_ring(("    if (threadIdx.x == 0)\n", "")), "several threads of a block initialise"),
