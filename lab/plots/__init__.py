@@ -6,6 +6,7 @@
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
     schedules   blocks and warps over time          order       from one block's stores to another's loads
+    schedules   blocks and warps over time          matmul      tiles, banks, phases, roles
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -15,6 +16,7 @@ from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked
 from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
 from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
+from lab.plots.matmul import column_banks, ring_phases, role_timeline, tile_levels, tile_raster
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
 from lab.plots.order import PIECES, handover, old_and_new, sees_new, two_passes
@@ -48,6 +50,7 @@ __all__ = [
     "chunk_steps",
     "code_layout",
     "code_values",
+    "column_banks",
     "curves",
     "decode_schedule",
     "decode_timeline",
@@ -69,6 +72,8 @@ __all__ = [
     "panels",
     "rectangle",
     "register_block",
+    "ring_phases",
+    "role_timeline",
     "roof_over_context",
     "roofline",
     "row_stream",
@@ -77,6 +82,8 @@ __all__ = [
     "shuffle_reduction",
     "slices_meet",
     "stacked",
+    "tile_levels",
+    "tile_raster",
     "tile_shares",
     "token_matrices",
     "token_shares",
