@@ -55,6 +55,8 @@ CASES = [
     Case("09", "kv_cache", "decode fp8, batch 16, 32K", "decode"),
     Case("12", "ssd", "SSD prefill, 2.7B, 8K", "five, chunk 256"),
     Case("13", "ssd", "SSD prefill, 2.7B, 8K", "loads ahead, dt once"),
+    *(Case("14", "matmul", f"Matmul bf16, {n} × {n} times {n} × {n}", "sizes by a plan") for n in (4096, 8192)),
+    *(Case("14", "matmul", f"Matmul bf16, {m} × 4096 times 14336 × 4096", "ours") for m in (512, 4096)),
     Case("15", "ssd", "SSD prefill, 2.7B, 1K", "fused.cu"),
     Case("15", "ssd", "SSD prefill, 2.7B, 8K", "fused.cu"),
     Case("15", "ssd", "SSD prefill, 2.7B, 128K", "fused.cu"),

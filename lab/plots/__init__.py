@@ -6,7 +6,7 @@
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
     schedules   blocks and warps over time          order       from one block's stores to another's loads
-    schedules   blocks and warps over time          matmul      tiles, banks, phases, roles
+    matmul      tiles, banks, phases, roles
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
