@@ -76,8 +76,9 @@ class Figure:
 
     @property
     def impossible(self):
-        """True if the figure lies above the roof: then it was not measured what we think was measured."""
-        return self.share > NOISE
+        """True if the figure lies above the roof: then it was not measured what we think was measured. A GPU's roof of
+        arithmetic is what cuBLAS reaches in a large product, and nothing that a kernel could not surpass."""
+        return self.share > NOISE and not (self.bound == "flops" and self.called)
 
     def cells(self, first):
         """The row of this figure in a table; `first` is the first rung, for the speed-up at equal work."""
@@ -97,7 +98,7 @@ class Figure:
 
 def _amount(number, unit):
     """A count with a fitting prefix: 12.6 MB."""
-    for prefix, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.3g} {prefix}{unit}"
     return f"{number} {unit}"

@@ -54,6 +54,17 @@ def test_above_the_roof_is_impossible(share, impossible):
     assert ("impossible: above the roof" in " ".join(f.cells(f))) is impossible
 
 
+def test_cublas_can_be_surpassed():
+    f = figure(share=1.2, bound="flops")
+    assert f.impossible and not figure(share=1.2, bound="flops", called=f.timing).impossible
+    assert figure(share=1.2, called=f.timing).impossible
+
+
+def test_work_has_a_fitting_unit():
+    f = figure(bytes=402_653_184, flops=2 * 8192**3)
+    assert f.cells(f)[2] == "403 MB, 1.1 TFLOP"
+
+
 def test_speedup_is_at_equal_work():
     single, half = figure(bytes=4000, flops=2000, median=0.1), figure(bytes=2000, flops=2000, median=0.04)
     assert half.speedup(single) == approx(2.5)  # the same flops, from half the bytes
