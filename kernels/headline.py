@@ -3,7 +3,8 @@ results of one card.
 
 A peer is a row of a stored ladder that rests on no source of this course. In a graph the fastest counts, whichever way
 it is launched, and as called where that is faster; as called from Python another may be the fastest. So that nothing is
-chosen by its figure, the works stand in CASES, and are shown whatever was measured.
+chosen by its figure, the works stand in CASES, and are shown whatever was measured; one that was not measured at all is
+named, and left out.
 """
 
 from typing import NamedTuple
@@ -64,9 +65,15 @@ CASES = [
 
 
 def headline(card):
-    """The table in Markdown, with where its figures come from. A topic without a stored run of the card has no rows."""
+    """The table in Markdown, with where its figures come from. A topic without a stored run of the card has no rows. A
+    work that a stored run lacks has none either, and that is said."""
     stored = {topic: _of(card, topic) for topic in dict.fromkeys(case.topic for case in CASES)}
-    rows = [_row(case, stored[case.topic].ladder(case.ladder)) for case in CASES if stored[case.topic]]
+    rows = []
+    for case in CASES:
+        if ladder := _ladder(stored[case.topic], case):
+            rows.append(_row(case, ladder))
+        elif stored[case.topic]:
+            print(f"notice: the headline has no row {case.ladder!r}: the stored run of {case.topic} has no such ladder")
     lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     dates = sorted({item.date for item in stored.values() if item})
@@ -76,11 +83,16 @@ def headline(card):
 def ladders(chapter, card="NVIDIA H200"):
     """The stored ladders, whole, from which a chapter's rows of the headline are."""
     cases = [case for case in CASES if case.chapter == chapter]
-    return [stored.ladder(case.ladder) for case in cases if (stored := _of(card, case.topic))]
+    return [ladder for case in cases if (ladder := _ladder(_of(card, case.topic), case))]
 
 
 def _of(card, topic):
     return next((item for item in results.stored(topic) if item.card == card), None)
+
+
+def _ladder(stored, case):
+    """The stored ladder of a case, whose title begins as it says, or None."""
+    return next((one for one in stored.ladders if one.title.startswith(case.ladder)), None) if stored else None
 
 
 def _row(case, ladder):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_gemv_bench import cold
 
-from kernels import benching, matmul
+from kernels import benching, headline, matmul
 from kernels.bench import GPU_TOPICS
 from kernels.matmul import bench, sweep, trials
 from kernels.matmul.variants import FEW, LARGE, SMALL, Variant, changed, compiled, sizes
@@ -44,6 +44,14 @@ def test_the_ladder_reads_cold_inputs(card):
     for figure in ladder.figures[:-1]:
         assert figure.checked == "right on 2 shapes" and all((results.ROOT / s).is_file() for s in figure.sources)
     assert ladder.figures[0].flops == 2 * 5 * 48 * 32 and "matmul" in GPU_TOPICS
+
+
+def test_each_ladder_has_a_title_of_its_own_and_those_of_the_readme_are_among_them():
+    titles = [bench.title(name, *shape) for name, shape, _ in bench.works()]
+    assert len(set(titles)) == len(titles) == len(bench.SQUARES) + len(bench.LAYERS) * len(bench.TOKENS) - 1
+    wanted = {case.ladder: case.ours for case in headline.CASES if case.topic == "matmul"}
+    rungs = {bench.title(name, *shape): [rung.title for rung in rungs] for name, shape, rungs in bench.works()}
+    assert all(ours in rungs[title] for title, ours in wanted.items())
 
 
 def test_a_wrong_rung_is_not_timed(card, monkeypatch):

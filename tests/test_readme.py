@@ -91,6 +91,22 @@ def test_the_readme_is_drawn_in_one_command(course):
     assert (course / "README.md").read_text() == text
 
 
+def test_a_work_that_was_not_measured_has_no_row_and_is_named(course, monkeypatch, capsys):
+    store(course, bench.README_CARD)
+    missing = headline.Case("04", "gemv", "GEMV bf16, 1 × 1", "a")
+    monkeypatch.setattr(headline, "CASES", [missing, *headline.CASES])
+    table = headline.headline(bench.README_CARD)
+    assert "1 × 1" not in table and f"| 04 | {bench.README_LADDER} |" in table
+    assert capsys.readouterr().out.count("notice: ") == 1
+    assert [ladder.title for ladder in headline.ladders("04")] == [bench.README_LADDER]
+
+
+@measured
+def test_every_topic_that_is_stored_has_the_works_of_the_headline(capsys):
+    headline.headline(bench.README_CARD)
+    assert [line for line in capsys.readouterr().out.splitlines() if "run of matmul" not in line] == []
+
+
 def row_of(*figures):
     return headline._row(headline.Case("15", "ssd", "title", "a"), Ladder("title", "read", list(figures)))
 

@@ -36,10 +36,14 @@ def ladders(seconds=0.15):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the matmul ladder")
     verdicts = {rung.name: _check(rung) for rung in (*RUNGS, LINEAR)}
-    found = [ladder(title(name, n, n, n), name, (n, n, n), RUNGS, verdicts, seconds) for name, n in SQUARES]
-    for n, k in LAYERS:
-        found += [ladder(title("bf16", m, n, k), "bf16", (m, n, k), [LINEAR], verdicts, seconds) for m in TOKENS]
-    return found
+    return [ladder(title(name, *shape), name, shape, rungs, verdicts, seconds) for name, shape, rungs in works()]
+
+
+def works():
+    """Of each ladder (dtype, (m, n, k), rungs). A layer that is one of the squares stands there, with all rungs."""
+    squares = [(name, (n, n, n), RUNGS) for name, n in SQUARES]
+    layers = [("bf16", (m, n, k), [LINEAR]) for n, k in LAYERS for m in TOKENS]
+    return squares + [layer for layer in layers if layer[:2] not in [square[:2] for square in squares]]
 
 
 def further(roof, versions):
