@@ -55,7 +55,7 @@ __device__ __forceinline__ void fill(int *slot, const int *from, int row) {
         if (lane == 0 && again && !uses[row - SLOTS]) note(OVERWRITE, row);
         filled[row][lane] = again ? used[row - SLOTS][lane] : row;
     } else
-        slot[lane] = from[32 * row + lane];
+        slot[lane] = ~from[32 * row + lane]; // so that a row that goes past the slots comes out wrong
     if (lane == 0) fillings[row] = 1;
 }
 __device__ __forceinline__ void use(const int *slot, int *to, int row) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void use(const int *slot, int *to, int row) {
         if (lane == 0 && !fillings[row]) note(TOO_EARLY, row);
         used[row][31 - lane] = filled[row][31 - lane];
     } else
-        to[32 * row + lane] = slot[31 - lane];
+        to[32 * row + lane] = ~slot[31 - lane];
     if (mode == 2)
         while (!fillings[min(row + SLOTS - 1, last)]) {}
     if (lane == 0) uses[row] = 1;
@@ -143,8 +143,11 @@ def _handed_on(kernel, rng, slots, rows, at):
     _, _, what, row = launch(NOTED, told)
     if what:
         raise Wrong(_out_of_order(what, row, slots, at))
-    launch(AS_IT_IS, told)
+    given, taken, *_ = launch(AS_IT_IS, told)
     compare("to", to[:rows], from_[:rows, ::-1], at)
+    if (given, taken) != (rows, rows):
+        calls = f"`fill` was called for {counted(given, 'row')} and `use` for {taken}"
+        raise Wrong(f"right, but not by these calls at {at}: {calls}, expected: both for each row")
     if rows >= slots > 1:
         launch(HELD_BACK, stopped)
 
@@ -368,6 +371,30 @@ def _multiplied(kernel, rng, a_rows, a_width, b_rows, b_width):
 
 # Exercise 4: the waits that are missing
 
+# Which groups of products thread 0 has under way, how many steps begin while there are some, and how many waits each
+# thread comes to. Put before the learner's source, once it is right.
+COUNTED = """
+#include "kernels/device/hopper/wgmma.cuh"
+__device__ int groups, followed, waits[128];
+__device__ __forceinline__ void counted_fence() {
+    if (threadIdx.x == 0) followed += groups > 0;
+    wgmma_fence();
+}
+__device__ __forceinline__ void counted_commit() {
+    if (threadIdx.x == 0) groups++;
+    wgmma_commit();
+}
+template <int PENDING> __device__ __forceinline__ void counted_wait() {
+    if (threadIdx.x == 0) groups = min(groups, PENDING);
+    if (threadIdx.x < 128) waits[threadIdx.x]++;
+    wgmma_wait<PENDING>();
+}
+#define wgmma_fence counted_fence
+#define wgmma_commit counted_commit
+#define wgmma_wait counted_wait
+"""
+STEPS = 4  # of the first case
+
 # m, n, k, blocks: first one tile with more steps than there are stages, then several tiles of one step
 MATMULS = [(64, 64, 256, 1), (64, 192, 64, 2), (8, 72, 200, 1)]
 SHARED = 3 * 2 * 8192 + 8192 + 1024
@@ -378,25 +405,39 @@ def exercise_4(source):
     exercise = Exercise("Exercise 4: the waits that are missing")
     with exercise, time_limit(60):
         kernel, rng = compiled(source, "matmul", options=(COURSE,), arch=HOPPER), np.random.default_rng()
-        for m, n, k, blocks in MATMULS:
-            at = f"m = {m}, n = {n}, k = {k}, {counted(blocks, 'block')}"
-            x, W = (rng.integers(-4, 5, (rows, k)).astype(np.float16) for rows in (m, n))
-            y = unset((m, n), np.float16)
-            before = {"x": x.copy(), "W": W.copy()}
-            maps = [simt.TensorMap(a, (64, 64), swizzle=128) for a in (x, W, y)]
-            sizes = [np.int32(size) for size in (m, n, k)]
-            how = {"tell": lambda error, at=at: in_words(error, at), "shared": SHARED, "check_races": True}
-            launched(kernel, blocks, 160, *maps, *sizes, at=at, **how)
-            wanted = (x.astype(np.float32) @ W.astype(np.float32).T).astype(np.float16)
-            compare("y", y, wanted, at)
-            unchanged({"x": x, "W": W}, before, at)
-        waits = [int(n) for n in re.findall(r"wgmma\.wait_group\.sync\.aligned\s+(\d+)", kernel.module.ptx)]
+        for case in MATMULS:
+            _product(kernel, rng, *case, check_races=True)
+        kernel = compiled(COUNTED + source, "matmul", options=(COURSE,), arch=HOPPER)
+        for name, size in {"groups": 1, "followed": 1, "waits": 128}.items():
+            kernel.module.set(name, np.zeros(size, np.int32))
+        _product(kernel, rng, *MATMULS[0])
+        waits = kernel.module.get("waits", np.int32)
+        if (waits != waits.max()).any():
+            most, least = int(waits.argmax()), int(waits.argmin())
+            few = f"thread {most} comes to {waits[most]} of them, thread {least} to {waits[least]}"
+            raise Wrong(f"wgmma_wait is for all threads of a warpgroup together: {few}")
+        followed = int(kernel.module.get("followed", np.int32)[0])
         exercise.require(
-            any(waits),
-            "right, but each step waits for its own products before the next are asked for: no wgmma_wait leaves any "
-            "under way, and the tensor cores rest in between",
+            followed == STEPS - 1,
+            f"right, but {'some steps wait for their' if followed else 'each step waits for its'} own products before "
+            f"the next are asked for: of {STEPS} steps {followed} begin while products of the step before are under "
+            f"way, wanted: {STEPS - 1}. The tensor cores rest in between",
         )
     return exercise.report(f"right for {len(MATMULS)} products; no race, and products always under way")
+
+
+def _product(kernel, rng, m, n, k, blocks, **how):
+    """Raise Wrong if this one does not come out right."""
+    at = f"m = {m}, n = {n}, k = {k}, {counted(blocks, 'block')}"
+    x, W = (rng.integers(-4, 5, (rows, k)).astype(np.float16) for rows in (m, n))
+    y = unset((m, n), np.float16)
+    before = {"x": x.copy(), "W": W.copy()}
+    maps = [simt.TensorMap(a, (64, 64), swizzle=128) for a in (x, W, y)]
+    sizes = [np.int32(size) for size in (m, n, k)]
+    launched(kernel, blocks, 160, *maps, *sizes, at=at, tell=lambda error: in_words(error, at), shared=SHARED, **how)
+    wanted = (x.astype(np.float32) @ W.astype(np.float32).T).astype(np.float16)
+    compare("y", y, wanted, at)
+    unchanged({"x": x, "W": W}, before, at)
 
 
 # Exercise 5: which tile next

@@ -263,6 +263,35 @@ WRONG = {
             ),
             "at 3 slots, 3 rows the filler waits while row 0 is used, with 2 of 3 slots full",
         ),
+        "a batch at a time: fills all slots, then waits until all have been used": (
+            _ring(
+                (
+                    WAIT_EMPTY,
+                    "            if (slot == 0)\n"
+                    "                for (int s = 0; s < SLOTS; s++) empty[s].wait(parity ^ 1);\n",
+                ),
+            ),
+            "right, but slots stay empty: at 3 slots, 11 rows the filler waits while row 1 is used, with 2 of 3",
+        ),
+        "past the slots": (
+            _ring((USE, "            use((int *)from + 32 * row, to, row);\n")),
+            "wrong at 1 slot, 1 row: 32 of 32 elements of to differ",
+        ),
+        "without the calls": (
+            _ring(
+                (FILL, "            slots[slot][threadIdx.x] = from[32 * row + threadIdx.x];\n"),
+                (USE, "            to[32 * row + threadIdx.x - 32] = slots[slot][63 - threadIdx.x];\n"),
+            ),
+            "right, but not by these calls at 1 slot, 1 row: `fill` was called for 0 rows and `use` for 0",
+        ),
+        "the other way round at both": (
+            _ring((FILLED, FILLED.replace("full", "empty")), (USED, USED.replace("empty", "full"))),
+            "read too early at 1 slot, 2 rows",
+        ),
+        "waits for the slot behind": (
+            _ring((WAIT_EMPTY, "            empty[(slot + 1) % SLOTS].wait(parity ^ 1);\n")),
+            "deadlock at 3 slots, 3 rows",
+        ),
         "does nothing": (HEAD + "}\n", "wrong at 1 slot, 1 row: 32 of 32 elements of to differ"),
         "does not return when there are no rows": (
             _ring(("    for (int row = 0;", "    if (rows == 0) full[0].wait(0);\n    for (int row = 0;")),
@@ -413,6 +442,38 @@ WRONG = {
         "each step waits for its own products": (
             _pipeline((PRODUCTS, PRODUCTS.replace("<1>", "<0>"))),
             "right, but each step waits for its own products",
+        ),
+        "waits for its own products behind the wait for the others": (
+            _pipeline((PRODUCTS, PRODUCTS + PRODUCTS.replace("<1>", "<0>"))),
+            "right, but each step waits for its own products",
+        ),
+        "waits for all in the loop, and for all but one behind it": (
+            _pipeline(
+                (PRODUCTS, PRODUCTS.replace("<1>", "<0>")), ("        keep(sums)", PRODUCTS + "        keep(sums)")
+            ),
+            "right, but each step waits for its own products",
+        ),
+        "every second step waits for its own products": (
+            _pipeline((PRODUCTS, "            if (step % 2) wgmma_wait<0>();\n            else wgmma_wait<1>();\n")),
+            "right, but some steps wait for their own products",
+        ),
+        "only the lane that releases waits": (
+            _pipeline(
+                (PRODUCTS + RELEASE, "if (step > 0 && lane == 0) {\n wgmma_wait<1>();\n ring.release(before);\n}\n"),
+            ),
+            "wgmma_wait is for all threads of a warpgroup together: thread 0 comes to 4 of them, thread 1 to 1",
+        ),
+        "one warp of the four waits": (
+            _pipeline((PRODUCTS, "            if (warp == 0) wgmma_wait<1>();\n")),
+            "wgmma_wait is for all threads of a warpgroup together: thread 0 comes to 5 of them, thread 32 to 1",
+        ),
+        "waits for the store in the midst of writing": (
+            _pipeline((STORE, ""), ("        fence_async_proxy();\n", STORE + "        fence_async_proxy();\n")),
+            "m = 64, n = 192, k = 64, 2 blocks: ",
+        ),
+        "a fence in place of the wait for the store": (
+            _pipeline((STORE, "        fence_async_proxy();\n")),
+            "m = 64, n = 192, k = 64, 2 blocks: ",
         ),
         "waits for the store behind the barrier": (
             _pipeline((STORE + READ, READ + STORE)),
