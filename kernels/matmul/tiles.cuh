@@ -10,8 +10,8 @@ constexpr int STEP = 64, ROW = 128; // numbers of k in a row of a tile; its byte
 __device__ __forceinline__ int divide_up(long long a, int b) { return (int)((a + b - 1) / b); }
 
 /* The tiles of y, numbered so that those which are worked on at a time need few rows of x and W: GROUP rows of tiles
-   are a band, which is walked column by column. Then 128 blocks have 16 x 8 tiles, and not 128 x 1, and read 24 strips
-   of x and W from L2 instead of 129. */
+   are a band, which is walked column by column. Then 128 blocks have 16 x 8 tiles, and not 128 x 1, and 24 strips of
+   x and W come from memory instead of 129. */
 template <int GROUP> struct TileOrder {
     int rows, columns; // of tiles
 
