@@ -490,6 +490,9 @@ def test_parts_of_a_warpgroup_cannot_multiply():
         step(block=64)
     with pytest.raises(simt.LaneFault, match="four warps of a warpgroup"):
         step(("    wgmma_fence();", "    if (threadIdx.x < 32) __syncthreads();\n    wgmma_fence();"))
+    for name, ptx in (("wait", "wait_group"), ("commit", "commit_group"), ("fence", "fence")):
+        with pytest.raises(simt.LaneFault, match=f"wgmma.{ptx} is for all threads.*, warp 0 has 1 lanes here"):
+            step((f"    wgmma_{name}();", f"    if (threadIdx.x == 0) wgmma_{name}();"))
 
 
 def test_a_fence_before_the_first_wgmma():

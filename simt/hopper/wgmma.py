@@ -9,7 +9,8 @@ fragments a warp. D: warp w holds rows 16 w to 16 w + 15, in the fragments of mm
 The operands are read, and the sum is made, when the instruction is issued; the registers show it when a wait_group has
 completed its group. Until then they hold NaNs, and an instruction other than mov and wgmma that reads them is a fault.
 Bulk copies to what a wgmma under way reads are faults as well, and plain stores are with check_races=True. Not seen:
-registers of A that change before the wait; a wgmma.fence that is missing behind the first one.
+registers of A that change before the wait; a wgmma.fence that is missing behind the first one; a warp of the four that
+does not come to a commit or a wait (one that comes in part is).
 """
 
 import functools
@@ -97,15 +98,15 @@ class Warpgroups:
 
     # What generated code calls.
 
-    def fence(self, mask):
-        self.fenced |= self.warps(mask)
+    def fence(self, mask, line):
+        self.fenced |= self.warps(mask, "wgmma.fence", line)
 
-    def commit(self, mask):
-        self.commits += self.warps(mask)
+    def commit(self, mask, line):
+        self.commits += self.warps(mask, "wgmma.commit_group", line)
 
-    def wait(self, left, mask):
+    def wait(self, left, mask, line):
         """wgmma.wait_group: all but the `left` groups that these warps committed last are complete."""
-        here = self.warps(mask)
+        here = self.warps(mask, "wgmma.wait_group", line)
         for flight in self.flights:
             done = flight.open & here & (flight.group < self.commits - left)
             if not done.any():
@@ -231,9 +232,19 @@ class Warpgroups:
 
     # Who takes part.
 
-    def warps(self, mask):
-        """(blocks, warps): those that execute."""
-        return self.part.whole(mask).any(axis=2)
+    def warps(self, mask, what, line):
+        """(blocks, warps): those that execute, with all their lanes."""
+        here, part = self.part.whole(mask), self.part
+        warps = here.any(axis=2)
+        apart = warps & (part.whole(part.alive) & ~here).any(axis=2)
+        if apart.any():
+            block, warp = np.argwhere(apart)[0]
+            raise LaneFault(
+                f"kernel {part.program.name}, line {line}{part.quote(line)}: {what} is for all threads of a warpgroup "
+                f"together; block {part.block_text(int(block))}, warp {int(warp)} has {int(here[block, warp].sum())} "
+                "lanes here"
+            )
+        return warps
 
     def missing(self, mask):
         """Warps of a warpgroup that has not come as a whole, as a mask of all their lanes that are here, else None."""

@@ -85,10 +85,10 @@ class Hopper:
         if i.guard is not None:
             raise Unsupported(str(i), "a wgmma with a condition", i.line)
         if i.parts[1] == "wait_group":
-            self.out(f"S.warpgroups.wait({self.integer(i.operands[0], 32)}, {tail})")
+            self.out(f"S.warpgroups.wait({self.integer(i.operands[0], 32)}, {tail}, {i.line})")
             return
         if i.parts[1] in ("fence", "commit_group"):
-            self.out(f"S.warpgroups.{'fence' if i.parts[1] == 'fence' else 'commit'}({tail})")
+            self.out(f"S.warpgroups.{'fence' if i.parts[1] == 'fence' else 'commit'}({tail}, {i.line})")
             return
         what = wgmma.form(i.opcode)
         if what is None:

@@ -461,7 +461,7 @@ WRONG = {
             _pipeline(
                 (PRODUCTS + RELEASE, "if (step > 0 && lane == 0) {\n wgmma_wait<1>();\n ring.release(before);\n}\n"),
             ),
-            "wgmma_wait is for all threads of a warpgroup together: thread 0 comes to 4 of them, thread 1 to 1",
+            "wgmma.wait_group is for all threads of a warpgroup together",
         ),
         "one warp of the four waits": (
             _pipeline((PRODUCTS, "            if (warp == 0) wgmma_wait<1>();\n")),
