@@ -73,7 +73,9 @@ def headline(card):
         if ladder := _ladder(stored[case.topic], case):
             rows.append(_row(case, ladder))
         elif stored[case.topic]:
-            print(f"notice: the headline has no row {case.ladder!r}: the stored run of {case.topic} has no such ladder")
+            print(
+                f"notice: the headline leaves out {case.ladder!r}: the run of {case.topic} has no {case.ours!r} there"
+            )
     lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     dates = sorted({item.date for item in stored.values() if item})
@@ -91,8 +93,10 @@ def _of(card, topic):
 
 
 def _ladder(stored, case):
-    """The stored ladder of a case, whose title begins as it says, or None."""
-    return next((one for one in stored.ladders if one.title.startswith(case.ladder)), None) if stored else None
+    """The stored ladder of a case, whose title begins as it says, or None; None too where it lacks the row."""
+    ladders = stored.ladders if stored else ()
+    found = next((ladder for ladder in ladders if ladder.title.startswith(case.ladder)), None)
+    return found if found and case.ours in [figure.name for figure in found.figures] else None
 
 
 def _row(case, ladder):

@@ -93,11 +93,11 @@ def test_the_readme_is_drawn_in_one_command(course):
 
 def test_a_work_that_was_not_measured_has_no_row_and_is_named(course, monkeypatch, capsys):
     store(course, bench.README_CARD)
-    missing = headline.Case("04", "gemv", "GEMV bf16, 1 × 1", "a")
-    monkeypatch.setattr(headline, "CASES", [missing, *headline.CASES])
+    missing = [headline.Case("04", "gemv", "GEMV bf16, 1 × 1", "a"), headline.Case("04", "gemv", "GEMV fp16", "b")]
+    monkeypatch.setattr(headline, "CASES", [*missing, *headline.CASES])
     table = headline.headline(bench.README_CARD)
-    assert "1 × 1" not in table and f"| 04 | {bench.README_LADDER} |" in table
-    assert capsys.readouterr().out.count("notice: ") == 1
+    assert "1 × 1" not in table and "fp16" not in table and f"| 04 | {bench.README_LADDER} |" in table
+    assert capsys.readouterr().out.count("notice: ") == 2
     assert [ladder.title for ladder in headline.ladders("04")] == [bench.README_LADDER]
 
 

@@ -3,7 +3,8 @@
     y = x W^T        x (..., k), W (n, k) row-major, as torch.nn.functional.linear takes them   ->   y (..., n)
 
 x, W and y have one dtype, float16 or bfloat16; sums are float32, rounded once at the end. With m rows of x one call is
-2·m·n·k flops, and moves at least 2·(m·k + n·k + m·n) bytes: from about m = 300 rows on, arithmetic is the limit.
+2·m·n·k flops, and moves at least 2·(m·k + n·k + m·n) bytes: from some 150 to 300 rows on, by the
+card, arithmetic is the limit.
 
     linear(x, W, *, out=None)      the best, for any card and any size
     rung(x, W, *, out=None)        tile, mma, ring, tma, wgmma, specialised, persistent, planned: the ladder
