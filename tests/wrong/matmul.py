@@ -443,10 +443,6 @@ WRONG = {
             _pipeline((PRODUCTS, PRODUCTS.replace("<1>", "<0>"))),
             "right, but each step waits for its own products",
         ),
-        "waits for its own products behind the wait for the others": (
-            _pipeline((PRODUCTS, PRODUCTS + PRODUCTS.replace("<1>", "<0>"))),
-            "right, but each step waits for its own products",
-        ),
         "waits for all in the loop, and for all but one behind it": (
             _pipeline(
                 (PRODUCTS, PRODUCTS.replace("<1>", "<0>")), ("        keep(sums)", PRODUCTS + "        keep(sums)")
@@ -469,10 +465,6 @@ WRONG = {
         ),
         "waits for the store in the midst of writing": (
             _pipeline((STORE, ""), ("        fence_async_proxy();\n", STORE + "        fence_async_proxy();\n")),
-            "m = 64, n = 192, k = 64, 2 blocks: ",
-        ),
-        "a fence in place of the wait for the store": (
-            _pipeline((STORE, "        fence_async_proxy();\n")),
             "m = 64, n = 192, k = 64, 2 blocks: ",
         ),
         "waits for the store behind the barrier": (
