@@ -18,7 +18,6 @@ import queue
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -29,9 +28,8 @@ import torch.nn.functional as F
 from kernels.benching import empty
 from kernels.matmul import bench, work
 from kernels.matmul.variants import FEW, LARGE, MANY, SOURCE, Variant, changed
-from lab import cuda_timing
+from lab import cuda, cuda_timing
 from lab.tensors import DTYPES
-from simt import kept, nvrtc
 
 DTYPE = torch.bfloat16
 CHOSEN = Variant("as planned")  # what plan.py chooses
@@ -65,14 +63,13 @@ def sources(device):
 def compile_one(source, option):
     """For the processes to come, which find it in kept files."""
     try:
-        nvrtc.compile_to_cubin(source, (option,), "sm_90a", SOURCE.rpartition("/")[2])
+        cuda.compile(source, (option,), SOURCE.rpartition("/")[2], "sm_90a").cubin()
     except Exception as error:  # of any kind: the variant's own turn says so
         print(f"{option}: {error}", flush=True)
 
 
 def compile_ahead(device):
     """All variants, on all cores."""
-    os.environ.setdefault(kept.FOLDER, os.path.join(tempfile.gettempdir(), "matmul-sweep"))
     with multiprocessing.get_context("spawn").Pool() as pool:
         pool.starmap(compile_one, sources(device), chunksize=1)
 
