@@ -134,9 +134,12 @@ def test_linear_pads_and_says_so_once(monkeypatch):
         warnings.simplefilter("error")
         matmul.linear(x, W, out=out)
     x, W = (between(t.contiguous(), skip=1) for t in (x[:, :8], W[:, :8]))
-    assert matmul.which(x, W)[0] == "planned" and "x must be at an address of 16 bytes" in matmul.which(x, W)[1]
-    with pytest.warns(UserWarning, match="an address of 16 bytes"):
+    assert matmul.which(x, W)[0] == "planned" and "x must be at a multiple of 16 bytes" in matmul.which(x, W)[1]
+    with pytest.warns(UserWarning, match="a multiple of 16 bytes, got an address 2 bytes past one: padded copies"):
         close(matmul.linear(x, W), x, W)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        matmul.linear(between(x.clone(), skip=1), W)  # elsewhere, for the same reason
 
 
 @pytest.mark.parametrize("skip", [1, 2])
@@ -159,14 +162,16 @@ def test_empty_matrices(name):
 
 # Bad input
 
-GOOD = torch.ones(4, 16).half()
+GOOD, MEMORY = torch.ones(4, 16).half(), torch.ones(80).half()
 BAD = [
     (([1], GOOD), {}, TypeError, "x must be a torch tensor, got list"),
     ((GOOD, None), {}, TypeError, "W must be a torch tensor, got NoneType"),
     ((torch.tensor(1.0).half(), GOOD), {}, ValueError, r"x must have shape \(..., k\), got a tensor without axes"),
     ((GOOD.float(), GOOD), {}, TypeError, "x must be of torch.float16 or torch.bfloat16, got torch.float32"),
+    ((GOOD.double(), GOOD.double()), {}, TypeError, "x must be of .* or torch.bfloat16, got torch.float64"),
     ((GOOD, GOOD.bfloat16()), {}, TypeError, "W must be of torch.float16, like the first tensor, got torch.bfloat16"),
     ((GOOD, GOOD[:, :8].contiguous()), {}, ValueError, r"W must have shape \(n, 16\), got \(4, 8\)"),
+    ((GOOD, GOOD.view(1, 4, 16)), {}, ValueError, r"W must have shape \(n, 16\), got \(1, 4, 16\)"),
     ((GOOD, GOOD[0]), {}, ValueError, r"W must have shape \(n, 16\), got \(16,\)"),
     ((GOOD, GOOD.t().contiguous().t()), {}, ValueError, r"W must be contiguous, .* with strides \(1, 4\)"),
     ((GOOD[:, ::2], GOOD[:, :8].contiguous()), {}, ValueError, r"x must be contiguous, .* with strides \(16, 2\)"),
@@ -175,15 +180,22 @@ BAD = [
     ((GOOD.to_sparse(), GOOD), {}, ValueError, "x must be a dense tensor, got layout torch.sparse_coo"),
     ((GOOD, GOOD), {"out": torch.zeros(4, 4)}, TypeError, "out must be of torch.float16, .* got torch.float32"),
     ((GOOD, GOOD), {"out": torch.zeros(4, 5).half()}, ValueError, r"out must have shape \(4, 4\), got \(4, 5\)"),
-    ((GOOD, GOOD), {"out": GOOD[:1].view(4, 4)}, ValueError, "out must not share memory with x"),
+    ((GOOD, GOOD), {"out": torch.zeros(4, 4).half().to("meta")}, ValueError, "out must be on cpu, .* got one on meta"),
+    ((GOOD, GOOD), {"out": torch.zeros(4, 8).half()[:, ::2]}, ValueError, r"out must be contiguous, .* \(8, 2\)"),
+    ((GOOD, GOOD), {"out": torch.zeros(4, 4).half().requires_grad_()}, ValueError, "out must not require gradients"),
+    ((GOOD, GOOD), {"out": GOOD.numpy()}, TypeError, "out must be a torch tensor, got ndarray"),
+    ((MEMORY[:64].view(4, 16), GOOD), {"out": MEMORY[63:79].view(4, 4)}, ValueError, "out must not share .* with x"),
+    ((GOOD, MEMORY[15:79].view(4, 16)), {"out": MEMORY[:16].view(4, 4)}, ValueError, "out must not share .* with W"),
 ]
 
 
 @pytest.mark.parametrize("arguments, options, error, message", BAD, ids=[b[3][:40] for b in BAD])
 @pytest.mark.parametrize("name", ["linear", "tma"])
 def test_bad_input(name, arguments, options, error, message):
+    out = torch.full((4, 4), torch.nan).half()
     with pytest.raises(error, match=f"^{name}: {message}"):
-        getattr(matmul, name)(*arguments, **options)
+        getattr(matmul, name)(*arguments, **{"out": out, **options})
+    assert out.isnan().all() and (GOOD == 1).all() and (MEMORY == 1).all()  # nothing has been written
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "tile"])
@@ -192,7 +204,7 @@ def test_rungs_say_what_they_do_not_take(name):
     with pytest.raises(ValueError, match=f"{name}: x and W must have a multiple of 8 columns, got 13.*linear take any"):
         getattr(matmul, name)(odd, odd)
     moved = between(torch.ones(8, 16).half(), skip=1)
-    with pytest.raises(ValueError, match=f"{name}: W must be at an address of 16 bytes, got 0x"):
+    with pytest.raises(ValueError, match=f"{name}: W must be at a multiple of 16 bytes, got an address 2 "):
         getattr(matmul, name)(torch.ones(8, 16).half(), moved)
 
 
@@ -200,7 +212,7 @@ def test_persistent_says_what_it_cannot_store():
     with pytest.raises(ValueError, match="persistent: W must have a multiple of 8 rows, as TMA stores y, got 4"):
         matmul.persistent(GOOD, GOOD)
     W, out = torch.ones(8, 16).half(), between(torch.ones(4, 8).half(), skip=1)
-    with pytest.raises(ValueError, match="persistent: out must be at an address of 16 bytes"):
+    with pytest.raises(ValueError, match="persistent: out must be at a multiple of 16 bytes"):
         matmul.persistent(GOOD, W, out=out)
 
 
@@ -236,6 +248,20 @@ def test_a_card_without_the_instructions(monkeypatch):
     with pytest.raises(RuntimeError, match="planned: needs a card of compute capability 9.0, got 10.0"):
         arguments.expect_card("planned", device)
     assert arguments.why_mma(card(monkeypatch, 9, 0)) == ""
+    with pytest.raises(RuntimeError, match="^linear: needs a card of compute capability 8.0 or newer, got 7.5$"):
+        arguments.expect_card("linear", card(monkeypatch, 7, 5))
+
+
+def test_linear_on_such_a_card(monkeypatch):
+    """As if the tensors were there: it runs mma, and says why, with what else is slow."""
+    why = arguments.why_mma(card(monkeypatch, 8, 6))
+    monkeypatch.setattr(matmul, "why_mma", lambda device: why)
+    monkeypatch.setattr(matmul, "_said", set())
+    x, W, out = problem(9, 11, 13, BF16)
+    with pytest.warns(UserWarning, match="got 8.6: the rung mma runs instead; x and W must have .* padded copies"):
+        matmul.linear(x, W, out=out)
+    close(out, x, W)
+    assert fences_stand(out) and matmul.which(x, W)[0] == "mma"
 
 
 # The plan

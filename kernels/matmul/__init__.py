@@ -16,8 +16,8 @@ Any size is legal, below 2**31 - 256 each way; 0 too: without columns of x all s
 the argument, what was expected and what came, before anything is written. NaN and infinity pass through; a sum beyond
 65504 is infinite in float16. Gradients are not tracked.
 
-All rungs but `tile` copy words of 16 bytes: they take k a multiple of 8, and addresses of 16 bytes. `linear` makes
-padded copies of x and W where that is not so, on every call, and says so once, in a warning.
+All rungs but `tile` copy words of 16 bytes: they take k a multiple of 8, and addresses that are multiples of 16.
+`linear` makes padded copies of x and W where that is not so, on every call, and says so once, in a warning.
 
 `counters` runs a rung on the SIMT machine and returns its report; `which` says what linear would run, and why; `plan`
 how `planned` is launched.
@@ -78,7 +78,7 @@ def linear(x, W, *, out=None):
 
     x (..., k), W (n, k), y (..., n): 2·m·n·k flops and at least 2·(m·k + n·k + m·n) bytes, m rows of x. `planned` on
     a card of compute capability 9.0 (H100, H200, GH200) and on the SIMT machine; `mma` on other cards from 8.0 on.
-    Where k is no multiple of 8, or x or W is not at an address of 16 bytes, padded copies are made first.
+    Where k is no multiple of 8, or x or W is not at a multiple of 16 bytes, padded copies are made first.
     """
     return _run("linear", x, W, out)
 
@@ -105,6 +105,7 @@ def work(m, n, k):
 def which(x, W, *, out=None):
     """(rung, why) of what `linear` runs with these tensors; why is "" for `planned` as it stands. Runs nothing."""
     rows, W, _ = expect_linear("which", x, W, out)
+    expect_card("linear", rows.device)
     return _choose(rows, W)
 
 
@@ -147,6 +148,7 @@ def _run(rung, x, W, out):
         return y
     if rows.shape[1] == 0:
         return y.zero_()  # the sum of nothing
+    expect_card(rung, rows.device)
     name = rung
     if rung == "linear":
         name, why = _choose(rows, W)
@@ -155,7 +157,6 @@ def _run(rung, x, W, out):
         if why_padded(rows, W):
             rows, W, key = padded(rows), padded(W), None
     else:
-        expect_card(rung, rows.device)
         expect_layout(rung, rows, W, y)
     launch = prepare(name, rows, W, y)
     if key is not None:

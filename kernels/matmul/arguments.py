@@ -13,6 +13,7 @@ NEWER = {
     "mma": (8, 0),
     "ring": (9, 0),
     "tma": (9, 0),
+    "linear": (8, 0),
 }  # the compute capability that a rung needs at least
 HOPPER = (9, 0)  # what the other rungs need, neither less nor more: wgmma
 
@@ -42,9 +43,9 @@ def expect_card(rung, device):
     have, need = torch.cuda.get_device_capability(device), NEWER.get(rung, HOPPER)
     if have < need or (rung not in NEWER and have != need):
         newer = " or newer" if rung in NEWER else ""
+        instead = "; linear runs the rung mma there" if have >= NEWER["linear"] else ""
         raise RuntimeError(
-            f"{rung}: needs a card of compute capability {need[0]}.{need[1]}{newer}, got {have[0]}.{have[1]}; "
-            "linear runs the rung mma there"
+            f"{rung}: needs a card of compute capability {need[0]}.{need[1]}{newer}, got {have[0]}.{have[1]}{instead}"
         )
 
 
@@ -56,10 +57,10 @@ def expect_layout(rung, x, W, y):
         raise ValueError(
             f"persistent: W must have a multiple of 8 rows, as TMA stores y, got {len(W)}; planned takes any"
         )
-    if rung == "persistent" and y.data_ptr() % 16:
+    if rung == "persistent" and (beyond := y.data_ptr() % 16):
         raise ValueError(
-            f"persistent: out must be at an address of 16 bytes, as TMA stores it, got {y.data_ptr():#x}; "
-            "planned takes any"
+            f"persistent: out must be at a multiple of 16 bytes, as TMA stores it, got an address {beyond} bytes past "
+            "one; planned takes any"
         )
 
 
@@ -68,8 +69,8 @@ def why_padded(x, W):
     if x.shape[1] % 8:
         return f"x and W must have a multiple of 8 columns, got {x.shape[1]}"
     for name, tensor in (("x", x), ("W", W)):
-        if tensor.data_ptr() % 16:
-            return f"{name} must be at an address of 16 bytes, got {tensor.data_ptr():#x}"
+        if beyond := tensor.data_ptr() % 16:
+            return f"{name} must be at a multiple of 16 bytes, got an address {beyond} bytes past one"
     return ""
 
 
