@@ -5,8 +5,8 @@
    does, brings zeros for what lies outside, and counts its bytes at the stage's mbarrier: `full` expects one arrival,
    and 32 KB with it. (device/hopper/tma.cuh)
 
-   Still lost: warp 0 waits for an empty stage before it multiplies, and everybody waits for warp 0; and two thirds of
-   the tensor cores' speed are what mma.sync can do, as operands pass through registers.
+   Still lost: warp 0 waits for an empty stage before it multiplies, and everybody waits for warp 0; and shared memory
+   allows two thirds of the tensor cores' rate (mma.cu), as operands pass through registers.
 
    x and W come as tensor maps, boxes of (128, 64) swizzled by 128 bytes. So k is a multiple of 8, addresses are of 16
    bytes. Any m, n. Launch and limits as for ring. */
