@@ -51,6 +51,20 @@ def right(rung, m, n, k, dtype, check_races=True, **options):
     return report
 
 
+# Machine code: first, as what is assembled here need not be assembled again (conftest.py)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_rung_spills(name):
+    option = "-DSHAPE=Shape<__half, 128, 256, 2, 4>" if name == "planned" else "-DDTYPE=__half"
+    module = launching.kernel(name, option).module
+    used = module.resources("sm_90a")["matmul"]
+    most = {"specialised": 168, "persistent": 168, "planned": 168, "tile": 255}.get(name, 128)
+    assert used["spill_stores"] == used["spill_loads"] == used["stack"] == 0 and used["registers"] <= most
+    log = nvrtc.compiler_log(module.source, (*module.options, "--ptxas-options=-v"), "sm_90a", module.name)
+    assert "C75" not in log  # products made one after another, or registers that do not move
+
+
 # Right
 
 
@@ -425,17 +439,3 @@ def test_a_mistake_is_seen(what, monkeypatch):
     monkeypatch.setattr(launching, "kernel", kernel)
     with pytest.raises(error):
         right(rung, *shape, HALF, **options)
-
-
-# Machine code
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_rung_spills(name):
-    option = "-DSHAPE=Shape<__half, 128, 256, 2, 4>" if name == "planned" else "-DDTYPE=__half"
-    module = launching.kernel(name, option).module
-    used = module.resources("sm_90a")["matmul"]
-    most = {"specialised": 168, "persistent": 168, "planned": 168, "tile": 255}.get(name, 128)
-    assert used["spill_stores"] == used["spill_loads"] == used["stack"] == 0 and used["registers"] <= most
-    log = nvrtc.compiler_log(module.source, (*module.options, "--ptxas-options=-v"), "sm_90a", module.name)
-    assert "C75" not in log  # products made one after another, or registers that do not move
