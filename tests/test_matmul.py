@@ -65,6 +65,14 @@ def test_no_rung_spills(name):
     assert "C75" not in log  # products made one after another, or registers that do not move
 
 
+def test_tma_overwrites_what_has_come():
+    """A fence stands between a step's last ldmatrix and its release. Neither the machine nor a test on a card sees that
+    it is needed: only where loads are kept waiting does TMA come first."""
+    ptx = launching.kernel("tma", "-DDTYPE=__half").module.ptx()
+    behind = ptx[ptx.rindex("ldmatrix.sync") :]
+    assert 0 < behind.index("fence.proxy.async.shared::cta") < behind.index("mbarrier.arrive.shared::cta.b64")
+
+
 # Right
 
 

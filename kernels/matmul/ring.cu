@@ -1,11 +1,12 @@
 /* Rung 3, ring: mma with mbarriers for its ring of stages.
 
    New since mma: no barrier for the whole block at each step. Each stage has two mbarriers. `full` counts the threads
-   whose copies into it have come; `empty` the warps that have read it. So a warp that has its operands multiplies while
-   another still reads the stage before, and threads do not wait for copies of their own: they arrive by themselves
-   (arrive_with_copies). A stage is filled again when all warps have released it, which was one step ago.
+   whose copies into it have come; `empty` the warps that have read it. Threads do not wait for copies of their own:
+   these arrive by themselves (arrive_with_copies).
 
-   Still lost: every thread computes addresses for its copies, and waits for empty stages in the midst of its products.
+   Still lost: every thread computes addresses for its copies, and waits for an empty stage before its products. With
+   three stages, filled two steps ahead, that is the stage of the step before: so a warp begins a step when all others
+   have finished the one before, as at a barrier, and has two waits for it instead of one.
 
    Arguments, launch and limits as for mma, and compute capability 9.0. */
 #include "../device/hopper/mbarrier.cuh"

@@ -52,6 +52,7 @@ matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
         ring.wait_full(reading);
         const Stage &stage = stages[reading.stage];
         multiply(sums, stage.x, stage.w, warp_row, warp_column, lane, T()); // 3
+        fence_async_proxy(); // ldmatrix has brought what it was asked for: TMA would not wait for it (Ring::release)
         __syncwarp();
         if (lane == 0) ring.release(reading);
         reading.advance();

@@ -67,5 +67,9 @@ template <int STAGES> struct Ring {
         empty[phase.stage].wait(phase.parity ^ 1); // the readers' phase of the round before
     }
     __device__ __forceinline__ void wait_full(Phase<STAGES> phase) const { full[phase.stage].wait(phase.parity); }
+    /* This reader is done. TMA may see the arrival before a load ahead of it is answered: on an H200 a kernel that read
+       a tile by ldmatrix, released it at once and used the values later got numbers of the tile that came next, where
+       another warp's long run of stores kept loads waiting. So use the values first, or make a fence_async_proxy()
+       (tma.cuh); then arrive. Where threads fill the slots, the arrival alone is enough. */
     __device__ __forceinline__ void release(Phase<STAGES> phase) { empty[phase.stage].arrive(); }
 };

@@ -45,5 +45,6 @@ template <int PENDING = 0> __device__ __forceinline__ void store_wait_read() {
 /* Until all are written. */
 __device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-/* What this thread has written to shared memory is there for TMA and wgmma, behind the next barrier. */
+/* What this thread has written to shared memory is there for TMA and wgmma, behind the next barrier; what it has read
+   of it has come, so that TMA may write there. */
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
