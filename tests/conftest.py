@@ -153,11 +153,6 @@ def ptx_alone(request):
             return assembled_ptx(source, options, arch, name)
         return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False)
 
-    def log(source, *args, **named):  # which assembles it
-        left.discard(source)
-        _assembled.add(source)
-        return compiler_log(source, *args, **named)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "compile_to_ptx", alone)
         for name in ("compile_to_cubin", "compiler_log"):
