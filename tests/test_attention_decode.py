@@ -60,6 +60,15 @@ def launch(q, k, v, out, kv_lens=None, scale=None, check_races=False, **chosen):
     return out
 
 
+def changed(name, change, constants):
+    """A kernel's module with change(source) in its source's place; the one that other tests have, if that changes
+    nothing."""
+    source = whole_source(name)
+    if change(source) == source:
+        return cuda.load(decoding.HERE / name, constants)
+    return cuda.compile(change(source), constants)
+
+
 def launch_changed(change, q, k, v, out, kv_lens=None, scale=None, check_races=False, **chosen):
     """What decode launches, with change(source) compiled instead of each source. Scratch memory is in two pieces, no
     larger than the plan says, and full of NaN."""
@@ -69,12 +78,12 @@ def launch_changed(change, q, k, v, out, kv_lens=None, scale=None, check_races=F
     sizes, scale = (kv_len, batch, p.rows, p.each, p.rest), head_dim**-0.5 if scale is None else scale
     args, races = (*sizes, scale * decoding.LOG2_E, 0), {"check_races": check_races}
     both = options(q.dtype, p.shape, p.schedule)
-    split = cuda.compile(change(whole_source("decode.cu")), (*both, f"-DRING_STAGES={p.stages}")).decode
+    split = changed("decode.cu", change, (*both, f"-DRING_STAGES={p.stages}")).decode
     if p.whole:
         split(p.shares, 32 * p.warps, q, k, v, None, out, None, None, *args, shared=p.shared, **races)
         return out
     both += f"-DTHREADS={p.threads}", f"-DTOGETHER={p.together}"
-    merge = cuda.compile(change(whole_source("merge.cu")), both).merge
+    merge = changed("merge.cu", change, both).merge
     scratch = [torch.full((size,), torch.nan) for size in (p.sums_at, p.floats - p.sums_at)]
     split(p.shares, 32 * p.warps, q, k, v, kv_lens, None, *scratch, *args, shared=p.shared, **races)
     merge(batch * n_heads // p.together, p.threads, *scratch, kv_lens, out, *sizes, p.shares, **races)
@@ -115,26 +124,27 @@ def test_right_for_all_groups_and_head_dims(shape):
     assert fences_stand(out)
 
 
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        dict(warps=8, side=1),
-        dict(warps=8, side=2, stages=1),
-        dict(warps=4, side=4, stages=2),
-        dict(warps=1, side=1, shares=1),
-        dict(warps=2, side=1, shares=7),
-        dict(warps=4, side=2, shares=40, threads=64),
-        dict(warps=8, side=4, shares=3, threads=512),
-    ],
-    ids=str,
-)
-def test_right_however_it_is_shared_out(chosen):
+# With lengths or without is another kernel, as with other warps or another side. So each has one of the two, and each
+# number of warps and each side has both: one warp, two, and one side without lengths in scores_that_rise_fall_and_jump.
+SHARED_OUT = [
+    ([140, 1, 47], dict(warps=8, side=1)),
+    (None, dict(warps=8, side=2, stages=1)),
+    (None, dict(warps=4, side=4, stages=2)),
+    ([140, 1, 47], dict(warps=1, side=1, shares=1)),
+    ([140, 1, 47], dict(warps=2, side=1, shares=7)),
+    ([140, 1, 47], dict(warps=4, side=2, shares=40, threads=64)),
+    ([140, 1, 47], dict(warps=8, side=4, shares=3, threads=512)),
+    (None, dict(warps=8, side=2, stages=1, shares=7)),  # shares with several rows, and parts of rows
+]
+
+
+@pytest.mark.parametrize("lens, chosen", SHARED_OUT, ids=str)
+def test_right_however_it_is_shared_out(lens, chosen):
     """Shares that begin and end anywhere in a row, hold several rows, or leave warps without a tile."""
-    lens = torch.tensor([140, 1, 47], dtype=torch.int32)
-    for kv_lens in (None, lens):
-        q, k, v, out = problem(3, 140, 8, 4, 64)
-        close(launch(q, k, v, out, kv_lens, **chosen), q, k, v, kv_lens=kv_lens)
-        assert fences_stand(out)
+    q, k, v, out = problem(3, 140, 8, 4, 64)
+    kv_lens = lens and torch.tensor(lens, dtype=torch.int32)
+    close(launch(q, k, v, out, kv_lens, **chosen), q, k, v, kv_lens=kv_lens)
+    assert fences_stand(out)
 
 
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
@@ -148,14 +158,14 @@ def test_nothing_behind_the_length_leaks(dtype):
         k[b, length:], v[b, length:] = torch.nan, torch.inf if b % 2 else torch.nan
     close(attention.decode(q, k, v, kv_lens=kv_lens, out=out), q, k, v, kv_lens=kv_lens)
     assert fences_stand(out)
-    alone = attention.decode(q[3:4], k[3:4, :17].contiguous(), v[3:4, :17].contiguous())
+    alone = attention.decode(q[3:4], k[3:4, :17].contiguous(), v[3:4, :17].contiguous(), kv_lens=kv_lens[3:4])
     close(alone, q[3:4], k[3:4, :17], v[3:4, :17])
 
 
 @pytest.mark.parametrize("lens", [[100, 0, 1 << 30, -5], [0, 0, 0, 0], [0, 1, 0, 0]], ids=str)
 def test_lengths_that_are_none_are_clamped(lens):
     """As on a card, where nobody has looked at them; shares without a tile, and sequences in no share."""
-    q, k, v, out = problem(4, 100, 8, 2, 64)
+    q, k, v, out = problem(4, 100, 4, 2, 32)
     for b, length in enumerate(lens):
         k[b, max(0, length) :], v[b, max(0, length) :] = torch.nan, torch.nan
     launch(q, k, v, out, torch.tensor(lens, dtype=torch.int32), check_races=True)
@@ -169,27 +179,33 @@ def test_lengths_that_are_none_are_clamped(lens):
 
 def test_scratch_memory_may_hold_anything_and_is_as_large_as_it_must_be():
     """The sums lie behind the partials in one tensor; apart, either shows whoever goes past its end."""
-    for batch, n_heads, n_kv_heads, chosen in ((3, 8, 4, {}), (1, 34, 2, dict(shares=5)), (2, 6, 2, dict(warps=2))):
+    lens = torch.tensor([90, 1, 33], dtype=torch.int32)  # what a plan takes does not depend on them: once is enough
+    for batch, n_heads, n_kv_heads, kv_lens, chosen in (
+        (3, 4, 2, lens, {}),
+        (1, 34, 2, None, dict(shares=5)),
+        (2, 6, 2, None, dict(warps=2)),
+    ):
         q, k, v, out = problem(batch, 90, n_heads, n_kv_heads, 32)
-        for lens in (None, torch.tensor([90, 1, 33][:batch], dtype=torch.int32)):
-            launch_changed(lambda source: source, q, k, v, out.fill_(torch.nan), lens, **chosen)
-            close(out, q, k, v, kv_lens=lens)
+        launch_changed(lambda source: source, q, k, v, out, kv_lens, **chosen)
+        close(out, q, k, v, kv_lens=kv_lens)
 
 
-# batch, kv_len, n_heads, n_kv_heads, head_dim: groups of 1, 4, 7, 16, 17, 20 and 64, lengths that are no tiles, or few
+# batch, kv_len, n_heads, n_kv_heads, head_dim: groups of 1, 4, 7, 16, 17, 20 and 64, lengths that are no tiles, or few.
+# Groups of one head tile and of several, and short and long rows, are of both dtypes: with one for each shape all is
+# compiled that may differ.
+SHORT_RING = dict(warps=2, stages=1)
 WHOLE = [
-    (2, 50, 3, 3, 64),
-    (3, 150, 8, 2, 128),
-    (1, 300, 7, 1, 80),
-    (2, 1, 16, 1, 256),
-    (1, 33, 17, 1, 16),
-    (2, 130, 40, 2, 32),
-    (1, 37, 64, 1, 64),
+    ((2, 50, 3, 3, 64), torch.float16, {}),
+    ((3, 150, 8, 2, 128), torch.bfloat16, SHORT_RING),
+    ((1, 300, 7, 1, 80), torch.float16, {}),
+    ((2, 1, 16, 1, 256), torch.bfloat16, SHORT_RING),
+    ((1, 33, 17, 1, 16), torch.float16, {}),
+    ((2, 130, 40, 2, 32), torch.bfloat16, SHORT_RING),
+    ((1, 37, 64, 1, 64), torch.float16, {}),
 ]
 
 
-@pytest.mark.parametrize("dtype, chosen", [(torch.float16, {}), (torch.bfloat16, dict(warps=2, stages=1))], ids=str)
-@pytest.mark.parametrize("shape", WHOLE, ids=str)
+@pytest.mark.parametrize("shape, dtype, chosen", WHOLE, ids=str)
 def test_right_with_a_whole_row_for_each_block(shape, dtype, chosen):
     q, k, v, out = problem(*shape, dtype)
     close(launch(q, k, v, out, whole=True, **chosen), q, k, v)
@@ -221,7 +237,7 @@ def means_of_the_largest(launch=launch):
     q[:], k[:], v[:] = 0.0, 0.0, 65504.0
     q[..., 0], k[:, torch.arange(320) % 16 > 0, :, 0] = 1.0, 1.0
     v[..., 1] = -65504.0
-    for chosen in (dict(), dict(whole=True), dict(warps=1, side=1, shares=3)):
+    for chosen in (dict(), dict(whole=True), dict(warps=1, side=1, shares=3, stages=3)):
         launch(q, k, v, out.fill_(torch.nan), scale=float(np.log(0.5 + 0.3 / 1024)), **chosen)
         assert torch.equal(out, v[:, :1, 0].expand_as(out)), "largest"
 
@@ -287,10 +303,10 @@ MISTAKES = {
 def test_a_mistake_in_the_online_softmax_would_be_seen(mistake):
     old, new = MISTAKES[mistake]
     assert old in whole_source("decode.cu") + whole_source("merge.cu")
-    changed = functools.partial(launch_changed, lambda source: source.replace(old, new))
+    mistaken = functools.partial(launch_changed, lambda source: source.replace(old, new))
     for chosen in (MANY,) if "segments" in mistake else ({}, dict(whole=True)):
         with pytest.raises(AssertionError, match="<= 0.001"):
-            scores_that_rise_fall_and_jump(changed, **chosen)
+            scores_that_rise_fall_and_jump(mistaken, **chosen)
 
 
 def test_scores_of_minus_infinity_count_for_nothing():
@@ -409,7 +425,7 @@ def test_what_may_come_late_is_not_touched_before_the_wait(length):
 
 def test_blocks_without_work_wait_too():
     """No sequence has a token: who waits for this launch takes what is ahead of it as done, too."""
-    q, k, v, out = problem(2, 40, 8, 2, 64)
+    q, k, v, out = problem(2, 40, 4, 2, 32)
     still_running(writes=(q,), reads=(out,))
     decoding._launch(q, k, v, 0.1, torch.zeros(2, dtype=torch.int32), out, True)
     assert (out == 0).all() and fences_stand(out)
@@ -442,15 +458,23 @@ def test_merge_reads_lengths_alone_before_the_wait():
 # What the machine counts
 
 
-@pytest.mark.parametrize(
-    "chosen", [dict(warps=4, side=4), dict(warps=4, side=1, stages=2), dict(warps=8, side=2)], ids=str
-)
-def test_no_race(chosen):
+# With lengths, without, and for whole rows there are three kernels for each choice. All three have the short ring,
+# where slots are used again at once; of the others each number of warps and each side has one at least.
+RACES = [
+    (dict(warps=4, side=4), ["lengths"]),
+    (dict(warps=4, side=1, stages=2), ["none", "lengths", "whole"]),
+    (dict(warps=8, side=2), ["none", "whole"]),
+]
+
+
+@pytest.mark.parametrize("chosen, kinds", RACES, ids=str)
+def test_no_race(chosen, kinds):
     """Several rows in a share: shared memory that is used again, a short ring's too, and segments that others merge."""
     q, k, v, out = problem(3, 150, 8, 4, 64)
-    launch(q, k, v, out, shares=5, check_races=True, **chosen)
-    launch(q, k, v, out, torch.tensor([150, 16, 99], dtype=torch.int32), shares=5, check_races=True, **chosen)
-    launch(q, k, v, out, whole=True, warps=chosen["warps"], stages=chosen.get("stages"), check_races=True)
+    for kind in kinds:
+        lens = torch.tensor([150, 16, 99], dtype=torch.int32) if kind == "lengths" else None
+        how = chosen | (dict(side=None, whole=True) if kind == "whole" else dict(shares=5))
+        launch(q, k, v, out, lens, check_races=True, **how)
 
 
 BARRIERS = {  # in which kernel, with its headers; what is taken out, and which of several
