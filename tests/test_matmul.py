@@ -56,7 +56,7 @@ def right(rung, m, n, k, dtype, check_races=True, **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_rung_spills(name):
-    option = "-DSHAPE=Shape<__half, 128, 256, 2, 4>" if name == "planned" else "-DDTYPE=__half"
+    option = "-DSHAPE=Shape<__half, 128, 256, 2, 4, 16, 1, 1, ThroughTma>" if name == "planned" else "-DDTYPE=__half"
     module = launching.kernel(name, option).module
     used = module.resources("sm_90a")["matmul"]
     most = {"specialised": 168, "persistent": 168, "planned": 168, "tile": 255}.get(name, 128)
@@ -83,13 +83,15 @@ each = pytest.mark.parametrize("name, dtype", [(name, (HALF, BF16)[i % 2]) for i
 @each
 def test_one_number(name, dtype):
     n, k = 8 if name == "persistent" else 1, 1 if name == "tile" else 8
-    right(name, 1, n, k, dtype, check_races=name in ("ring", "tma", "planned"))
+    right(name, 1, n, k, dtype, check_races=False)  # which the next looks for
 
 
-# One past a tile each way, and so many steps along k that a ring of three or four stages wraps, the last one cut off.
+# One past a tile each way, and so many steps along k that the ring's stages, three or four, come again; the last is cut
+# off.
 @each
 def test_right_past_a_tile(name, dtype):
-    m, n, k = 129, 264 if name == "persistent" else 131, {"tile": 83, "persistent": 136, "planned": 200}.get(name, 264)
+    m, n = 129, 264 if name == "persistent" else 131
+    k = {"tile": 83, "persistent": 136, "specialised": 264}.get(name, 200)
     options = {"persistent": {"processors": 3}, "planned": {"processors": 2, "tile": (64, 128, 2)}}.get(name, {})
     options["check_races"] = name != "specialised"  # whose ring is that of the next
     right(name, m, n, k, dtype, **options)
@@ -102,13 +104,11 @@ def test_a_prime_of_each(name):
 
 CONFIGURATIONS = [  # tile, n, what else the plan is told
     ((128, 256, 2), 264, {}),
-    ((128, 128, 2), 131, {}),
     ((64, 256, 2), 264, {"group": 1}),
-    ((64, 128, 1), 136, {"stages": 2}),
     ((256, 128, 2), 136, {}),
-    ((64, 128, 2), 131, {"splits": 3}),
+    ((128, 128, 2), 131, {"splits": 3}),
     ((64, 128, 2), 264, {"cluster": (2, 2)}),
-    ((64, 128, 1), 264, {"cluster": (1, 2)}),
+    ((64, 128, 1), 136, {"cluster": (1, 2), "stages": 2}),
     ((128, 256, 2), 264, {"cluster": 2}),
 ]
 
@@ -125,7 +125,7 @@ def test_every_shape_of_tiles(tile, n, chosen):
 
 @pytest.mark.parametrize("order, places", [("reverse", 1), (3, 2)])
 def test_in_any_order(order, places):
-    right("persistent", 129, 264, 72, HALF, processors=3, order=order, places=places)
+    right("persistent", 5, 520, 72, HALF, processors=2, order=order, places=places)
 
 
 def test_infinity_and_nan_stay_where_they_belong():
@@ -354,14 +354,14 @@ def test_the_reference_walks_as_the_kernels_do():
 
 def test_exchanged_words_meet_no_conflicts():
     for name in ("mma", "tma"):
-        counters = matmul.counters(name, *problem(128, 128, 64, HALF)[:2]).counters
+        counters = matmul.counters(name, *problem(128, 128, 64, BF16)[:2]).counters
         assert counters["l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum"] == 0
     counters = matmul.counters("planned", *problem(64, 128, 64, HALF)[:2], tile=(64, 128, 1)).counters
     assert counters["l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum"] == 0
 
 
 def test_what_is_copied_and_multiplied():
-    counters = matmul.counters("persistent", *problem(128, 256, 128, BF16)[:2]).counters
+    counters = matmul.counters("persistent", *problem(128, 256, 128, HALF)[:2]).counters
     assert counters["simt__bulk_load_bytes.sum"] == 2 * (128 + 256) * 128  # two steps
     assert counters["simt__bulk_store_bytes.sum"] == 2 * 128 * 256
     assert counters["simt__wgmma.sum"] == 2 * 2 * 4  # steps, consumers, k16
@@ -423,7 +423,7 @@ PLANTED = {  # what counters are told; m, n, k
     "planned: the second half of the columns again": ({"tile": (64, 128, 2)}, (5, 128, 64)),
     "planned: buffers do not take turns": ({"tile": (64, 256, 2)}, (5, 256, 64)),
 }
-BOXES = {"tile": (64, 128, 1), "processors": 1}, (5, 264, 72)  # three tiles, of one block
+BOXES = {"tile": (64, 128, 1), "processors": 1}, (5, 136, 8)  # two tiles, of one block
 PAIR = {"tile": (64, 128, 1), "cluster": 2, "processors": 2, "stages": 2}, (70, 24, 200)
 
 
@@ -446,4 +446,4 @@ def test_a_mistake_is_seen(what, monkeypatch):
 
     monkeypatch.setattr(launching, "kernel", kernel)
     with pytest.raises(error):
-        right(rung, *shape, HALF, **options)
+        right(rung, *shape, HALF, error not in (simt.Deadlock, WRONG), **options)

@@ -13,7 +13,7 @@ from test_gemv_bench import cold
 from kernels import benching, headline, matmul
 from kernels.bench import GPU_TOPICS
 from kernels.matmul import bench, sweep, trials
-from kernels.matmul.variants import FEW, LARGE, SMALL, Variant, changed, compiled, sizes
+from kernels.matmul.variants import FEW, LARGE, Variant, changed, compiled, sizes
 from lab import results
 from lab.check import Verdict
 
@@ -72,7 +72,6 @@ def test_rungs_are_held_to_hostile_shapes(card, monkeypatch):
 
 VARIANTS = [
     sizes("two parts", SMALLEST, splits=2),
-    sizes("a cluster", SMALL, cluster=2),
     *(v._replace(chosen=(("tile", SMALLEST), ("cluster", 2))) for v in LARGE if v.changes and "cluster 2" in v.title),
     Variant("from registers", (("tile", SMALLEST),), output="Plain"),
 ]
@@ -98,7 +97,7 @@ def test_every_variant_finds_what_it_replaces():
 
 def test_the_trials(card, monkeypatch):
     monkeypatch.setattr(trials, "SHAPE", (5, 24, 72))
-    monkeypatch.setattr(trials, "LARGE", [sizes("one", SMALLEST), sizes("other", SMALLEST, stages=2)])
+    monkeypatch.setattr(trials, "LARGE", [sizes("one", SMALLEST), sizes("other", SMALLEST)._replace(promotion=128)])
     monkeypatch.setattr(trials.bench, "DEVICE", "cpu")
     (ladder,) = trials.ladders()
     assert [f.name for f in ladder.figures] == ["one", "other"] and trials.tables() == []

@@ -50,13 +50,13 @@ WORKER = sys.executable, "-m", "kernels.matmul.sweep", "worker"
 
 def sources(device):
     """What all variants are compiled from: [(source, options)], each once."""
-    found = {}
+    found, text = {}, functools.cache(changed)
     for m, n, k, variants in SHAPES:
         for v in [CHOSEN, *variants]:
             if v.fits(m, n, k, device):
                 p = v.plan(m, n, k, device)
                 shape = p.shape(DTYPES[DTYPE], "Partial" if p.splits > 1 else v.output or "ThroughTma")
-                found[changed(v.changes), f"-DSHAPE={shape}"] = None
+                found[text(v.changes), f"-DSHAPE={shape}"] = None
     return list(found)
 
 

@@ -271,7 +271,7 @@ WRONG = {
                     "                for (int s = 0; s < SLOTS; s++) empty[s].wait(parity ^ 1);\n",
                 ),
             ),
-            "right, but slots stay empty: at 3 slots, 11 rows the filler waits while row 1 is used, with 2 of 3",
+            "right, but slots stay empty: at 3 slots, 7 rows the filler waits while row 1 is used, with 2 of 3",
         ),
         "past the slots": (
             _ring((USE, "            use((int *)from + 32 * row, to, row);\n")),
