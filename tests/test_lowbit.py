@@ -46,6 +46,10 @@ CASES = [
     (24, 480, 4, 32, 12, BRAIN, BRAIN),
     (19, 896, 4, None, 6, BRAIN, HALF),
 ]
+# A launch under PDL is another kernel. Plain ones are compiled in all of this file: here every other case is under PDL
+# instead, and three are both, to the same bits: few rows, many, and splits.
+BOTH = (7, 4224), (13, 2080), (2, 40000)
+LAUNCHES = [(case, (False, True) if case[:2] in BOTH else (n % 2 == 1,)) for n, case in enumerate(CASES)]
 
 
 def problem(rows, cols, bits, group, m, dtype=HALF, scale_dtype=HALF, skip=0, seed=0):
@@ -139,31 +143,35 @@ def test_factors_lie_beside_each_other():
 # Right
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(part).removeprefix("torch.") for part in case))
-def test_right_on_hostile_shapes(case):
+@pytest.mark.parametrize("case, launches", LAUNCHES, ids=lambda of: "-".join(str(n).removeprefix("torch.") for n in of))
+def test_right_on_hostile_shapes(case, launches):
     Wq, x, out = problem(*case)
-    before = Wq.packed.clone(), Wq.factors.clone(), x.clone()
-    assert lowbit.gemv(Wq, x, out=out) is out
-    close(out, Wq, x)
-    assert fences_stand(out)
-    assert all(map(torch.equal, before, (Wq.packed, Wq.factors, x)))
-    still_running(writes=(x, out))
-    again = lowbit.gemv(Wq, x, pdl=True)
-    assert torch.equal(again, out) and again.shape == out.shape
+    before, found = (Wq.packed.clone(), Wq.factors.clone(), x.clone()), []
+    for pdl in launches:
+        if pdl:
+            still_running(writes=(x, out))
+        assert lowbit.gemv(Wq, x, out=out.fill_(torch.nan), pdl=pdl) is out
+        close(out, Wq, x)
+        assert fences_stand(out)
+        assert all(map(torch.equal, before, (Wq.packed, Wq.factors, x)))
+        found.append(out.clone())
+    assert torch.equal(found[0], found[-1])
+    assert torch.equal(lowbit.gemv(Wq, x, pdl=pdl), out)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
-    rows=some.integers(1, 70),
+    heights=some.tuples(some.integers(1, 70), some.integers(1, 70)),  # of two matrices for one kernel
     groups=some.integers(1, 12),
     group=some.sampled_from([32, 64, 128]),
     bits=some.sampled_from([8, 4, 2]),
     m=some.integers(1, 16),
 )
-def test_right_on_any_shape(rows, groups, group, bits, m):
-    Wq, x, out = problem(rows, groups * group, bits, group, m)
-    close(lowbit.gemv(Wq, x, out=out), Wq, x)
-    assert fences_stand(out)
+def test_right_on_any_shape(heights, groups, group, bits, m):
+    for rows in heights:
+        Wq, x, out = problem(rows, groups * group, bits, group, m)
+        close(lowbit.gemv(Wq, x, out=out), Wq, x)
+        assert fences_stand(out)
 
 
 @pytest.mark.parametrize("skip", [1, 2, 3])
@@ -200,10 +208,10 @@ def test_whole_numbers_come_out_exactly(bits, m):
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_each_weight_alone(bits):
     """x is 1 in one column: y is that column of the dequantised weights, rounded to x's dtype."""
-    Wq, _, _ = problem(33, 256, bits, 64, 1)
-    columns = [0, 3, 4, 15, 16, 31, 32, 63, 64, 127, 128, 200, 241, 254, 255, 96]
-    y = lowbit.gemv(Wq, torch.eye(256, dtype=HALF)[columns])
-    assert torch.equal(y.T, wanted(Wq, torch.eye(256)[columns]).T.half())
+    Wq, _, _ = problem(33, 512, bits, 128, 1)
+    columns = [0, 3, 4, 15, 16, 31, 32, 63, 64, 127, 128, 200, 255, 256, 510, 511]
+    y = lowbit.gemv(Wq, torch.eye(512, dtype=HALF)[columns])
+    assert torch.equal(y.T, wanted(Wq, torch.eye(512)[columns]).T.half())
 
 
 @pytest.mark.parametrize("dtype, size", [(HALF, 6e4), (HALF, 1e-6), (BRAIN, 1e30), (BRAIN, 1e-30)], ids=str)
@@ -241,7 +249,7 @@ def test_outliers_take_no_more_than_promised(bits, m):
 @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
 def test_x_of_one_sign(bits, dtype):
     """The most that is added to a sum and taken off again, beside weights that almost cancel."""
-    Wq, x, out = problem(48, 1024, bits, 128, 16, dtype)
+    Wq, x, out = problem(48, 512, bits, 128, 16, dtype)
     Wq = lowbit.QuantizedWeight(Wq.codes(), Wq.scale, torch.full_like(Wq.zero, 2 ** (bits - 1)), bits, 128, dtype)
     close(lowbit.gemv(Wq, x.abs_(), out=out), Wq, x)
 
@@ -276,7 +284,7 @@ def test_zero_and_nothing():
     x.zero_()
     assert (lowbit.gemv(Wq, x, out=out) == 0).all()
     still = lowbit.QuantizedWeight(Wq.codes(), Wq.scale * 0, Wq.zero, 2, 32, HALF)  # groups of equal weights
-    assert (lowbit.gemv(still, torch.ones(384, dtype=HALF)) == 0).all()
+    assert (lowbit.gemv(still, torch.ones_like(x)) == 0).all()
 
 
 def test_a_row_of_x_does_not_see_the_others():
@@ -433,9 +441,14 @@ def test_a_card_too_small_for_a_plan():
         plan(8192, 28672, 3, 4, 32, 2, 16, 16 * 1024)
 
 
-@pytest.mark.parametrize("bits, group", [(8, 0), (4, 128), (2, 128)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_registers_are_enough(bits, group, shape):
+# Registers go with the bits, and with how many units a warp has: all bits where it has 2, and where 7. The other two
+# shapes that are measured differ from the first of these in the stages of the ring and the tiles between two barriers.
+ASSEMBLED = [(shape, *bits) for shape in SHAPES[1:3] for bits in ((8, 0), (4, 128), (2, 128))]
+ASSEMBLED += [(SHAPES[0], 4, 128), (SHAPES[3], 2, 128)]
+
+
+@pytest.mark.parametrize("shape, bits, group", ASSEMBLED, ids=str)
+def test_registers_are_enough(shape, bits, group):
     for m in (1, 16):
         found = plan(*shape, m, bits, group, 2, 132, ROOM)
         used = top.kernel(found, HALF, HALF).module.resources()["gemv"]
@@ -490,7 +503,7 @@ def test_counters_of_loads():
 
 def test_counters_of_the_sums_of_splits():
     """Where columns are split, the second kernel is reported, too: it reads every part once and writes y once."""
-    Wq, x, _ = problem(64, 40000, 4, 64, 2)
+    Wq, x, _ = problem(64, 40000, 4, 64, 1)
     first, merge = lowbit.counters("gemv", Wq, x)
     splits = first.grid[1]
     assert splits > 1 and merge.grid == (1, 1, 1) and merge.block == (128, 1, 1)
