@@ -111,12 +111,13 @@ def add_marks(block, found):
 
 def split_blocks(function):
     code, labels = function.instructions, function.labels
-    starts = {0} | set(labels.values())
+    labelled = set(labels.values())
+    starts = {0} | labelled
     joints = set()
     together = None  # the member mask that the current run of instructions has already been checked for
     for n, i in enumerate(code):
         op = i.parts[0]
-        if n in labels.values():
+        if n in labelled:
             together = None
         if op in ENDS or op in BARRIERS:
             starts.add(n + 1)
@@ -145,7 +146,7 @@ def split_blocks(function):
             table = function.targets[last.operands[1].name]
             block.targets = [number_of(name, labels, number) for name in table]
         block.falls = op not in ENDS or last.guard is not None
-        label_there = end in labels.values()
+        label_there = end in labelled
         block.joint = op not in ENDS and not counted(last) and (end in joints or label_there) and end < len(code)
         blocks.append(block)
     return blocks

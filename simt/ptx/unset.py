@@ -59,9 +59,10 @@ def analyse(function, blocks, entry, sources, destinations, source=""):
     if not entry and not found:
         return None
     known = {0: set(entry)}  # may be unset where a block begins
-    result, todo = Unset(set(entry), {}), [0]
-    while todo:
-        block = blocks[todo.pop()]
+    result, todo = Unset(set(entry), {}), {0}
+    while todo:  # the first in the code: what leads to it mostly stands ahead of it, and has been walked through
+        block = blocks[min(todo)]
+        todo.remove(block.number)
         may = set(known[block.number])
         for n, i in enumerate(block.instructions, block.start):
             reads = sources(i) & may
@@ -76,7 +77,7 @@ def analyse(function, blocks, entry, sources, destinations, source=""):
         for after in [*block.targets, *([block.number + 1] if block.falls else [])]:
             if after < len(blocks) and (after not in known or may - known[after]):
                 known[after] = known.get(after, set()) | may
-                todo.append(after)
+                todo.add(after)
     result.marked.discard("_")
     return result
 
