@@ -262,14 +262,16 @@ def _crowded(places):
 LAYOUTS = {128: 1, 64: 2, 32: 3, 16: 0}  # bits 62 and 63, by the bytes of a panel's rows
 NAMES = ["no swizzle", "a swizzle of 128 bytes", "a swizzle of 64 bytes", "a swizzle of 32 bytes"]
 DESCRIBE = r"describe\s*\(\s*(const\s+)?unsigned(\s+int)?\s+\w+\s*," + ",".join([INT] * 3) + r"\)"
-DESCRIPTOR = """
-#include "kernels/device/hopper/tma.cuh"
-#include "kernels/device/hopper/wgmma.cuh"
-#include "kernels/matmul/tiles.cuh"
+DESCRIBED = """
 extern "C" __global__ void describe_all(const int4 *cases, unsigned long long *to, int count) {
     const int i = threadIdx.x;
     if (i < count) to[i] = describe(cases[i].x, cases[i].y, cases[i].z, cases[i].w);
 }
+"""
+MULTIPLIED = """
+#include "kernels/device/hopper/tma.cuh"
+#include "kernels/device/hopper/wgmma.cuh"
+#include "kernels/matmul/tiles.cuh"
 extern "C" __global__ void product(const uint4 *from, float *to, int a_rows, int a_width, int b_rows, int b_width) {
     extern __shared__ __align__(1024) unsigned char tiles[];
     const int words = (a_rows + b_rows) * 8; // rows of 64 numbers
@@ -305,12 +307,13 @@ def exercise_3(source):
     exercise = Exercise("Exercise 3: a descriptor")
     with exercise, time_limit(60):
         needs(source, DESCRIBE, "__device__ Descriptor describe(unsigned tile, int rows, int width, int k)")
-        kernel = compiled(source, "describe_all", behind=DESCRIPTOR, options=(COURSE,), arch=HOPPER)
+        kernel = compiled(source, "describe_all", behind=DESCRIBED, options=(COURSE,), arch=HOPPER)
         given, to = np.array(TILES, np.int32), np.zeros(len(TILES), np.uint64)
         launched(kernel, 1, len(TILES), given.reshape(-1), to, np.int32(len(TILES)), at="all descriptors")
         for case, descriptor in zip(TILES, to.tolist()):
             _fields(descriptor, *case)
-        product, rng = kernel.module["product"], np.random.default_rng()
+        product = compiled(source, "product", behind=MULTIPLIED, options=(COURSE,), arch=HOPPER)
+        rng = np.random.default_rng()
         for shape in PRODUCTS:
             _multiplied(product, rng, *shape)
     return exercise.report(f"{len(TILES)} descriptors, and {len(PRODUCTS)} products with them")
@@ -395,7 +398,7 @@ template <int PENDING> __device__ __forceinline__ void counted_wait() {
 """
 STEPS = 4  # of the first case
 
-# m, n, k, blocks: first one tile with more steps than there are stages, then several tiles of one step
+# m, n, k, blocks: first one tile with more steps than there are stages, then several tiles of one step, then both
 MATMULS = [(64, 64, 256, 1), (64, 192, 64, 2), (8, 72, 200, 1)]
 SHARED = 3 * 2 * 8192 + 8192 + 1024
 
