@@ -17,6 +17,7 @@ from kernels.matmul import arguments, launching
 from kernels.matmul.plan import TILES, cycles, plan
 from lab import cuda
 from lab.source import inlined
+from lab.tensors import DTYPES
 from simt import nvrtc
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NVRTC for macOS")
@@ -51,13 +52,16 @@ def right(rung, m, n, k, dtype, check_races=True, **options):
     return report
 
 
+# Each rung in one dtype, compiled once; the chapter holds all of them to the reference in bf16.
+each = pytest.mark.parametrize("name, dtype", [(name, (HALF, BF16)[i % 2]) for i, name in enumerate(NAMES)])
+
 # Machine code: first, as what is assembled here need not be assembled again (conftest.py)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_rung_spills(name):
-    option = "-DSHAPE=Shape<__half, 128, 256, 2, 4, 16, 1, 1, ThroughTma>" if name == "planned" else "-DDTYPE=__half"
-    module = launching.kernel(name, option).module
+@each
+def test_no_rung_spills(name, dtype):
+    option = "-DSHAPE=Shape<__half, 128, 256, 2, 4, 16, 1, 1, ThroughTma>"
+    module = launching.kernel(name, option if name == "planned" else f"-DDTYPE={DTYPES[dtype]}").module
     arch = module.arch or "sm_90"
     used = module.resources(arch)["matmul"]
     most = {"specialised": 168, "persistent": 168, "planned": 168, "tile": 255}.get(name, 128)
@@ -69,16 +73,12 @@ def test_no_rung_spills(name):
 def test_tma_overwrites_what_has_come():
     """A fence stands between a step's last ldmatrix and its release. Neither the machine nor a test on a card sees that
     it is needed: only where loads are kept waiting does TMA come first."""
-    ptx = launching.kernel("tma", "-DDTYPE=__half").module.ptx()
+    ptx = launching.kernel("tma", "-DDTYPE=__nv_bfloat16").module.ptx()
     behind = ptx[ptx.rindex("ldmatrix.sync") :]
     assert 0 < behind.index("fence.proxy.async.shared::cta") < behind.index("mbarrier.arrive.shared::cta.b64")
 
 
 # Right
-
-
-# Each rung in one dtype, compiled once; the chapter holds all of them to the reference in bf16.
-each = pytest.mark.parametrize("name, dtype", [(name, (HALF, BF16)[i % 2]) for i, name in enumerate(NAMES)])
 
 
 @each
@@ -87,14 +87,15 @@ def test_one_number(name, dtype):
     right(name, 1, n, k, dtype, check_races=False)  # which the next looks for
 
 
-# One past a tile each way, and so many steps along k that the ring's stages, three or four, come again; the last is cut
-# off.
+# Past a tile, and so many steps along k that the ring's stages, three or four, come again; the last is cut off. The
+# chapter has several rows of tiles, too.
 @each
 def test_right_past_a_tile(name, dtype):
-    n, k = 264 if name == "persistent" else 131, {"tile": 83, "persistent": 136, "specialised": 264}.get(name, 200)
-    options = {"persistent": {"processors": 3}, "planned": {"processors": 2, "tile": (64, 128, 2)}}.get(name, {})
+    n = {"persistent": 264, "specialised": 259}.get(name, 131)
+    m, k = 67 if name == "planned" else 3, {"tile": 83, "persistent": 136, "specialised": 264}.get(name, 200)
+    options = {"persistent": {"processors": 1}, "planned": {"processors": 2, "tile": (64, 128, 2)}}.get(name, {})
     options["check_races"] = name not in ("specialised", "persistent")  # test_in_any_order does, for both
-    right(name, 129, n, k, dtype, **options)
+    right(name, m, n, k, dtype, **options)
 
 
 @pytest.mark.parametrize("name", ["mma", "planned"])
