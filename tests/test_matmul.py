@@ -424,8 +424,8 @@ PLANTED = {  # what counters are told; m, n, k
     "planned: the second half of the columns again": ({"tile": (64, 128, 2)}, (5, 128, 64)),
     "planned: buffers do not take turns": ({"tile": (64, 256, 2)}, (5, 256, 64)),
 }
-BOXES = {"tile": (64, 128, 1), "processors": 1}, (5, 136, 8)  # two tiles, of one block
-PAIR = {"tile": (64, 128, 1), "cluster": 2, "processors": 2, "stages": 2}, (70, 24, 200)
+BOXES = {"tile": (64, 64, 1), "processors": 1}, (5, 200, 8)  # four tiles, of one block
+PAIR = {"tile": (64, 64, 1), "cluster": 2, "processors": 2, "stages": 2}, (70, 24, 200)
 
 
 @pytest.mark.parametrize("what", MISTAKES)
@@ -443,7 +443,8 @@ def test_a_mistake_is_seen(what, monkeypatch):
     def kernel(name, option):
         if name != rung:
             return plain(name, option)
-        return cuda.compile(text.replace(old, new), (option,), arch="sm_90a", name=f"{rung}.cu").matmul
+        same_lines = new + "\n" * (old.count("\n") - new.count("\n"))
+        return cuda.compile(text.replace(old, same_lines), (option,), arch="sm_90a", name=f"{rung}.cu").matmul
 
     monkeypatch.setattr(launching, "kernel", kernel)
     with pytest.raises(error):
