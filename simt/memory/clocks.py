@@ -54,8 +54,7 @@ class Clock:
         for known, numbers in (self.warps, threads // WARP), (self.threads, threads):
             if known and not out.all():
                 rest = np.flatnonzero(~out)
-                names, back = np.unique(numbers[rest], return_inverse=True)
-                until = np.array([known.get(n, 0) for n in names.tolist()])[back]
+                until = np.array([known.get(n, 0) for n in numbers[rest].tolist()])
                 if known is self.threads:
                     out[rest] = times[rest] <= until
                 else:

@@ -290,8 +290,13 @@ class Races:
         for block in self.read.keys() & set(blocks.tolist()):
             here = blocks == block
             ends = (offsets[here][:, None] + np.array([0, size - 1])) // 16
+            lowest, highest = int(ends.min()), int(ends.max())
             for reader, (pieces, was, known) in list(self.read[block].items()):
+                if not len(pieces) or pieces[-1] < lowest or highest < pieces[0]:  # they are sorted: it read elsewhere
+                    continue
                 hit = np.isin(ends, pieces).any(axis=1)
+                if not hit.any():
+                    continue
                 at, who, own = offsets[here][hit], threads[here][hit], (blocks if by is None else by)[here][hit]
                 for n in np.unique(who // WARP, return_index=True)[1].tolist():
                     now = int(own[n]) * WIDTH + int(who[n])
@@ -303,7 +308,7 @@ class Races:
                     ]  # fmt: skip
                     if late and (every or len(late) == len(known)):
                         self.report(None, at[n], ("load", was, late[0]), ("store", line, now))
-                if hit.any() and not every:
+                if not every:
                     del self.read[block][reader]
 
     # Accesses: arrays over the active lanes of one instruction.
@@ -381,7 +386,8 @@ class Races:
                 self.memory[None].lengthen_rows(old, self.row_bytes)
         most = max(1, 4 * REMEMBERED // self.row_bytes)
         found = {}
-        names, back = np.unique(blocks, return_inverse=True)
+        one = (blocks == blocks[0]).all()  # as it mostly is
+        names, back = (blocks[:1], np.zeros(len(blocks), np.int64)) if one else np.unique(blocks, return_inverse=True)
         for block in names.tolist():
             row = self.rows.pop(block, None)
             if row is None:
