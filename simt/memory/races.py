@@ -242,18 +242,18 @@ class Races:
         events = np.concatenate([shadow.write_event[at], strong_events[writes]])
         lane = np.concatenate([lane, lane[found[writes]]])
         numbers = block * WIDTH + threads
-        fenced = int(self.proxy.get(numbers).max())
         known = np.flatnonzero(events)
         _, first = np.unique(writers[known] * (self.now + 1) + events[known], return_index=True)
         which = known[first]
         warps, leaders = np.unique(numbers // WARP, return_index=True)
         known = self.known_by_some(writers[which], self.when.get(events[which]), numbers, leaders)
-        for n, row in zip(which.tolist(), known):
+        fenced = np.maximum(self.proxy.get(numbers).max(), self.proxy.get(writers[which])).tolist()
+        for n, row, known_to_all, fence in zip(which.tolist(), known, known.all(axis=1).tolist(), fenced):
             one, event = int(writers[n]), int(events[n])
-            if not row.all():
+            if not known_to_all:
                 late = int(warps[np.argmin(row)]) * WARP
                 self.report(None, offsets[lane[n]], self.access_of(event, one), ("load", line, late))
-            if event not in self.copied and max(fenced, int(self.proxy.get(np.array([one]))[0])) < event:
+            if event not in self.copied and fence < event:
                 need = (
                     "a fence.proxy.async is missing after the store: without it bulk copies and wgmma may not see "
                     "what ordinary stores have written"
