@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from guarded_tensors import FENCE, between, fences_stand
+from matmul_tensors import close, problem
 
 import ref.matmul
 import simt
@@ -25,20 +26,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 NAMES = [rung.name for rung in matmul.RUNGS]
 ROOM = 227 * 1024  # bytes of shared memory that a block may have on an H200
 HALF, BF16 = torch.float16, torch.bfloat16
-
-
-def problem(m, n, k, dtype, seed=0):
-    """x and W between NaNs, out full of NaN between fences."""
-    rng = torch.Generator().manual_seed(seed + 1000 * m + n)
-    x, W = (between(torch.randn(shape, generator=rng).to(dtype)) for shape in ((m, k), (n, k)))
-    return x, W, between(torch.full((m, n), torch.nan, dtype=dtype), FENCE)
-
-
-def close(out, x, W):
-    """Near the reference: by the norm, one rounding of the dtype and what sums in fp32 lose."""
-    wanted = ref.matmul.linear(x.double().numpy(), W.double().numpy())
-    error = np.linalg.norm(out.double().numpy() - wanted)
-    assert error <= torch.finfo(out.dtype).eps * max(np.linalg.norm(wanted), np.sqrt(wanted.size * W.shape[1])), error
 
 
 def right(rung, m, n, k, dtype, check_races=True, **options):
@@ -420,6 +407,7 @@ MISTAKES = {
         "planned", "    if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody", "    // nobody", simt.AsyncFault),
 }  # fmt: skip
 PLANTED = {  # what counters are told; m, n, k
+    "persistent: each tile begins with the first stage": ({"processors": 1}, (5, 264, 72)),
     "planned: a part begins at the first step": ({"tile": (64, 128, 2), "splits": 2, "processors": 2}, (5, 24, 200)),
     "planned: the second half of the columns again": ({"tile": (64, 128, 2)}, (5, 128, 64)),
     "planned: buffers do not take turns": ({"tile": (64, 256, 2)}, (5, 256, 64)),

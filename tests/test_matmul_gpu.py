@@ -1,9 +1,13 @@
 """The matmul ladder on a card: right on hostile and on large shapes, in every size that the plan knows, in clusters, in
 graphs, and again and again with the same bits."""
 
+import functools
+
+import matmul_tensors
 import pytest
 import torch
-from guarded_tensors import FENCE, between, fences_stand
+from guarded_tensors import fences_stand
+from matmul_tensors import close
 
 from kernels import matmul
 from kernels.matmul import bench
@@ -18,20 +22,7 @@ hopper = pytest.mark.skipif(not HOPPER, reason="needs a card of compute capabili
 
 NAMES = [rung.name for rung in matmul.RUNGS]
 DTYPES = [torch.float16, torch.bfloat16]
-
-
-def problem(m, n, k, dtype, skip=0):
-    """x and W between NaNs, out full of NaN between fences."""
-    x, W = (between(torch.randn(shape, device="cuda").to(dtype), skip=skip) for shape in ((m, k), (n, k)))
-    return x, W, between(torch.full((m, n), torch.nan, dtype=dtype, device="cuda"), FENCE, skip)
-
-
-def close(out, x, W):
-    """Near the reference: by the norm, one rounding of the dtype and what sums in fp32 lose."""
-    wanted = x.double() @ W.double().T
-    allowed = torch.finfo(out.dtype).eps * max(float(wanted.norm()), (wanted.numel() * W.shape[1]) ** 0.5)
-    error = float((out.double() - wanted).norm())
-    assert error <= allowed, (tuple(out.shape), W.shape[1], error, allowed)  # NaN too
+problem = functools.partial(matmul_tensors.problem, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
