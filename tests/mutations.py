@@ -387,6 +387,20 @@ MUTATIONS = [
         "tests/test_simt_ahead.py -k test_who_has_not_waited_knows_nothing",
         "self.passed |= here",
     ),
+    Mutation(
+        "machine: what one warp has settled is settled for all",
+        "simt/memory/settled.py",
+        "            self.mark_again(marks, self.warps)\n\n",
+        "tests/test_simt_asides.py -k test_behind_steps_of_warps",
+        "\n",
+    ),
+    Mutation(
+        "machine: no warp owns the words that an atomic comes to",
+        "simt/memory/settled.py",
+        "        if self.apart:\n            self.noted += 1",
+        "tests/test_simt_asides.py -k test_behind_steps_of_warps",
+        "        if False:\n            self.noted += 1",
+    ),
 ]
 
 # Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place). Its

@@ -277,7 +277,7 @@ class Threads:
             left = self.whole(mask) & alive.any(axis=(1, 2), keepdims=True)
             if left.any():
                 self.memory.aside.leave(left)
-                for aside in self.launch.races.aside.values():
+                for aside in (self.memory.aside, *self.launch.races.aside.values()):
                     aside.fewer(self.memory, left)
                 self.launch.races.leave(*self.who(np.flatnonzero(left)))
 

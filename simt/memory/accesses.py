@@ -11,8 +11,10 @@ from simt.arithmetic.lazy import Known
 from simt.arithmetic.rounding import flush
 from simt.errors import MemoryFault
 from simt.memory import sectors, wavefronts
-from simt.memory.aside import Aside, Piece, one_each
+from simt.memory.aside import Aside
+from simt.memory.clocks import WARPS
 from simt.memory.copies import Copies
+from simt.memory.noting import Noting
 from simt.memory.spaces import (
     LOCAL_WINDOW,
     REGION,
@@ -32,7 +34,7 @@ ONES = {n: MARKS[n].type(int("01" * n, 16)) for n in MARKS}
 ONES_ARRAY = {n: np.full((1, 1, 1), ONES[n]) for n in MARKS}
 
 
-class Memory(Copies):
+class Memory(Copies, Noting):
     """All memory of one launch, and the counters of its accesses. `sites` counts by memory instruction."""
 
     def __init__(self, buffers, shape, shared_size, local_size, sites, describe, races=None):
@@ -59,19 +61,12 @@ class Memory(Copies):
         self.one = Known(np.zeros((1, 1, 1), np.uint64))  # for addresses that all threads share
         self.version = 0  # grows with every store: how a waiting loop knows that looking again may help
         self.arriving = {}  # for simt/hopper/tma.py: loads that nobody has seen arrive
-        self.aside = Aside()  # of shared memory, for simt/memory/races.py
+        self.aside = Aside(self.shared if describe.program.only_threads_share else None, True)  # for races.py
+        self.warp_numbers = self.numbers[:, None] * WARPS + np.arange(warps)  # in the grid
 
     def free(self):
         """The threads have left: give up what was theirs alone, which may be large."""
         self.shared = self.local = None
-
-    def going(self):
-        """Are there threads that have not left?"""
-        return self.shared is not None
-
-    def barriers(self):
-        """When each block was last at a barrier, for the race detector."""
-        return self.races.knowledge.barriers.get(self.numbers)
 
     # Finding the place.
 
@@ -428,78 +423,6 @@ class Memory(Copies):
         """The sum over all warps of something known per (block, warp), axes of length 1 standing for all."""
         each = np.asarray(each)
         return int(each.sum()) * (self.shape[0] * self.shape[1]) // each.size
-
-    def note_race(self, kind, memory, pattern, shift, size, mask, site, item, values=None, flat=None):
-        """Tell the race detector of an access by every lane in `mask`; `item`: the bytes of one element.
-
-        Of a store, before it happens. values: what is stored; of an atomic: where it writes. flat: the addresses, if
-        the access is valid for those lanes only that take part.
-        """
-        if memory is self.local:
-            return
-        if kind != "load" and self.races.sources and memory is not self.shared:
-            self.check_sources(kind, pattern, shift, size, mask, site)
-        if flat is not None and not flat.size:
-            return
-        whole = flat is None
-        low, high = (n + shift for n in pattern.known.range(True)) if whole else (int(flat.min()), int(flat.max()))
-        if whole or (memory is not self.shared and low >> REGION == high >> REGION):
-            memory = memory if whole else self.buffers[low >> REGION]
-            aside, span = self.aside_of(memory), (low, high + size)
-            if self.set_aside(aside, kind, memory, pattern, shift, size, span, whole, mask, site, item):
-                return
-        self.note_now(kind, memory, pattern, shift, size, mask, site, item, values)
-
-    def aside_of(self, memory):
-        if memory is self.shared:
-            return self.aside
-        found = self.races.aside.get(memory.origin)
-        if found is None:
-            found = self.races.aside[memory.origin] = Aside(memory)
-        return found
-
-    def set_aside(self, aside, kind, memory, pattern, shift, size, span, whole, mask, site, item):
-        """Put an access aside, if that can be done."""
-        line, strong = self.describe.race_facts(site)
-        shared = memory is self.shared
-        if kind == "atomic" or strong.scope or (not whole and aside.owners is False):
-            return False
-        if shared and kind == "store" and self.describe.program.asynchronous:
-            return False
-        alone = one_each(pattern, size, self.shape, shared, None)
-        close = aside.owners is not False
-        alone_here = alone or (mask is not None and one_each(pattern, size, self.shape, shared, mask, close))
-        if kind == "store" and not alone_here:
-            return False
-
-        def make():
-            event = self.races.event(kind, line, 0, size)
-            return event, lambda: self.note_now(kind, memory, pattern, shift, size, mask, site, item, None, event)
-
-        piece = Piece(pattern, shift, size, mask, *span, whole, self, alone, alone_here)
-        return aside.take(kind, piece, make)
-
-    def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, event=None):
-        """event: given if it comes late; then memory still holds what was stored."""
-        lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
-        if not lanes.size:
-            return
-        flat = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
-        for buffer, chosen, where in self.parts(memory, lanes, flat):
-            addresses = flat if buffer is self.shared else where + buffer.origin
-            if event is None:
-                aside = self.aside_of(buffer)
-                if buffer is not self.shared:
-                    aside.meet(self, self.races.now + 1, mask, kind, addresses, chosen, size)
-                aside.look_at(kind, int(addresses.min()), int(addresses.max()) + size)
-                aside.blot(kind, addresses, size)
-            held = None
-            if values is not None:
-                held = np.stack([np.broadcast_to(v, self.shape).reshape(-1)[chosen] for v in values], axis=1)
-            elif event is not None and kind == "store":
-                view = buffer.bytes[where[:, None] + np.arange(size)]
-                held = view.view(f"u{item}")
-            self.describe.race(kind, buffer, addresses, size, chosen, site, item, held, event)
 
 
 def pick(value, lanes, shape):

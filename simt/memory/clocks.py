@@ -121,6 +121,7 @@ class Knowledge:
     def __init__(self):
         self.barriers = Grown()  # block -> time of its last barrier
         self.met = Grown()  # warp -> time of its last __syncwarp with all its lanes
+        self.last_barrier = self.last_of_warps = 0  # the time of the last of both, and of the last of a warp
         self.lanes = Squares()  # warp -> [lane, other lane] -> time, where only some lanes have met
         self.parts = {}  # block -> [warp, other warp] -> time, by barriers for a part of the block
         self.arrived = {}  # (block, number of a barrier) -> [times of warps, Clock]: bar.arrive
@@ -137,6 +138,7 @@ class Knowledge:
     def barrier(self, blocks, now):
         """All threads of these blocks have met."""
         self.barriers.set(blocks, now)
+        self.last_barrier = now
         if not (self.parts or self.of_warp or self.of_thread):
             return
         for block in np.unique(blocks).tolist():
@@ -208,6 +210,7 @@ class Knowledge:
         """__syncwarp: in each of these warps the lanes of its mask have met."""
         full = masks == 0xFFFFFFFF
         self.met.set(warps[full], now)
+        self.last_barrier = self.last_of_warps = now
         if self.of_thread:
             for warp in warps[full].tolist():
                 self.share(warp, range(WARP), True)
