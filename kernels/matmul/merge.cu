@@ -2,12 +2,7 @@
    the order of k, so that the same call gives the same bits. Launched as a dependent, it starts while the kernel ahead
    still runs, and waits. Moves 4 * splits + 2 bytes for each number of y. Launch ceil(count / 1024) blocks of 256. */
 #include "../device/pdl.cuh"
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
+#include "dtype.cuh"
 constexpr int THREADS = 256, NUMBERS = 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)

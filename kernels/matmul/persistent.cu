@@ -18,18 +18,11 @@
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
-#include "tiles.cuh"
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
-constexpr int ROWS = 128, COLUMNS = 256, CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1), STAGES = 4, GROUP = 16;
+#include "wide_tile.cuh"
+
 constexpr int BOX = 64, BUFFERS = 2; // rows and columns of y that one store takes; those of a consumer at a time
 using Order = TileOrder<GROUP>;
 
-struct Stage {
-    unsigned char x[ROWS * ROW], w[COLUMNS * ROW];
-};
 struct Shared {
     alignas(1024) Stage stages[STAGES];
     unsigned char y[CONSUMERS][BUFFERS][BOX * ROW];

@@ -10,28 +10,8 @@
 
    Arguments, launch and limits as for mma, and compute capability 9.0. */
 #include "../device/hopper/mbarrier.cuh"
+#include "load_by_threads.cuh"
 #include "warp_product.cuh"
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
-constexpr int TILE = 128, THREADS = 256, STAGES = 3, GROUP = 16;
-
-struct Stage {
-    unsigned char x[TILE * ROW], w[TILE * ROW];
-};
-
-/* TILE rows of x or W, STEP numbers of each; zeros outside. */
-__device__ __forceinline__ void load(unsigned char *to, const T *from, long long first, int begin, long long rows,
-                                     int k) {
-#pragma unroll
-    for (int i = 0; i < TILE * 8 / THREADS; i++) {
-        const int row = (i * THREADS + threadIdx.x) / 8, word = threadIdx.x % 8;
-        const bool inside = first + row < rows && begin + word * 8 < k;
-        copy_async_or_zero(shared_address(to + swizzled(row, word)),
-                           inside ? from + (first + row) * k + begin + word * 8 : from, inside);
-    }
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 matmul(const T *x, const T *W, T *y, long long m, int n, int k) {

@@ -15,16 +15,7 @@
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
-#include "tiles.cuh"
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
-constexpr int ROWS = 128, COLUMNS = 256, CONSUMERS = 2, THREADS = 128 * (CONSUMERS + 1), STAGES = 4, GROUP = 16;
-
-struct Stage {
-    unsigned char x[ROWS * ROW], w[COLUMNS * ROW];
-};
+#include "wide_tile.cuh"
 
 __device__ __forceinline__ void fill_stages(Ring<STAGES> &ring, Stage *stages, const CUtensorMap &x,
                                             const CUtensorMap &W, int row, int column, int steps) {

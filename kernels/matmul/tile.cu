@@ -12,12 +12,7 @@
    The limit is the multiply-adds: 128 for each multiprocessor and cycle, 67 TFLOP/s on an H200, where tensor cores do
    989. Any m, n, k, any alignment, any card. Launch ceil(m / 128) * ceil(n / 128) blocks of 256 threads. Compile with
    DTYPE. */
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
+#include "dtype.cuh"
 constexpr int TILE = 128, STEP = 16, THREADS = 256, PITCH = TILE + 4; // so that a column's 16 numbers spread over banks
 
 /* TILE rows, STEP numbers of each from column `begin` on, as floats; zeros outside. */

@@ -10,17 +10,8 @@
 
    x and W come as tensor maps, boxes of (128, 64) swizzled by 128 bytes. So k is a multiple of 8, addresses are of 16
    bytes. Any m, n. Launch and limits as for ring. */
-#include "../device/hopper/tma.cuh"
+#include "load_by_tma.cuh"
 #include "warp_product.cuh"
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
-constexpr int TILE = 128, THREADS = 256, STAGES = 3, GROUP = 16;
-
-struct Stage {
-    unsigned char x[TILE * ROW], w[TILE * ROW];
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W, T *y, long long m, int n, int k) {
@@ -35,14 +26,7 @@ matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     const int warp_row = warp / 4 * WARP_ROWS, warp_column = warp % 4 * WARP_COLUMNS;
     Phase<STAGES> filling, reading;
     auto fill = [&](int step) {
-        if (step >= steps || threadIdx.x != 0) return;
-        Stage &stage = stages[filling.stage];
-        Barrier &full = ring.full[filling.stage];
-        ring.wait_empty(filling);
-        full.expect(sizeof(Stage));
-        load_tile(stage.x, x, row, step * STEP, full);
-        load_tile(stage.w, W, column, step * STEP, full);
-        filling.advance();
+        if (step < steps && threadIdx.x == 0) load_step(ring, filling, stages, x, W, row, column, step);
     };
     Sums sums = {};
     for (int step = 0; step < STAGES - 1; step++) fill(step);

@@ -9,19 +9,9 @@
    and while thread 0 looks for an empty stage. A block's first copies and its last stores are paid for each tile.
 
    Arguments, launch and limits as for tma; sm_90a alone. */
-#include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
-#include "tiles.cuh"
-#ifndef DTYPE
-#define DTYPE __nv_bfloat16 /* or __half */
-#endif
-using T = DTYPE;
-constexpr int TILE = 128, THREADS = 256, STAGES = 3, GROUP = 16;
-
-struct Stage {
-    unsigned char x[TILE * ROW], w[TILE * ROW];
-};
+#include "load_by_tma.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W, T *y, long long m, int n, int k) {
@@ -35,14 +25,7 @@ matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     const int row = tile.x * TILE, column = tile.y * TILE, group_row = warp / 4 * 64;
     Phase<STAGES> filling, reading;
     auto fill = [&](int step) {
-        if (step >= steps || threadIdx.x != 0) return;
-        Stage &stage = stages[filling.stage];
-        Barrier &full = ring.full[filling.stage];
-        ring.wait_empty(filling);
-        full.expect(sizeof(Stage));
-        load_tile(stage.x, x, row, step * STEP, full);
-        load_tile(stage.w, W, column, step * STEP, full);
-        filling.advance();
+        if (step < steps && threadIdx.x == 0) load_step(ring, filling, stages, x, W, row, column, step);
     };
     float sums[TILE / 2]; // 64 x 128 of the warpgroup
     for (int step = 0; step < STAGES - 1; step++) fill(step);
