@@ -1,9 +1,10 @@
-/* How rungs 4 and 5 fill a stage: one thread asks TMA for two boxes. */
+/* How rungs 4 to 7 fill a stage: one thread asks TMA for two boxes. */
 #pragma once
 #include "../device/hopper/tma.cuh"
-#include "square_tile.cuh"
+#include "tiles.cuh"
 
 /* One thread: rows of x from `row` on, rows of W from `column` on, of one step along k, once their stage is empty. */
+template <class Stage, int STAGES>
 __device__ __forceinline__ void load_step(Ring<STAGES> &ring, Phase<STAGES> &filling, Stage *stages,
                                           const CUtensorMap &x, const CUtensorMap &W, int row, int column, int step) {
     Stage &stage = stages[filling.stage];

@@ -15,9 +15,9 @@
    n a multiple of 8, y at a multiple of 16 bytes, as a tensor map with boxes of (64, 64), swizzled by 128 bytes; x
    and W as for specialised. Launch at most as many blocks as there are tiles, of 384 threads. */
 #include "../device/hopper/stmatrix.cuh"
-#include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
+#include "load_by_tma.cuh"
 #include "wide_tile.cuh"
 
 constexpr int BOX = 64, BUFFERS = 2; // rows and columns of y that one store takes; those of a consumer at a time
@@ -35,15 +35,8 @@ __device__ __forceinline__ void fill_stages(Shared &shared, const CUtensorMap &x
     Phase<STAGES> phase;
     for (int i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const int2 tile = order.at(i);
-        for (int step = 0; step < steps; step++) {
-            Stage &stage = shared.stages[phase.stage];
-            Barrier &full = shared.ring.full[phase.stage];
-            shared.ring.wait_empty(phase);
-            full.expect(sizeof(Stage));
-            load_tile(stage.x, x, tile.x * ROWS, step * STEP, full);
-            load_tile(stage.w, W, tile.y * COLUMNS, step * STEP, full);
-            phase.advance();
-        }
+        for (int step = 0; step < steps; step++)
+            load_step(shared.ring, phase, shared.stages, x, W, tile.x * ROWS, tile.y * COLUMNS, step);
     }
 }
 

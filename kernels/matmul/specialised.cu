@@ -12,23 +12,15 @@
 
    Maps as for tma, boxes of (128, 64) of x and (256, 64) of W. Launch ceil(m / 128) * ceil(n / 256) blocks of 384
    threads. */
-#include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
+#include "load_by_tma.cuh"
 #include "wide_tile.cuh"
 
 __device__ __forceinline__ void fill_stages(Ring<STAGES> &ring, Stage *stages, const CUtensorMap &x,
                                             const CUtensorMap &W, int row, int column, int steps) {
     Phase<STAGES> phase;
-    for (int step = 0; step < steps; step++) {
-        Stage &stage = stages[phase.stage];
-        Barrier &full = ring.full[phase.stage];
-        ring.wait_empty(phase);
-        full.expect(sizeof(Stage));
-        load_tile(stage.x, x, row, step * STEP, full);
-        load_tile(stage.w, W, column, step * STEP, full);
-        phase.advance();
-    }
+    for (int step = 0; step < steps; step++) load_step(ring, phase, stages, x, W, row, column, step);
 }
 
 /* Steps 2 and 3: a consumer's 64 rows of the tile, from row `row` of it on. */

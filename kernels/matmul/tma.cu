@@ -11,6 +11,7 @@
    x and W come as tensor maps, boxes of (128, 64) swizzled by 128 bytes. So k is a multiple of 8, addresses are of 16
    bytes. Any m, n. Launch and limits as for ring. */
 #include "load_by_tma.cuh"
+#include "square_tile.cuh"
 #include "warp_product.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

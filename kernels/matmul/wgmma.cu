@@ -12,6 +12,7 @@
 #include "../device/hopper/warpgroup.cuh"
 #include "../device/hopper/wgmma.cuh"
 #include "load_by_tma.cuh"
+#include "square_tile.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W, T *y, long long m, int n, int k) {
