@@ -281,8 +281,8 @@ MUTATIONS = [
     ),
     Mutation(
         "look-back: fused.cu stops where 2^-16 is left",
-        "kernels/ssd/fused.cu",
-        "if (log < sizes.stop) return;",
+        "kernels/ssd/chain.cuh",
+        "if (log < sizes.log2_negligible) return;",
         "tests/test_ssd_fused.py -k test_a_large_state_is_seen_through_two_pieces",
         "if (log < -16) return;",
     ),
@@ -405,54 +405,55 @@ MUTATIONS = [
 
 # Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place). Its
 # publish() has a fence and a release, of which either would do: they go together.
-FUSED, DECAYS, SHARES = (f"kernels/ssd/{name}" for name in ("fused.cu", "decays.cuh", "shares.cuh"))
-RELEASE = "        __threadfence();\n        raise_flag(flag, value);"
-TILES_CAME = "        wait(&s.full[stage], turn);\n"
+FUSED, SHARED, SHARES, CHAIN, BRING, DECAYS, SCORES, MULTIPLY, STORE = (
+    f"kernels/ssd/{name}"
+    for name in ("fused.cu", "shared.cuh", "shares.cuh", "chain.cuh", "bring.cuh", "decays.cuh", "scores.cuh",
+                 "multiply.cuh", "store.cuh")
+)  # fmt: skip
+RELEASE = "        __threadfence();\n        store_release(flag, value);"
+TILES_CAME = "        s.ring.wait_full(phase);\n"
 STEP_NOW = "        const Step &step = s.steps[stage];\n"
-LANES_DONE = "            __syncwarp();\n            if (lane == 0) "
-ONE_LANE = "            if (lane == 0) "
-DECAYS_THERE = (
-    "        if (lane == 0) arrive(&s.full[stage]);\n        if (++stage == STAGES) stage = 0, turn ^= 1;\n        next"
-)
+SCORES_DONE = "            __syncwarp();\n            if (lane == 0) s.scores_ring.full"
+SCORES_READ = "    if (lane == 0) s.scores_ring.release"
+DECAYS_THERE = "        if (lane == 0) s.ring.full[phase.stage].arrive();\n"
 ORDERINGS = [
-    (FUSED, "a flag is read without acquiring", "ld.acquire.gpu.global.u32", "ld.relaxed.gpu.global.u32"),
-    (FUSED, "a flag is set without releasing", RELEASE, "        mark(flag, value);"),
-    (FUSED, "a flag for the block alone", RELEASE, "        __threadfence_block();\n        mark(flag, value);"),
-    (FUSED, "a flag is set before all have stored", "side) {\n    meet<128>(1 + side);\n    if (thread",
-     "side) {\n    if (thread"),
-    (FUSED, "one thread alone waits for a flag", "value) continue;\n    meet<128>(1 + side);", "value) continue;"),
-    (FUSED, "tiles are brought to places in use", "        wait(&s.empty[stage], turn ^ 1);\n", ""),
-    (FUSED, "y leaves before the step is known", f"{TILES_CAME}{STEP_NOW}        if (step",
-     f"{STEP_NOW}        if (step"),
-    (FUSED, "y leaves before it is there", "            wait(&s.y_full[stage], y_turns >> stage & 1);\n", ""),
-    (FUSED, "y's place is given back while it is read", "            stores_read();\n", ""),
-    (FUSED, "scores are made of tiles on their way",
-     f"{TILES_CAME}        const int here = uniform(stage), kind = uniform(s",
-     "        const int here = uniform(stage), kind = uniform(s"),
-    (FUSED, "scores are written where some are read", "wait(&s.scores_empty[other], count / 2 % 2 ^ 1);", ""),
-    (FUSED, "scores are not shown to wgmma", f"            show_to_tma();\n{LANES_DONE}arrive(&s.scores_full",
-     f"{LANES_DONE}arrive(&s.scores_full"),
-    (FUSED, "scores are announced for lanes not done", f"{LANES_DONE}arrive(&s.scores_full",
-     f"{ONE_LANE}arrive(&s.scores_full"),
-    (FUSED, "scores are read before they are there", "wait(&s.scores_full[other], count / 2 % 2);", ""),
-    (FUSED, "scores are given back for lanes not done", f"{LANES_DONE}arrive(&s.scores_empty",
-     f"{ONE_LANE}arrive(&s.scores_empty"),
-    (FUSED, "products are made of tiles on their way", f"{TILES_CAME}{STEP_NOW}        const int here",
-     f"{STEP_NOW}        const int here"),
-    (FUSED, "y is not shown to TMA", "            show_to_tma(); // of y\n", ""),
-    (FUSED, "y is announced for lanes not done", "show_to_tma(); // of y\n            __syncwarp();",
-     "show_to_tma(); // of y"),
-    (FUSED, "a stage is full for one arrival too few", "init(&s.full[i], 3)", "init(&s.full[i], 2)"),
-    (FUSED, "a stage is empty for one arrival too few", "init(&s.empty[i], 13)", "init(&s.empty[i], 12)"),
-    (FUSED, "y is there for one arrival too few", "init(&s.y_full[i], 8)", "init(&s.y_full[i], 7)"),
-    (FUSED, "scores are there for one arrival too few", "init(&s.scores_full[i], 4)", "init(&s.scores_full[i], 3)"),
-    (FUSED, "scores are free for one arrival too few", "init(&s.scores_empty[i], 8)", "init(&s.scores_empty[i], 7)"),
+    ("kernels/device/grid.cuh", "a flag is read without acquiring", "ld.acquire.gpu.global.u32",
+     "ld.relaxed.gpu.global.u32"),
+    (CHAIN, "a flag is set without releasing", RELEASE, "        store_relaxed(flag, value);"),
+    (CHAIN, "a flag for the block alone", RELEASE,
+     "        __threadfence_block();\n        store_relaxed(flag, value);"),
+    (CHAIN, "a flag is set before all have stored", "thread) {\n    named_barrier<128>(1 + side);\n    if (thread",
+     "thread) {\n    if (thread"),
+    (CHAIN, "one thread alone waits for a flag", "value) continue;\n    named_barrier<128>(1 + side);",
+     "value) continue;"),
+    (BRING, "tiles are brought to places in use", "        s.ring.wait_empty(phase);\n", ""),
+    (STORE, "y leaves before the step is known", f"{TILES_CAME}{STEP_NOW}", STEP_NOW),
+    (STORE, "y leaves before it is there", "            s.y_full[stage].wait(y_parities >> stage & 1);\n", ""),
+    (STORE, "y's place is given back while it is read", "            store_wait_read();\n", ""),
+    (SCORES, "scores are made of tiles on their way", TILES_CAME, ""),
+    (SCORES, "scores are written where some are read", "            s.scores_ring.wait_empty(turn);\n", ""),
+    (SCORES, "scores are not shown to wgmma", f"            fence_async_proxy();\n{SCORES_DONE}", SCORES_DONE),
+    (SCORES, "scores are announced for lanes not done", SCORES_DONE, SCORES_DONE.split("\n")[1]),
+    (MULTIPLY, "scores are read before they are there", "    s.scores_ring.wait_full(turn);\n", ""),
+    (MULTIPLY, "scores are given back for lanes not done", f"    __syncwarp();\n{SCORES_READ}", SCORES_READ),
+    (MULTIPLY, "products are made of tiles on their way", TILES_CAME, ""),
+    (MULTIPLY, "y is not shown to TMA", "    fence_async_proxy(); // of y\n", ""),
+    (MULTIPLY, "y is announced for lanes not done", "fence_async_proxy(); // of y\n    __syncwarp();",
+     "fence_async_proxy(); // of y"),
+    (SHARED, "a stage is full for one arrival too few", "ring.init(3, 13)", "ring.init(2, 13)"),
+    (SHARED, "a stage is empty for one arrival too few", "ring.init(3, 13)", "ring.init(3, 12)"),
+    (SHARED, "y is there for one arrival too few", "y_full[i].init(8)", "y_full[i].init(7)"),
+    (SHARED, "scores are there for one arrival too few", "scores_ring.init(4, 8)", "scores_ring.init(3, 8)"),
+    (SHARED, "scores are free for one arrival too few", "scores_ring.init(4, 8)", "scores_ring.init(4, 7)"),
     (FUSED, "shares are read before they are cut", "share_out(s, sizes, a, dt_bias);\n    __syncthreads();",
      "share_out(s, sizes, a, dt_bias);"),
-    (DECAYS, "decays are made for a step that is not known", "            wait(&s.planned[stage], turn);\n", ""),
+    (DECAYS, "decays are made for a step that is not known", "            s.planned[phase.stage].wait(phase.parity);\n",
+     ""),
     (DECAYS, "decays are announced for lanes not done", f"        __syncwarp();\n{DECAYS_THERE}", DECAYS_THERE),
-    (SHARES, "rows are ranked before all are measured", "dt_bias);\n    __syncthreads();\n", "dt_bias);\n"),
-    (SHARES, "pairs are priced before rows are ranked", "= i;\n    }\n    __syncthreads();\n", "= i;\n    }\n"),
+    (SHARES, "rows are ranked before all are measured", "a, dt_bias);\n    __syncthreads();\n    for",
+     "a, dt_bias);\n    for"),
+    (SHARES, "pairs are priced before rows are ranked", "a, dt_bias);\n    __syncthreads();\n    const float share",
+     "a, dt_bias);\n    const float share"),
     (SHARES, "shares are cut before pairs are priced", "    __syncthreads();\n    float whole = 0;",
      "    float whole = 0;"),
 ]  # fmt: skip

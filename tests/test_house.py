@@ -163,9 +163,9 @@ def set_up(copy, python=sys.executable, **env):
     return subprocess.run(command, cwd=copy, env={**os.environ, **env}, capture_output=True, text=True)
 
 
-# Kernels that a reader can hold in mind: chapters 03 to 09
+# Kernels that a reader can hold in mind
 
-TOPICS = ("gemv", "fusion", "lowbit", "attention", "kv_cache")
+TOPICS = ("gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd")
 CUDA = {topic: sorted((ROOT / "kernels" / topic).glob("*.cu*")) for topic in (*TOPICS, "device")}
 
 

@@ -278,11 +278,17 @@ def test_plans():
             assert shared_bytes(dstate, z, 2 if z else 3) <= 227 * 1024
 
 
-@pytest.mark.parametrize("changes", [{}, {"DSTATE": 64, "BF16": 1}, {"Z": 1, "D_ROWS": 2, "STAGES": 2}])
-def test_products_are_not_serialised(changes):
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "__half, 128, 1, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z",
+        "__nv_bfloat16, 64, 1, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z",
+        "__half, 128, 1, Steps<__half, float, true>, Skip<float, D_PER_COLUMN>, WITH_Z",
+    ],
+)
+def test_products_are_not_serialised(shape):
     """What the compiler would say of accumulators that it cannot leave in flight; and next to nothing on the stack."""
-    constants = {"DSTATE": 128, "HALVES": 1, "BF16": 0, "DT_T": "half", "SOFTPLUS": 1, "D_ROWS": 1, "Z": 0} | changes
-    module = MODULE._module(tuple(constants.items()))
+    module = MODULE._module(f"Shape<{shape}>", 227 * 1024)
     log = nvrtc.compiler_log(module.source, (*module.options, "--ptxas-options=-v"), "sm_90a", module.name)
     assert "C75" not in log
     assert module.resources()["fused"]["spill_stores"] < 64

@@ -61,6 +61,11 @@ __device__ __forceinline__ void copy_async_or_zero(unsigned to, const void *from
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
+/* Four bytes, or the first two of them, behind which stand zeros: what a thread needs of rows that lie far apart. */
+__device__ __forceinline__ void copy_async_word(unsigned to, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 /* Close a group of copies; an empty one counts too. */
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -12,6 +12,18 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *at) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
     return value;
 }
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long *at) {
+    unsigned long long value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+__device__ __forceinline__ void store_release(unsigned *at, unsigned value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+/* In no order with anything else; anywhere in memory. */
+__device__ __forceinline__ void store_relaxed(unsigned *at, unsigned value) {
+    asm volatile("st.relaxed.gpu.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
 /* Add to a flag, in order with all that comes before and after; what it was before. */
 __device__ __forceinline__ unsigned add_acquire_release(unsigned *at, unsigned value) {
     unsigned before;

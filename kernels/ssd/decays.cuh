@@ -1,64 +1,92 @@
-/* Step 1 of fused.cu: dt into decays. */
+/* The role of a warp for each row of a pair: step 1, dt into decays. Lane l has tokens 2 l and 2 l + 1 of the chunk;
+   eight lanes have a block of 16. */
 #pragma once
-#include "shares.cuh"
+#include "../device/copy.cuh"
+#include "../device/half2.cuh"
+#include "shared.cuh"
+#include "steps.cuh"
 
-/* Step 1, one warp for a row of heads: lane l has tokens 2 l and 2 l + 1 of the chunk, eight lanes a block of 16. The
-   decays of the next chunk are made before its turn comes: which it is can be told in nearly all cases. */
-DEVICE void make_decays(Shared &s, const Sizes &sizes, int side, const DT_T *dt, const float *a,
-                        const BIAS_T *dt_bias) {
-    int lane; // told so, it is kept in a register
-    asm volatile("mov.u32 %0, %1;" : "=r"(lane) : "r"(threadIdx.x % 32));
-    const int block = lane / 8;
-    int stage = 0, turn = 0, pair = -1;
-    int made = -1, due = -1, way = 1; // the chunk that is made, the next of which dt was asked for, and the direction
-    bool made_local = false;          // for pass 1
-    float bias = 0, slope = 0, piece = 0;
-    u64 from[2];                                             // dt of the lane's tokens in chunk 0: the word it lies in
-    bool upper[2];                                           // and whether in its upper half
-    const u64 apart = sizes.dt_token * CHUNK * sizeof(DT_T); // bytes from chunk to chunk, a multiple of 4
-    float2 d, u, enter, leave, rest;
-    float whole = 0;
-    float2 far; // decays of blocks 1 and 2; of both
-    float both = 0;
-    for (int i = 0; i < RING; i++) *(uint2 *)&s.raw[side][i][2 * lane] = make_uint2(0, 0); // behind a sequence's end
+constexpr float TINY = 1.f / 1024; // of dt, where a rounded weight begins to lose digits
+constexpr int DT_AHEAD = 6;        // chunks of dt that are asked for ahead of time
 
-    auto ask = [&](int chunk) { // for dt of a chunk; AHEAD of them are on their way
+/* A chunk of a row, and where its pass goes from there: 1, or -1 in pass 1. 0: none. */
+struct ChunkOfPass {
+    int chunk = 0, direction = 0;
+
+    __device__ __forceinline__ bool operator!=(ChunkOfPass other) const {
+        return chunk != other.chunk || direction != other.direction;
+    }
+    __device__ __forceinline__ ChunkOfPass next() const { return {chunk + direction, direction}; }
+};
+
+/* The lane's two numbers of dt in each chunk, copied ahead into the warp's own ring. */
+struct DtStream {
+    unsigned (&ring)[DT_RING][CHUNK];
+    const Sizes &sizes;
+    const int lane;
+    unsigned long long from[2]; // in chunk 0: the word that the number lies in
+    bool upper[2];              // and whether in its upper half
+
+    __device__ __forceinline__ DtStream(unsigned (&ring)[DT_RING][CHUNK], const Sizes &sizes, int lane)
+        : ring(ring), sizes(sizes), lane(lane) {
+        for (int i = 0; i < DT_RING; i++) *(uint2 *)&ring[i][2 * lane] = make_uint2(0, 0); // behind a sequence's end
+    }
+    __device__ __forceinline__ void begin(const Dt *row) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const auto address = reinterpret_cast<unsigned long long>(row + (2 * lane + i) * sizes.dt_token);
+            from[i] = address & ~3ull, upper[i] = address & 2;
+        }
+    }
+    __device__ __forceinline__ void ask(int chunk) {
         const int token = chunk * CHUNK + 2 * lane;
-        const unsigned to = at(&s.raw[side][chunk & RING - 1][2 * lane]);
+        const unsigned to = shared_address(&ring[chunk & DT_RING - 1][2 * lane]);
+        const unsigned long long apart = sizes.dt_token * CHUNK * sizeof(Dt); // from chunk to chunk, a multiple of 4
         // What follows a lower half may be no memory, and is left out.
 #pragma unroll
         for (int i = 0; i < 2; i++)
             if (chunk >= 0 && token + i < sizes.seqlen)
-                copy_word(to + 4 * i, from[i] + chunk * apart, sizeof(DT_T) == 4 || upper[i] ? 4 : 2);
-        copies_commit();
-    };
-    auto number_in = [](unsigned word, bool upper) {
-        if (sizeof(DT_T) == 4) return __uint_as_float(word);
+                copy_async_word(to + 4 * i, reinterpret_cast<const void *>(from[i] + chunk * apart),
+                                sizeof(Dt) == 4 || upper[i] ? 4 : 2);
+        copy_async_commit();
+    }
+    __device__ __forceinline__ float number_in(unsigned word, bool upper) const {
+        if (sizeof(Dt) == 4) return __uint_as_float(word);
         const unsigned short bits = upper ? word >> 16 : word;
-        return as_float(*reinterpret_cast<const DT_T *>(&bits));
-    };
-    auto step_of = [&](float v, bool inside) {
-        v += bias;
-        if (SOFTPLUS) v = softplus(v);
-        v = v < sizes.dt_low ? sizes.dt_low : v;
-        v = v > sizes.dt_high ? sizes.dt_high : v;
-        return inside ? v : 0;
-    };
-    auto make = [&](int chunk, bool local) {
-        if (due != chunk || way != (local ? -1 : 1)) {
-            way = local ? -1 : 1;
-            copies_wait<0>();
-            for (int i = 0; i < AHEAD; i++) ask(chunk + i * way);
+        return as_float(*reinterpret_cast<const Dt *>(&bits));
+    }
+    /* asked: those before this one have asked for it. */
+    __device__ __forceinline__ float2 take(ChunkOfPass wanted, bool asked) {
+        const int chunk = wanted.chunk, direction = wanted.direction;
+        if (!asked) {
+            copy_async_wait<0>();
+            for (int i = 0; i < DT_AHEAD; i++) ask(chunk + i * direction);
         }
-        copies_wait<AHEAD - 1>();
-        made = chunk, made_local = local;
-        due = chunk + way;
-        const int left = chunk >= 0 ? sizes.seqlen - chunk * CHUNK - 2 * lane : 0; // tokens from the lane's first on
-        const uint2 word = *(const uint2 *)&s.raw[side][chunk & RING - 1][2 * lane];
-        d.x = step_of(number_in(word.x, upper[0]), left > 0);
-        d.y = step_of(number_in(word.y, upper[1]), left > 1);
-        ask(chunk + AHEAD * way);
-        u.x = d.x * slope, u.y = u.x + d.y * slope;
+        copy_async_wait<DT_AHEAD - 1>();
+        const uint2 word = *(const uint2 *)&ring[chunk & DT_RING - 1][2 * lane];
+        const float2 found = make_float2(number_in(word.x, upper[0]), number_in(word.y, upper[1]));
+        ask(chunk + DT_AHEAD * direction);
+        return found;
+    }
+};
+
+/* t[block], without an index that would put t in memory. */
+__device__ __forceinline__ float choose(int block, float t0, float t1, float t2, float t3) {
+    return block == 0 ? t0 : block == 1 ? t1 : block == 2 ? t2 : t3;
+}
+
+/* What becomes of the lane's two tokens: names as in Decays (shared.cuh). */
+struct LaneDecays {
+    float2 dt, log_decay_in_block, decay_from_start, weight_to_end, weight_to_block_end, block_decay;
+    float both_blocks, log_chunk;
+
+    /* Exponents first, all of them sums within a block. For pass 1 weight_to_end stays an exponent: it takes what comes
+       behind the chunk, too. */
+    __device__ __forceinline__ void make(float2 steps, float slope, bool local, int lane) {
+        const int block = lane / 8;
+        dt = steps;
+        float2 u;
+        u.x = dt.x * slope, u.y = u.x + dt.y * slope;
         float sum = u.y; // of the lane, and then of the lanes up to it in its block
 #pragma unroll
         for (int o = 1; o < 8; o *= 2) {
@@ -67,90 +95,105 @@ DEVICE void make_decays(Shared &s, const Sizes &sizes, int side, const DT_T *dt,
         }
         const float before = __shfl_up_sync(~0u, sum, 1, 8);
         if (lane % 8 > 0) u.x += before, u.y += before;
+        log_decay_in_block = u;
         float t[4]; // of each block
 #pragma unroll
         for (int i = 0; i < 4; i++) t[i] = __shfl_sync(~0u, sum, 8 * i + 7);
-        whole = t[0] + t[1] + t[2] + t[3];
-        const float mine = block == 0 ? t[0] : block == 1 ? t[1] : block == 2 ? t[2] : t[3];
-        rest = make_float2(mine - u.x, mine - u.y); // to the block's end
-        // From the block's end to the chunk's.
-        const float after = block == 0 ? t[1] + t[2] + t[3] : block == 1 ? t[2] + t[3] : block == 2 ? t[3] : 0;
+        log_chunk = t[0] + t[1] + t[2] + t[3];
+        const float own = choose(block, t[0], t[1], t[2], t[3]);
+        const float2 to_block_end = make_float2(own - u.x, own - u.y);
+        const float from_block_end = choose(block, t[1] + t[2] + t[3], t[2] + t[3], t[3], 0);
         if (local) {
-            leave = make_float2(rest.x + after, rest.y + after);
+            weight_to_end = make_float2(to_block_end.x + from_block_end, to_block_end.y + from_block_end);
             return;
         }
-        const float begin = block == 0 ? 0 : block == 1 ? t[0] : block == 2 ? t[0] + t[1] : t[0] + t[1] + t[2];
-        enter = make_float2(exp2_(begin + u.x), exp2_(begin + u.y));
-        rest.x = d.x * exp2_(rest.x), rest.y = d.y * exp2_(rest.y);
-        far = make_float2(exp2_(t[1]), exp2_(t[2])), both = exp2_(t[1] + t[2]);
-        const float end = exp2_(after);
-        leave = make_float2(rest.x * end, rest.y * end);
-    };
-
-    Step step{};
-    int next = -1; // the chunk to make: the one that is most likely due, or that is
-    bool next_local = false, known = false;
-    for (;;) {
-        if (pair >= 0 && (made != next || made_local != next_local)) make(next, next_local);
-        if (!known) {
-            wait(&s.planned[stage], turn);
-            step = s.steps[stage];
-            if (step.kind & END) {
-                if (lane == 0) arrive(&s.full[stage]);
-                copies_wait<0>();
-                return;
-            }
-            if (step.pair != pair) {
-                pair = step.pair;
-                const int head = step.head(side);
-                const DT_T *first = dt + step.batch * sizes.dt_batch + head * sizes.dt_head;
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const u64 address = reinterpret_cast<u64>(first + (2 * lane + i) * sizes.dt_token);
-                    from[i] = address & ~3ull, upper[i] = address & 2;
-                }
-                slope = a[head] * LOG2_E;
-                bias = dt_bias ? as_float(dt_bias[head]) : 0;
-                made = due = -1;
-            }
-        }
-        if (step.kind & FLUSH) {
-            if (lane == 0) s.decays[stage][side].skip = 1;
-            __syncwarp();
-            if (lane == 0) arrive(&s.full[stage]);
-            if (++stage == STAGES) stage = 0, turn ^= 1;
-            continue;
-        }
-        const bool local = step.kind & LOCAL;
-        known = made != step.chunk || made_local != local;
-        if (known) {
-            next = step.chunk, next_local = local;
-            continue;
-        }
-        Decays &to = s.decays[stage][side];
-        const bool precise = !__any_sync(~0u, fmaxf(d.x, d.y) > TINY);
-        if (local) {
-            if (step.kind & FIRST) piece = 0;
-            const bool skip = !step.real(side) || piece < sizes.stop;
-            leave.x = d.x * exp2_(leave.x + piece), leave.y = d.y * exp2_(leave.y + piece);
-            if (!skip) piece += whole;
-            if (lane == 0) {
-                to.skip = skip;
-                if (!step.real(side) || piece < sizes.stop) atomicExch(&s.enough[side], step.ticket);
-            }
-        } else {
-            *(float2 *)&to.enter[place_of_enter(2 * lane)] = enter;
-            *(float2 *)&to.u[2 * lane] = u;
-            *(float2 *)&to.dt[2 * lane] = d;
-            if (block < 3) *(float2 *)&to.rest[2 * lane] = rest;
-            if (lane == 0) to.far[0] = far, to.far[1] = make_float2(both, exp2_(whole)), to.log_piece = piece;
-        }
-        *(float2 *)&to.leave[2 * lane] = leave;
-        *(unsigned *)&to.leave_half[place_of_half(2 * lane)] = pack(leave.x, leave.y);
-        if (lane == 0) to.precise = precise;
-        __syncwarp();
-        if (lane == 0) arrive(&s.full[stage]);
-        if (++stage == STAGES) stage = 0, turn ^= 1;
-        next = step.chunk + (local ? -1 : 1), next_local = local;
+        const float to_block = choose(block, 0, t[0], t[0] + t[1], t[0] + t[1] + t[2]);
+        decay_from_start = make_float2(exp2_approx(to_block + u.x), exp2_approx(to_block + u.y));
+        weight_to_block_end.x = dt.x * exp2_approx(to_block_end.x);
+        weight_to_block_end.y = dt.y * exp2_approx(to_block_end.y);
+        block_decay = make_float2(exp2_approx(t[1]), exp2_approx(t[2])), both_blocks = exp2_approx(t[1] + t[2]);
+        const float end = exp2_approx(from_block_end);
+        weight_to_end = make_float2(weight_to_block_end.x * end, weight_to_block_end.y * end);
     }
+    /* Pass 1: with what was walked before, which lies behind. */
+    __device__ __forceinline__ void add_to_exponent(float log_piece) {
+        weight_to_end.x = dt.x * exp2_approx(weight_to_end.x + log_piece);
+        weight_to_end.y = dt.y * exp2_approx(weight_to_end.y + log_piece);
+    }
+    __device__ __forceinline__ void store_weights(Decays &to, int lane) const {
+        const bool precise = !__any_sync(~0u, fmaxf(dt.x, dt.y) > TINY);
+        *(float2 *)&to.weight_to_end[2 * lane] = weight_to_end;
+        *(unsigned *)&to.rounded_to_end[place_of_weight(2 * lane)] = pack(weight_to_end.x, weight_to_end.y, T());
+        if (lane == 0) to.precise = precise;
+    }
+    __device__ __forceinline__ void store_decays(Decays &to, int lane) const {
+        *(float2 *)&to.decay_from_start[place_of_decay(2 * lane)] = decay_from_start;
+        *(float2 *)&to.log_decay_in_block[2 * lane] = log_decay_in_block;
+        *(float2 *)&to.dt[2 * lane] = dt;
+        if (lane < 24) *(float2 *)&to.weight_to_block_end[2 * lane] = weight_to_block_end;
+        if (lane > 0) return;
+        to.block_decay[0] = block_decay;
+        to.block_decay[1] = make_float2(both_blocks, exp2_approx(log_chunk));
+    }
+};
+
+/* The decays of the next chunk are made before its turn comes: which it is can be told in nearly all cases. */
+__device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int side, const Dt *dt, const float *a,
+                                            const Bias *dt_bias, int lane) {
+    DtStream stream(s.raw_dt[side], sizes, lane);
+    LaneDecays decays;
+    ChunkOfPass made, next;
+    Step step{};
+    step.pair = -1;
+    float bias = 0, slope = 0, log_piece = 0; // of the pair's row; of the piece that pass 1 walks
+    for (Phase<STAGES> phase;; phase.advance()) {
+        // 1. the decays that are most likely due; and if they are not, those that are
+        bool known = false;
+        do {
+            if (step.pair >= 0 && made != next) {
+                const int left = next.chunk >= 0 ? sizes.seqlen - next.chunk * CHUNK - 2 * lane : 0; // tokens from here
+                const float2 found = stream.take(next, !(made.next() != next));
+                const float first = step_of(found.x + bias, sizes), second = step_of(found.y + bias, sizes);
+                decays.make({left > 0 ? first : 0, left > 1 ? second : 0}, slope, next.direction < 0, lane);
+                made = next;
+            }
+            if (known) continue;
+            s.planned[phase.stage].wait(phase.parity);
+            const int pair = step.pair;
+            step = s.steps[phase.stage], known = true;
+            if (step.kind & (END | FLUSH)) break;
+            next = {step.chunk, step.kind & LOCAL ? -1 : 1};
+            if (step.pair == pair) continue;
+            const int head = step.head(side);
+            stream.begin(dt + step.batch * sizes.dt_batch + head * sizes.dt_head);
+            slope = a[head] * LOG2_E;
+            bias = dt_bias ? as_float(dt_bias[head]) : 0;
+            made = {};
+        } while (made != next);
+
+        // 2. to those who use them
+        Decays &to = s.decays[phase.stage][side];
+        if (step.kind & (END | FLUSH)) {
+            if (lane == 0) to.skip = 1;
+        } else {
+            if (next.direction < 0) {
+                if (step.kind & FIRST) log_piece = 0;
+                const bool skip = !step.has_row(side) || log_piece < sizes.log2_negligible;
+                decays.add_to_exponent(log_piece);
+                if (!skip) log_piece += decays.log_chunk;
+                if (lane == 0) to.skip = skip;
+                if (lane == 0 && (!step.has_row(side) || log_piece < sizes.log2_negligible))
+                    atomicExch(&s.pass_1_may_stop[side], step.ticket);
+            } else {
+                decays.store_decays(to, lane);
+                if (lane == 0) to.log_piece = log_piece;
+            }
+            decays.store_weights(to, lane);
+            next = next.next();
+        }
+        __syncwarp();
+        if (lane == 0) s.ring.full[phase.stage].arrive();
+        if (step.kind & END) break;
+    }
+    copy_async_wait<0>();
 }

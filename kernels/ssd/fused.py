@@ -16,9 +16,9 @@ from lab.card import multiprocessors
 from lab.tensor_map import TensorMap
 
 HERE = Path(__file__).resolve().parent
-FILES = ("fused.cu", "decays.cuh", "shares.cuh", "fused.cuh", "hopper.cuh", "fused.py", "fused_plan.py", "arguments.py")
+FILES = ("fused.cu", "fused.py", "fused_plan.py", "arguments.py")
 SOURCES = tuple(f"kernels/ssd/{name}" for name in FILES)
-TYPES = {torch.float16: "half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
 MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
@@ -239,19 +239,19 @@ def _prepared(problem, dtype, device, dt, D, dt_bias, z, softplus, **chosen):
     p = plan(batch, seqlen, nheads, headdim, ngroups, dstate, multiprocessors(device), **chosen)
     stages = 2 if z else 3
     shared = shared_bytes(dstate, z, stages)
-    constants = dict(
-        DSTATE=dstate, HALVES=headdim // 64, BF16=int(dtype is torch.bfloat16), DT_T=TYPES[dt],
-        BIAS_T=TYPES[dt_bias or torch.float32], D_T=TYPES[D[0] if D else torch.float32], SOFTPLUS=int(softplus),
-        D_ROWS=D[1] if D else 0, Z=int(z), STAGES=stages, SHARED=shared,
-    )  # fmt: skip
-    kernel = _module(tuple(constants.items())).fused
+    kind = ("NO_D", "D_PER_HEAD", "D_PER_COLUMN")[D[1] if D else 0]
+    steps = f"Steps<{TYPES[dt]}, {TYPES[dt_bias or torch.float32]}, {'true' if softplus else 'false'}>"
+    skip = f"Skip<{TYPES[D[0] if D else torch.float32]}, {kind}>"
+    shape = f"Shape<{TYPES[dtype]}, {dstate}, {headdim // 64}, {steps}, {skip}, {'WITH_Z' if z else 'NO_Z'}>"
+    kernel = _module(shape, shared).fused
     sizes = seqlen, nheads, ngroups, p.pairs, p.chunks, p.tickets, p.rows, p.pairs_of_group, p.sort
     return p, kernel, shared, sizes
 
 
 @functools.cache
-def _module(constants):
-    return cuda.load(HERE / "fused.cu", tuple(f"-D{name}={value}" for name, value in constants), arch="sm_90a")
+def _module(shape, shared):
+    """fused.cu for a Shape of shape.cuh."""
+    return cuda.load(HERE / "fused.cu", (f"-DSHAPE={shape}", f"-DSHARED_BYTES={shared}"), arch="sm_90a")
 
 
 # The counter of tickets and the flags behind it stay from launch to launch (see fused.cu). Launches of one stream

@@ -8,3 +8,8 @@ __device__ __forceinline__ void stmatrix_x4(unsigned row, const unsigned (&r)[4]
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3]) : "memory");
 }
+/* The same, transposed on the way: column g of a matrix, rows 2c and 2c + 1. */
+__device__ __forceinline__ void stmatrix_x4_trans(unsigned row, const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}

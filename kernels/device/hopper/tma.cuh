@@ -36,6 +36,28 @@ __device__ __forceinline__ void store_tile(const CUtensorMap &map, int row, int 
                  ::"l"(&map), "r"(column), "r"(row), "r"(shared_address(from)) : "memory");
 }
 
+/* How L2 treats what a copy brings or takes, in the instruction's own code (as createpolicy makes it): the first that
+   may leave L2, or the last. */
+constexpr CachePolicy LEAVES_FIRST = 0x12F0000000000000, LEAVES_LAST = 0x14F0000000000000;
+
+/* Of an array of five axes. A place names them as the instruction does, the array's last axis first. */
+struct Place {
+    int at[5];
+};
+__device__ __forceinline__ void load_tile(void *to, const CUtensorMap &map, Place place, Barrier &full,
+                                          CachePolicy policy) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)), "l"(&map), "r"(place.at[0]),
+                 "r"(place.at[1]), "r"(place.at[2]), "r"(place.at[3]), "r"(place.at[4]), "r"(full.at()), "l"(policy)
+                 : "memory");
+}
+__device__ __forceinline__ void store_tile(const CUtensorMap &map, Place place, const void *from, CachePolicy policy) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group.L2::cache_hint "
+                 "[%0, {%1, %2, %3, %4, %5}], [%6], %7;" ::"l"(&map), "r"(place.at[0]), "r"(place.at[1]),
+                 "r"(place.at[2]), "r"(place.at[3]), "r"(place.at[4]), "r"(shared_address(from)), "l"(policy)
+                 : "memory");
+}
+
 /* The thread's stores since the last commit are a group. */
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /* Until all but PENDING of the thread's groups have been read from shared memory. */
@@ -44,6 +66,9 @@ template <int PENDING = 0> __device__ __forceinline__ void store_wait_read() {
 }
 /* Until all are written. */
 __device__ __forceinline__ void store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/* Global memory that TMA has written, and other threads' knowledge of it, come before what TMA writes there next. */
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 /* What this thread has written to shared memory is there for TMA and wgmma, behind the next barrier; what it has read
    of it has come, so that TMA may write there. */

@@ -1,0 +1,154 @@
+/* The role of two warpgroups, one for each row of a pair: steps 3, 4 and 5. The state stays in registers, transposed,
+   (WIDTH, STATE): so it is the left factor of y^T = state C^T and the sum of state += (x w)^T B, and never passes
+   through shared memory. */
+#pragma once
+#include "../device/hopper/warpgroup.cuh"
+#include "chain.cuh"
+#include "rare.cuh"
+#include "y.cuh"
+
+constexpr float NEVER = -1e30f; // what is below is -infinity: nothing is negligible
+
+/* x^T for four products, 16 tokens each: rows are columns of x, 16 of them a warp's. */
+__device__ __forceinline__ void load_fragments(unsigned (&f)[4][4], unsigned x, int thread) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) ldmatrix_x4_trans(f[k], spot_of_tokens(x, k, thread / 32, thread % 32));
+}
+
+/* (x w)^T, of weights that are rounded, unless all are tiny. */
+__device__ __forceinline__ void weigh(unsigned (&f)[4][4], const unsigned (&x)[4][4], const Decays &by, int lane) {
+    if (by.precise) return weigh_precisely(f, x, by, lane);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint4 w = *(const uint4 *)&by.rounded_to_end[place_of_weight(32 * i + lane % 4 * 2)];
+        const unsigned of_token[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            f[2 * i + n / 4][n % 4] = mul_x2(x[2 * i + n / 4][n % 4], of_token[n / 2], T());
+    }
+}
+
+/* Pass 1: the state alone. Weights reach to the piece's end, so no older sum decays. */
+__device__ __forceinline__ void add_chunk(float (&state)[THREAD_NUMBERS], const Decays &by, unsigned x, unsigned b,
+                                          int thread) {
+    unsigned own[4][4], weighted[4][4];
+    load_fragments(own, x, thread);
+    weigh(weighted, own, by, thread % 32);
+    wgmma_fence();
+    add_to_state(state, weighted, b);
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(state);
+}
+
+/* Step 5, from the state before the chunk: state C^T. */
+__device__ __forceinline__ void start_from_state(float (&from_state)[32], const unsigned (&state)[STATE / 16][4],
+                                                 unsigned c) {
+#pragma unroll
+    for (int k = 0; k < STATE / 16; k++)
+        wgmma<64, K_MAJOR>(from_state, state[k], advance(k_major(c), k / 4 * TILE + k % 4 * 32), k > 0, T());
+}
+/* Step 5, from the chunk's own tokens: x^T scores^T; a token j is of no use to the tokens before its block. */
+__device__ __forceinline__ void start_from_scores(float (&early)[16], float (&late)[16], const unsigned (&x)[4][4],
+                                                  unsigned scores) {
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int half = k / 2; half < 2; half++)
+            wgmma<32, K_MAJOR>(half ? late : early, x[k], advance(k_major(scores), half * 32 * 128 + k * 32), k > 0,
+                               T());
+}
+
+/* The end of a piece of pass 2: of the sequence, or of what this share has of it. */
+__device__ __forceinline__ void end_piece(Shared &s, const float (&state)[THREAD_NUMBERS], const Step &step,
+                                          const Sizes &sizes, const Chain &chain, float *final_states, int side,
+                                          int thread) {
+    if (step.chunk + 1 == sizes.chunks) {
+        if (final_states) write_matrix(final_states + step.column(side, sizes.heads) * STATE, state, thread);
+    } else if (sizes.log2_negligible > NEVER && __any_sync(~0u, not_finite(state))) {
+        chain.mark(step.pair, s.launch);
+        store_relaxed(&s.has_marked_pair, 1);
+    }
+}
+
+/* Pass 2 of a chunk: y, and the state behind it. Products run on by themselves; what else there is to do is done while
+   they do. */
+__device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUMBERS], const Step &step,
+                                            Phase<STAGES> phase, Phase<2> turn, int stage, int side, const D *d_skip,
+                                            int thread) {
+    const int lane = thread % 32;
+    const Decays &by = s.decays[stage][side];
+    const unsigned x = shared_address(s.x[stage][side]);
+    unsigned before[STATE / 16][4], own[4][4], weighted[4][4];
+    YSums y;
+    // from the state before the chunk; meanwhile it decays
+    to_fragments(before, state);
+    wgmma_fence();
+    start_from_state(y.from_state, before, shared_address(s.c[stage]));
+    wgmma_commit();
+    const float whole = by.block_decay[1].y;
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS; i++) state[i] *= whole;
+    keep(state); // here, under the products
+    load_fragments(own, x, thread);
+    wgmma_wait<0>(); // the operands' registers are free
+    weigh(weighted, own, by, lane);
+
+    // from the chunk's own tokens; and the state behind the chunk
+    const int place = warp_uniform(turn.stage);
+    s.scores_ring.wait_full(turn);
+    wgmma_fence();
+    start_from_scores(y.early, y.late, own, shared_address(s.scores[place][side]));
+    wgmma_commit();
+    add_to_state(state, weighted, shared_address(s.b[stage]));
+    wgmma_commit();
+    keep(y.from_state);
+    float4 decays[4]; // of tokens 16 i + lane % 4 * 2 and the next, and those 8 behind them
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        decays[i] = *(const float4 *)&by.decay_from_start[place_of_decay(16 * i + lane % 4 * 2)];
+    wgmma_wait<1>(); // all but the state
+    keep(y.early);
+    keep(y.late);
+    // Infinity or NaN in x meets zeros of scores, those of the first token of each half at least.
+    if (__builtin_expect(__any_sync(~0u, not_finite(y.early[0], y.early[2], y.late[0], y.late[2])), 0))
+        from_earlier(y.early, y.late, s.x[phase.stage][side], s.scores[turn.stage][side], thread);
+    __syncwarp();
+    if (lane == 0) s.scores_ring.release(turn);
+
+    const D *d = d_skip + (step.head(side) * S::HEAD_PARTS + step.head_part(side)) * WIDTH;
+    write_y(y, decays, x, d, shared_address(s.z[S::GATED ? phase.stage : 0][side]), thread);
+    fence_async_proxy(); // of y
+    __syncwarp();
+    if (lane == 0) s.y_full[phase.stage].arrive();
+    wgmma_wait<0>();
+    keep(state);
+}
+
+__device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Chain &chain, int side, const D *d_skip,
+                                         const float *initial, float *final_states, int thread) {
+    Phase<2> turn; // of the scores
+    float state[THREAD_NUMBERS];
+    for (Phase<STAGES> phase;; phase.advance()) {
+        s.ring.wait_full(phase);
+        const Step &step = s.steps[phase.stage];
+        const int stage = warp_uniform(phase.stage), kind = warp_uniform(step.kind);
+        if (kind & END) return;
+        const Decays &by = s.decays[stage][side];
+        if (kind & LOCAL) {
+            if (kind & FIRST) clear(state);
+            if (!warp_uniform(by.skip))
+                add_chunk(state, by, shared_address(s.x[stage][side]), shared_address(s.b[stage]), thread);
+        } else {
+            if (__builtin_expect(kind & PUBLISH, 0))
+                hand_on(state, by.log_piece, chain, step.ticket, s.launch, side, thread);
+            if (__builtin_expect(kind & FIRST, 0)) look_back(state, s, step, sizes, chain, initial, side, thread);
+            write_chunk(s, state, step, phase, turn, stage, side, d_skip, thread);
+            turn.advance();
+            if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0))
+                end_piece(s, state, step, sizes, chain, final_states, side, thread);
+        }
+        __syncwarp();
+        if (thread % 32 == 0) s.ring.release(phase);
+    }
+}

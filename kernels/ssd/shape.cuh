@@ -1,0 +1,59 @@
+/* The sizes of fused.cu: of a program, which fused.py chooses by the tensors, and of a launch (fused_plan.py). */
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+enum SkipKind { NO_D, D_PER_HEAD, D_PER_COLUMN };
+enum Gate { NO_Z, WITH_Z };
+
+/* How steps come: the type of dt, that of dt_bias, and whether a softplus follows. */
+template <typename DtType, typename BiasType, bool Softplus> struct Steps {
+    using Dt = DtType;
+    using Bias = BiasType;
+    static constexpr bool SOFTPLUS = Softplus;
+};
+/* How D comes: its type, and whether there is one. */
+template <typename Type, SkipKind Kind> struct Skip {
+    using D = Type;
+    static constexpr SkipKind KIND = Kind;
+};
+
+template <typename Type, int State, int HeadParts, typename StepsOf, typename SkipOf, Gate GateOf> struct Shape {
+    using T = Type; // of x, B, C, z and y: __half or __nv_bfloat16
+    using Steps = StepsOf;
+    using Skip = SkipOf;
+    static constexpr int STATE = State;          // columns of B and C: 64 or 128
+    static constexpr int HEAD_PARTS = HeadParts; // of 64 columns of x
+    static constexpr bool GATED = GateOf == WITH_Z;
+    static constexpr int STAGES = GATED ? 2 : 3; // of the ring: what shared memory has room for
+};
+
+#ifndef SHAPE
+#define SHAPE Shape<__half, 128, 1, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z>
+#endif
+using S = SHAPE;
+using T = S::T;
+using Dt = S::Steps::Dt;
+using Bias = S::Steps::Bias;
+using D = S::Skip::D;
+constexpr int STAGES = S::STAGES, STATE = S::STATE;
+constexpr int CHUNK = 64, WIDTH = 64;         // tokens; columns of x in a row of heads
+constexpr int STATE_TILES = STATE / 64;       // of B, and of C
+constexpr int STATE_NUMBERS = WIDTH * STATE;  // of a state
+constexpr int THREAD_NUMBERS = STATE / 2;     // of a state in a thread: 128 threads have one
+constexpr int MOST_TICKETS = 159, MOST_ROWS = 512;
+
+/* Of a launch. */
+struct Sizes {
+    int seqlen, heads, groups, pairs; // pairs: of the whole batch
+    int chunks, tickets;              // chunks of a sequence; tickets, which are shares
+    int rows, pairs_of_group;         // rows of heads in a group
+    int sort;                         // whether rows are to be put in order
+    float log2_negligible;            // log2 of the decay beyond which nothing of a state is left: -127, or -infinity
+    float dt_low, dt_high;
+    long long dt_batch, dt_token, dt_head; // strides
+};
+
+__device__ __forceinline__ float as_float(float x) { return x; }
+__device__ __forceinline__ float as_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -1,0 +1,89 @@
+/* What the roles of fused.cu hand each other in shared memory. Symbols: see fused.cu. */
+#pragma once
+#include "../device/hopper/mbarrier.cuh"
+#include "shape.cuh"
+
+/* What a step of the pipeline is. */
+enum {
+    LOCAL = 1,   // pass 1
+    FIRST = 2,   // of a piece
+    LAST = 4,    // of a piece
+    PUBLISH = 8, // the end state of pass 1, which the registers still hold, goes to the other blocks first
+    SINGLE = 16, // the second row is no row
+    END = 32,    // nothing more comes
+    FLUSH = 64   // no chunk, but all y are to be written by now
+};
+
+struct Step {
+    int kind;   // of the above
+    int chunk;  // of the sequence
+    int pair;   // of the whole batch
+    int ticket; // of the launch
+    int batch, group;
+    int row0, row1; // of the batch
+
+    __device__ __forceinline__ bool has_row(int side) const { return side == 0 || !(kind & SINGLE); }
+    __device__ __forceinline__ int row(int side) const { return side ? row1 : row0; }
+    __device__ __forceinline__ int head(int side) const { return row(side) / S::HEAD_PARTS; }
+    __device__ __forceinline__ int head_part(int side) const { return row(side) % S::HEAD_PARTS; }
+    /* Number of the row's first column among all columns of x of the batch. */
+    __device__ __forceinline__ long long column(int side, int heads) const {
+        return (((long long)batch * heads + head(side)) * S::HEAD_PARTS + head_part(side)) * WIDTH;
+    }
+};
+
+// A lane of a product has tokens 8 i and 8 i + 1 and, for each i up to 7, from 2 (lane % 4) on: what it needs of them
+// lies together. APART: so that the four kinds of lanes are in banks of their own.
+constexpr int APART = 20;
+__device__ __forceinline__ int place_of_decay(int token) { return token / 2 % 4 * APART + token / 8 * 2 + token % 2; }
+__device__ __forceinline__ int place_of_weight(int token) { return token / 2 % 4 * 16 + token / 8 * 2 + token % 2; }
+
+/* Decays of one row in one chunk: step 1. Decays are powers of 2, sums of A dt their exponents, which begin anew at
+   each block of 16 tokens. A weight is a decay times the token's dt. */
+struct alignas(16) Decays {
+    float decay_from_start[4 * APART];     // from the chunk's start to token i, inclusive; at place_of_decay
+    unsigned short rounded_to_end[CHUNK];  // weight_to_end, in the type of x; at place_of_weight
+    float weight_to_end[CHUNK];            // from token j to the chunk's end; in pass 1 to the piece's end
+    float log_decay_in_block[CHUNK];       // from the block's start to token i, inclusive
+    float dt[CHUNK];
+    float weight_to_block_end[CHUNK - 16]; // from token j to the end of its block of 16
+    float2 block_decay[2];                 // of block 1 and of block 2; of both, and of the chunk
+    float log_piece;                       // the exponent over the piece that pass 1 walked
+    int skip;                              // pass 1: nothing of this chunk is left at the end
+    int precise;                           // whether it takes weight_to_end: all dt are so small that rounding costs
+};
+
+constexpr int TILE = 64 * 128;   // bytes: 64 rows, swizzled (swizzle.cuh)
+constexpr int DT_RING = 8;       // places for chunks of dt to come, a power of two
+struct Shared {
+    unsigned char x[STAGES][2][TILE]; // and y, when x has been read
+    unsigned char b[STAGES][STATE_TILES][TILE], c[STAGES][STATE_TILES][TILE];
+    unsigned char z[S::GATED ? STAGES : 1][2][S::GATED ? TILE : 1024];
+    unsigned char scores[2][2][TILE]; // [turn][row of the pair]
+    Decays decays[STAGES][2];
+    unsigned raw_dt[2][DT_RING][CHUNK]; // as in memory, of chunks to come; two bytes of it in a word that holds them
+    Step steps[STAGES];
+    unsigned cuts[MOST_TICKETS + 1]; // where shares begin: see shares.cuh
+    unsigned short order[MOST_ROWS]; // rows of a batch, those of a group together, slowly decaying ones first
+    Barrier planned[STAGES];         // it is known what the step is
+    Ring<STAGES> ring;               // of steps: full when tiles and decays are there, empty when all have used them
+    Ring<2> scores_ring;
+    Barrier y_full[STAGES];
+    int pass_1_may_stop[2];   // the ticket whose pass 1 may: read while it is written, soon enough whenever it is seen
+    unsigned launch;          // what a raised flag holds
+    unsigned has_marked_pair; // whether a share of this block has marked its pair
+
+    /* By one thread; who arrives stands in brackets. */
+    __device__ __forceinline__ void init() {
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) planned[i].init(1), y_full[i].init(8); // (bring_tiles), (multiply's 8 warps)
+        ring.init(3, 13);       // (bring_tiles, 2 warps that make decays), (12 warps that compute, store_tiles)
+        scores_ring.init(4, 8); // (4 warps that make scores), (multiply's 8 warps)
+        pass_1_may_stop[0] = pass_1_may_stop[1] = -1;
+        has_marked_pair = 0;
+    }
+};
+
+#ifdef SHARED_BYTES
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for too little shared memory");
+#endif

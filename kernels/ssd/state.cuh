@@ -1,0 +1,60 @@
+/* A state in the registers of a warpgroup: (WIDTH, STATE), as a product of wgmma has its sums (wgmma.cuh). */
+#pragma once
+#include "../device/half2.cuh"
+#include "../device/hopper/wgmma.cuh"
+#include "shape.cuh"
+
+__device__ __forceinline__ void clear(float (&state)[THREAD_NUMBERS]) {
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS; i++) state[i] = 0;
+}
+
+/* In scratch memory it lies as the threads hold it, 16 bytes of each thread side by side. */
+__device__ __forceinline__ void write_state(float *to, const float (&state)[THREAD_NUMBERS], int thread) {
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS / 4; i++)
+        reinterpret_cast<float4 *>(to)[128 * i + thread] =
+            make_float4(state[4 * i], state[4 * i + 1], state[4 * i + 2], state[4 * i + 3]);
+}
+__device__ __forceinline__ void add_state(float (&state)[THREAD_NUMBERS], const float *from, float by, int thread) {
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS / 4; i++) {
+        const float4 v = __ldcg(reinterpret_cast<const float4 *>(from) + 128 * i + thread);
+        state[4 * i] += by * v.x, state[4 * i + 1] += by * v.y;
+        state[4 * i + 2] += by * v.z, state[4 * i + 3] += by * v.w;
+    }
+}
+
+/* Where a thread's numbers 4 i and 4 i + 1 lie in a (WIDTH, STATE) matrix; 4 i + 2 and + 3 are eight rows below. */
+__device__ __forceinline__ int spot_of(int i, int thread) {
+    return (thread / 32 * 16 + thread % 32 / 4) * STATE + 8 * i + thread % 4 * 2;
+}
+__device__ __forceinline__ void add_matrix(float (&state)[THREAD_NUMBERS], const float *from, float by, int thread) {
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS / 4; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float2 v = *reinterpret_cast<const float2 *>(from + spot_of(i, thread) + 8 * h * STATE);
+            state[4 * i + 2 * h] += by * v.x, state[4 * i + 2 * h + 1] += by * v.y;
+        }
+}
+__device__ __forceinline__ void write_matrix(float *to, const float (&state)[THREAD_NUMBERS], int thread) {
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS / 4; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *reinterpret_cast<float2 *>(to + spot_of(i, thread) + 8 * h * STATE) =
+                make_float2(state[4 * i + 2 * h], state[4 * i + 2 * h + 1]);
+}
+
+/* Rounded, as the left factor of products over its columns, 16 at a time. */
+__device__ __forceinline__ void to_fragments(unsigned (&f)[STATE / 16][4], const float (&state)[THREAD_NUMBERS]) {
+#pragma unroll
+    for (int i = 0; i < THREAD_NUMBERS / 2; i++) f[i / 4][i % 4] = pack(state[2 * i], state[2 * i + 1], T());
+}
+
+/* Steps 3 and 4: state += (x w)^T B, where f is (x w)^T and b a tile. */
+__device__ __forceinline__ void add_to_state(float (&state)[THREAD_NUMBERS], const unsigned (&f)[4][4], unsigned b) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) wgmma<STATE, MN_MAJOR>(state, f[k], advance(mn_major(b), 16 * k * 128), true, T());
+}

@@ -1,0 +1,45 @@
+/* y of a chunk and a row of heads, transposed as the products leave it: (WIDTH, CHUNK). */
+#pragma once
+#include "../device/hopper/stmatrix.cuh"
+#include "../device/math.cuh"
+#include "rare.cuh"
+
+/* Sums of y before they are added up. */
+struct YSums {
+    float from_state[32];       // to be multiplied by the decay from the chunk's start
+    float early[16], late[16];  // from the chunk's own tokens: tokens i below 32, and the others
+};
+
+/* y *= silu(z) */
+__device__ __forceinline__ void gate(float2 (&y)[4], unsigned z) {
+    unsigned gates[4];
+    ldmatrix_x4_trans(gates, z);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 v = unpack(gates[i], T());
+        y[i].x *= v.x / (1 + exp2_approx(-LOG2_E * v.x));
+        y[i].y *= v.y / (1 + exp2_approx(-LOG2_E * v.y));
+    }
+}
+
+/* y to the place of x: a warp writes the columns that it alone has read. d: D of the row, z: its tile. */
+__device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays)[4], unsigned x, const D *d,
+                                        unsigned z, int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int k = 0; k < 4; k++) { // 16 tokens
+        float2 y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 decay =
+                i / 2 ? make_float2(decays[k].z, decays[k].w) : make_float2(decays[k].x, decays[k].y);
+            const int n = 8 * k + 2 * i;
+            const float *own = k < 2 ? sums.early + n : sums.late + n - 16;
+            y[i].x = sums.from_state[n] * decay.x + own[0], y[i].y = sums.from_state[n + 1] * decay.y + own[1];
+        }
+        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d + 16 * warp, spot_of_tokens(x, k, warp, lane), lane);
+        if constexpr (S::GATED) gate(y, spot_of_tokens(z, k, warp, lane));
+        stmatrix_x4_trans(spot_of_tokens(x, k, warp, lane), {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
+                                                             pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
+    }
+}
