@@ -4,6 +4,7 @@
    of k at a time: rows of 128 bytes, 8 words of 16 bytes. */
 #pragma once
 #include "../device/half2.cuh"
+#include "../device/swizzle.cuh"
 
 constexpr int STEP = 64, ROW = 128; // numbers of k in a row of a tile; its bytes
 
@@ -23,10 +24,6 @@ template <int GROUP> struct TileOrder {
         return {band * GROUP + in_band % height, in_band / height};
     }
 };
-
-/* Where word `word` of a row lies in a tile: rows at the same word would share four banks, eight rows that are
-   exchanged so have all 32. TMA's swizzle of 128 bytes is the same. */
-__device__ __forceinline__ int swizzled(int row, int word) { return row * ROW + (word ^ row % 8) * 16; }
 
 /* Two neighbouring sums to y, rounded, as far as they lie inside. */
 template <typename T>

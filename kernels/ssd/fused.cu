@@ -63,7 +63,6 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
     const Sizes sizes{seqlen,         heads, groups,          pairs,  chunks,  tickets,  rows,
                       pairs_of_group, sort,  log2_negligible, dt_low, dt_high, dt_batch, dt_token, dt_head};
     const Chain chain(sizes, scratch, counters);
-    const int warpgroup = warp_uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
     if (threadIdx.x == 0) s.init();
     Count taken = 0;
     if (threadIdx.x == 32 * BRINGER) taken = chain.take_ticket(); // early: it takes a while
@@ -73,6 +72,7 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
     }
     share_out(s, sizes, a, dt_bias);
     __syncthreads();
+    const int warpgroup = warp_uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
     if (warpgroup < 2) {
         take_registers<MULTIPLY_REGISTERS>();
         multiply(s, sizes, chain, warpgroup, d_skip, initial, final_states, threadIdx.x % 128);

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
 SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
-MOST_TICKETS, MOST_ROWS = 159, 512  # as in fused.cuh
+MOST_TICKETS, MOST_ROWS = 159, 512  # as in shape.cuh
 
 
 class Plan(NamedTuple):
@@ -43,7 +43,7 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets
 
 
 def shared_bytes(dstate, z, stages):
-    """Of dynamic shared memory: struct Shared in fused.cuh."""
+    """Of dynamic shared memory: struct Shared in shared.cuh."""
     tiles = stages * (2 + 2 * dstate // 64 + 2 * z) + 4
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
     rest = 4096 + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (4 * stages + 4) + 16
