@@ -17,8 +17,8 @@ __device__ __forceinline__ void gate(float2 (&y)[4], unsigned z) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float2 v = unpack(gates[i], T());
-        y[i].x *= v.x / (1 + exp2_approx(-LOG2_E * v.x));
-        y[i].y *= v.y / (1 + exp2_approx(-LOG2_E * v.y));
+        y[i].x *= v.x * reciprocal_approx(1 + exp2_approx(-LOG2_E * v.x));
+        y[i].y *= v.y * reciprocal_approx(1 + exp2_approx(-LOG2_E * v.y));
     }
 }
 
