@@ -12,7 +12,8 @@ struct Bringer {
     const Sizes &sizes;
     const Maps &maps;
     Phase<STAGES> phase;
-    Step step; // the one that is brought next
+    Phase<2> turn; // of z
+    Step step;     // the one that is brought next
 
     /* Which rows the pair has: those of a group in the order of shares.cuh, two by two. */
     __device__ __forceinline__ void choose(int pair) {
@@ -29,7 +30,7 @@ struct Bringer {
     __device__ __forceinline__ void load_tiles(int chunk, bool local) {
         const int stage = phase.stage;
         Barrier &full = s.ring.full[stage];
-        full.expect(TILE * (2 + STATE_TILES + (local ? 0 : STATE_TILES + 2 * S::GATED)));
+        full.expect(TILE * (2 + STATE_TILES + (local ? 0 : STATE_TILES)));
 #pragma unroll
         for (int side = 0; side < 2; side++)
             load_tile(s.x[stage][side], maps.x, place_of_row(step, side, chunk), full, LEAVES_FIRST);
@@ -37,9 +38,17 @@ struct Bringer {
         load_tile(s.b[stage], maps.b, of_group, full, LEAVES_LAST);
         if (local) return;
         load_tile(s.c[stage], maps.c, of_group, full, LEAVES_LAST);
-        if (S::GATED)
-            for (int side = 0; side < 2; side++)
-                load_tile(s.z[S::GATED ? stage : 0][side], maps.z, place_of_row(step, side, chunk), full, LEAVES_FIRST);
+        if constexpr (S::GATED) load_z(chunk);
+    }
+    /* z is needed last: it has a ring of its own, as shared memory has no room for a third. */
+    __device__ __forceinline__ void load_z(int chunk) {
+        Barrier &full = s.z_ring.full[turn.stage];
+        s.z_ring.wait_empty(turn);
+        full.expect(2 * TILE);
+#pragma unroll
+        for (int side = 0; side < 2; side++)
+            load_tile(s.z[turn.stage][side], maps.z, place_of_row(step, side, chunk), full, LEAVES_FIRST);
+        turn.advance();
     }
 
     __device__ __forceinline__ bool pass_1_may_stop() const {

@@ -237,8 +237,7 @@ def _prepared(problem, dtype, device, dt, D, dt_bias, z, softplus, **chosen):
     """What all calls with such tensors share: (plan, kernel, bytes of shared memory, sizes of the launch)."""
     batch, seqlen, nheads, headdim, ngroups, dstate = problem[:6]
     p = plan(batch, seqlen, nheads, headdim, ngroups, dstate, multiprocessors(device), **chosen)
-    stages = 2 if z else 3
-    shared = shared_bytes(dstate, z, stages)
+    shared = shared_bytes(dstate, z)
     kind = ("NO_D", "D_PER_HEAD", "D_PER_COLUMN")[D[1] if D else 0]
     steps = f"Steps<{TYPES[dt]}, {TYPES[dt_bias or torch.float32]}, {'true' if softplus else 'false'}>"
     skip = f"Skip<{TYPES[D[0] if D else torch.float32]}, {kind}>"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
 SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
-MOST_TICKETS, MOST_ROWS = 159, 512  # as in shape.cuh
+STAGES, MOST_TICKETS, MOST_ROWS = 3, 159, 512  # as in shape.cuh
 
 
 class Plan(NamedTuple):
@@ -42,9 +42,9 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets
     return Plan(rows, pairs_of_group, pairs, chunks, tickets, min(processors, tickets), scratch, flags, sort)
 
 
-def shared_bytes(dstate, z, stages):
+def shared_bytes(dstate, z):
     """Of dynamic shared memory: struct Shared in shared.cuh."""
-    tiles = stages * (2 + 2 * dstate // 64 + 2 * z) + 4
+    tiles = STAGES * (2 + 2 * dstate // 64) + 4
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
-    rest = 4096 + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (4 * stages + 4) + 16
-    return tiles * 8192 + (0 if z else 2048 * 1) + stages * 2 * decays + rest + 64
+    rest = 4096 + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * STAGES + 8 * (4 * STAGES + 8) + 16
+    return tiles * 8192 + 4 * (8192 if z else 16) + STAGES * 2 * decays + rest + 64

@@ -117,9 +117,11 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     if (lane == 0) s.scores_ring.release(turn);
 
     const D *d = d_skip + (step.head(side) * S::HEAD_PARTS + step.head_part(side)) * WIDTH;
-    write_y(y, decays, x, d, shared_address(s.z[S::GATED ? phase.stage : 0][side]), thread);
+    if constexpr (S::GATED) s.z_ring.wait_full(turn);
+    write_y(y, decays, x, d, shared_address(s.z[turn.stage][side]), thread);
     fence_async_proxy(); // of y
     __syncwarp();
+    if (S::GATED && lane == 0) s.z_ring.release(turn);
     if (lane == 0) s.y_full[phase.stage].arrive();
     wgmma_wait<0>();
     keep(state);
@@ -127,7 +129,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
 
 __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Chain &chain, int side, const D *d_skip,
                                          const float *initial, float *final_states, int thread) {
-    Phase<2> turn; // of the scores
+    Phase<2> turn; // of scores and z
     float state[THREAD_NUMBERS];
     for (Phase<STAGES> phase;; phase.advance()) {
         s.ring.wait_full(phase);

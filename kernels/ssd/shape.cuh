@@ -25,7 +25,6 @@ template <typename Type, int State, int HeadParts, typename StepsOf, typename Sk
     static constexpr int STATE = State;          // columns of B and C: 64 or 128
     static constexpr int HEAD_PARTS = HeadParts; // of 64 columns of x
     static constexpr bool GATED = GateOf == WITH_Z;
-    static constexpr int STAGES = GATED ? 2 : 3; // of the ring: what shared memory has room for
 };
 
 #ifndef SHAPE
@@ -36,7 +35,7 @@ using T = S::T;
 using Dt = S::Steps::Dt;
 using Bias = S::Steps::Bias;
 using D = S::Skip::D;
-constexpr int STAGES = S::STAGES, STATE = S::STATE;
+constexpr int STAGES = 3, STATE = S::STATE;   // steps that shared memory has room for
 constexpr int CHUNK = 64, WIDTH = 64;         // tokens; columns of x in a row of heads
 constexpr int STATE_TILES = STATE / 64;       // of B, and of C
 constexpr int STATE_NUMBERS = WIDTH * STATE;  // of a state

@@ -58,8 +58,8 @@ constexpr int DT_RING = 8;       // places for chunks of dt to come, a power of 
 struct Shared {
     unsigned char x[STAGES][2][TILE]; // and y, when x has been read
     unsigned char b[STAGES][STATE_TILES][TILE], c[STAGES][STATE_TILES][TILE];
-    unsigned char z[S::GATED ? STAGES : 1][2][S::GATED ? TILE : 1024];
-    unsigned char scores[2][2][TILE]; // [turn][row of the pair]
+    unsigned char scores[2][2][TILE];            // [turn][row of the pair]
+    unsigned char z[2][2][S::GATED ? TILE : 16]; // the same
     Decays decays[STAGES][2];
     unsigned raw_dt[2][DT_RING][CHUNK]; // as in memory, of chunks to come; two bytes of it in a word that holds them
     Step steps[STAGES];
@@ -67,7 +67,7 @@ struct Shared {
     unsigned short order[MOST_ROWS]; // rows of a batch, those of a group together, slowly decaying ones first
     Barrier planned[STAGES];         // it is known what the step is
     Ring<STAGES> ring;               // of steps: full when tiles and decays are there, empty when all have used them
-    Ring<2> scores_ring;
+    Ring<2> scores_ring, z_ring;     // of steps of pass 2
     Barrier y_full[STAGES];
     int pass_1_may_stop[2];   // the ticket whose pass 1 may: read while it is written, soon enough whenever it is seen
     unsigned launch;          // what a raised flag holds
@@ -79,6 +79,7 @@ struct Shared {
         for (int i = 0; i < STAGES; i++) planned[i].init(1), y_full[i].init(8); // (bring_tiles), (multiply's 8 warps)
         ring.init(3, 13);       // (bring_tiles, 2 warps that make decays), (12 warps that compute, store_tiles)
         scores_ring.init(4, 8); // (4 warps that make scores), (multiply's 8 warps)
+        z_ring.init(1, 8);      // (bring_tiles), (multiply's 8 warps)
         pass_1_may_stop[0] = pass_1_may_stop[1] = -1;
         has_marked_pair = 0;
     }
