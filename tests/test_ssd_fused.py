@@ -62,11 +62,28 @@ def simple(seqlen, nheads=2, ngroups=1, dstate=64, dtype=HALF, rate=None, batch=
         ((2, 300, 7, 64, 1, 64), HALF, dict(processors=19, sort=1)),
         ((1, 1, 1, 64, 1, 64), HALF, {}),
         ((1, 64, 2, 64, 1, 128), HALF, {}),
+        # columns that fill no tile: of x, of B and C, and of both
+        ((1, 150, 3, 80, 1, 64), HALF, dict(processors=4, sort=1)),
+        ((1, 140, 2, 64, 1, 16), BF16, dict(processors=3)),
+        ((2, 70, 3, 48, 1, 96), HALF, dict(processors=3)),
+        ((1, 67, 1, 8, 1, 8), HALF, {}),
     ],
 )
 def test_right_on_hostile_shapes(launched, shape, dtype, how):
     launched(**how)
     run(problem(*shape, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", [HALF, BF16])
+def test_initial_states_of_16_bits(launched, dtype):
+    """The same as when they are widened; at an address of two elements, and of one."""
+    launched(processors=2)
+    call = simple(70, 2, dtype=dtype, headdim=40)
+    states = torch.randn(2 * 40 * 64 + 2).to(dtype)
+    wide = fused(**call, initial_states=states[2:].view(1, 2, 40, 64).float())
+    y, _ = run(call | {"initial_states": states[2:].view(1, 2, 40, 64)}, dtype)
+    assert torch.equal(y, wide)
+    assert "two elements" in which(**call, initial_states=states[1:-1].view(1, 2, 40, 64))[1]
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16])
@@ -192,7 +209,7 @@ def test_where_a_decay_may_become_growth_nothing_is_left_out(launched):
     call = simple(70, 2)
     for low, softplus, never in ((0.0, False, False), (-1.0, True, False), (-1.0, False, True)):
         problem = MODULE.expect_ssd("test", *(call[name] for name in ("x", "dt", "A", "B", "C")))
-        tensors = call["x"], call["dt"], call["B"], call["C"], None, None, None
+        tensors = call["x"], call["dt"], call["B"], call["C"], None, None, None, None
         ready = MODULE._prepare(problem, *tensors, softplus, (low, 1.0), 127)
         assert (-math.inf in ready.sizes) == never and (-127 in ready.sizes) != never
 
@@ -217,11 +234,11 @@ def test_which_rung_runs_and_why():
     others = [
         ({"seq_idx": torch.zeros(1, 70, dtype=torch.int32)}, "five", "seq_idx"),
         ({"state_dtype": HALF}, "five", "states"),
-        ({"initial_states": torch.zeros(1, 2, 64, 64, dtype=HALF)}, "fused_tuned", "initial_states"),
-        ({"x": torch.randn(1, 70, 2, 48).to(HALF)}, "fused_tuned", "headdim is 48"),
+        ({"initial_states": torch.zeros(2 * 64 * 64 + 1)[1:].view(1, 2, 64, 64)}, "fused_tuned", "initial_states"),
+        ({"x": torch.randn(1, 70, 2, 44).to(HALF)}, "fused_tuned", "headdim is 44"),
         ({"x": torch.randn(1, 70, 2 * 64 + 1).to(HALF)[..., 1:].unflatten(-1, (2, 64))}, "fused_tuned", "x is not at"),
         ({"x": torch.randn(x.numel() + 1).to(HALF)[1:].view(x.shape)}, "fused_tuned", "x is not at"),
-        (simple(70, 2, dstate=96), "fused_tuned", "dstate is 96"),
+        (simple(70, 2, dstate=20), "fused_tuned", "dstate is 20"),
         (simple(70, 2, dstate=160), "five", "dstate is 160"),
         (simple(70, 2, dtype=torch.float32), "fused_tuned", "float32"),
     ]
@@ -239,11 +256,17 @@ def test_which_rung_runs_and_why():
 def test_the_rungs_that_run_in_its_place():
     small = problem(1, 40, 2, 16, 1, 16)
     wanted, states = recurrence(**small)
-    y, final = fused(**small, chunk_size=256, return_final_states=True)
+    MODULE._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="fused: x is float32. So fused_tuned runs") as said:
+        y, final = fused(**small, chunk_size=256, return_final_states=True)
+        fused(**small)  # and says nothing
+    assert len(said) == 1
     assert off(y, wanted) < 3e-6 and off(final, states[:, -1]) < 3e-6
     assert torch.equal(y, fused_tuned(**small))
     seq_idx = torch.tensor([[0] * 13 + [1] * 27], dtype=torch.int32)
-    assert torch.equal(fused(**small, seq_idx=seq_idx, chunk_size=32), five(**small, seq_idx=seq_idx, chunk_size=32))
+    with pytest.warns(UserWarning, match="seq_idx and cu_seqlens are for five. So five runs"):
+        y = fused(**small, seq_idx=seq_idx, chunk_size=32)
+    assert torch.equal(y, five(**small, seq_idx=seq_idx, chunk_size=32))
     assert off(fused(**small, stop=0), wanted) < 3e-6
 
 
@@ -281,9 +304,9 @@ def test_plans():
 @pytest.mark.parametrize(
     "shape",
     [
-        "__half, 128, 1, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z",
-        "__nv_bfloat16, 64, 1, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z",
-        "__half, 128, 1, Steps<__half, float, true>, Skip<float, D_PER_COLUMN>, WITH_Z",
+        "__half, 64, 128, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z, float",
+        "__nv_bfloat16, 64, 64, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z, float",
+        "__half, 80, 112, Steps<__half, float, true>, Skip<float, D_PER_COLUMN>, WITH_Z, __half",
     ],
 )
 def test_products_are_not_serialised(shape):

@@ -26,7 +26,17 @@ struct Bringer {
         step.row0 = ordered ? s.order[row] : row, step.row1 = ordered ? s.order[next] : next;
     }
 
-    /* Pass 1 needs no C and no z. B and C are read anew for each pair: they are the last that L2 drops. */
+    /* All tiles of B or C. They are read anew for each pair: they are the last that L2 drops. */
+    __device__ __forceinline__ void load_group(unsigned char (&to)[STATE_TILES][TILE], const CUtensorMap &map, int chunk,
+                                               Barrier &full) {
+        if constexpr (S::PADDED_STATE) {
+#pragma unroll
+            for (int tile = 0; tile < STATE_TILES; tile++)
+                load_tile(to[tile], map, {{64 * tile, chunk * CHUNK, step.group, step.batch, 0}}, full, LEAVES_LAST);
+        } else load_tile(to, map, {{0, chunk * CHUNK, 0, step.group, step.batch}}, full, LEAVES_LAST);
+    }
+
+    /* Pass 1 needs no C and no z. */
     __device__ __forceinline__ void load_tiles(int chunk, bool local) {
         const int stage = phase.stage;
         Barrier &full = s.ring.full[stage];
@@ -34,10 +44,9 @@ struct Bringer {
 #pragma unroll
         for (int side = 0; side < 2; side++)
             load_tile(s.x[stage][side], maps.x, place_of_row(step, side, chunk), full, LEAVES_FIRST);
-        const Place of_group{{0, chunk * CHUNK, 0, step.group, step.batch}};
-        load_tile(s.b[stage], maps.b, of_group, full, LEAVES_LAST);
+        load_group(s.b[stage], maps.b, chunk, full);
         if (local) return;
-        load_tile(s.c[stage], maps.c, of_group, full, LEAVES_LAST);
+        load_group(s.c[stage], maps.c, chunk, full);
         if constexpr (S::GATED) load_z(chunk);
     }
     /* z is needed last: it has a ring of its own, as shared memory has no room for a third. */

@@ -78,7 +78,7 @@ __device__ __forceinline__ void hand_on(const float (&state)[THREAD_NUMBERS], fl
 /* Step 4: the state before the first chunk of a piece, from pass 1 of the pieces before it, the newest first. Always in
    this order: the same bits in every run. */
 __device__ __forceinline__ void look_back(float (&state)[THREAD_NUMBERS], const Shared &s, const Step &step,
-                                          const Sizes &sizes, const Chain &chain, const float *initial, int side,
+                                          const Sizes &sizes, const Chain &chain, const Initial *initial, int side,
                                           int thread) {
     clear(state);
     if (!step.has_row(side)) return;
@@ -94,5 +94,7 @@ __device__ __forceinline__ void look_back(float (&state)[THREAD_NUMBERS], const 
         if (log < sizes.log2_negligible) return;
         spot = begin;
     }
-    if (initial) add_matrix(state, initial + step.column(side, sizes.heads) * STATE, exp2_approx(log), thread);
+    if (initial)
+        add_matrix(state, initial + step.column(side, sizes.heads) * S::DSTATE, exp2_approx(log), step.columns(side),
+                   thread);
 }

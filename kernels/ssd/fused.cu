@@ -31,7 +31,7 @@
    (warp_uniform), and may meet no branch behind which they could not.
 
    Symbols: x, y, z (batch, seqlen, nheads, headdim), B, C (batch, seqlen, ngroups, STATE); a chunk is 64 tokens. A row
-   is 64 columns of x: a head, or a part of one. Numbering as in ref/ssd.py: 1 decays, 2 C B^T, 3 and 4 the state, 5 y.
+   is 64 columns of x: a head, or a part of one, filled up with zeros. Numbering as in ref/ssd.py: 1 decays, 2 C B^T, 3 and 4 the state, 5 y.
 
    Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for
    each token and row, and 4 * 64 * STATE bytes of state a few times for each share. For each chunk and row STATE * 64 *
@@ -39,7 +39,8 @@
 
    Compile with SHAPE (shape.cuh) and SHARED_BYTES. Launch with THREADS on as many blocks as there are multiprocessors,
    or as tickets if these are fewer. Maps of x, y and z: arrays (batch, heads, HEAD_PARTS, seqlen, 64), boxes of a tile;
-   of B and C (batch, groups, STATE_TILES, seqlen, 64), boxes of STATE_TILES tiles. counters: the tickets taken, those
+   of B and C (batch, groups, STATE_TILES, seqlen, 64), boxes of STATE_TILES tiles. Where columns are no multiple of 64,
+   (1, batch, heads or groups, seqlen, columns), boxes of a tile. counters: the tickets taken, those
    done, and the flags; zeros at the first launch, then left alone. log2_negligible: negative; -infinity for never. */
 #include "bring.cuh"
 #include "decays.cuh"
@@ -55,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap b,
       const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap z,
       const __grid_constant__ CUtensorMap y, const Dt *dt, const float *a, const Bias *dt_bias, const D *d_skip,
-      const float *initial, float *final_states, float *scratch, Count *counters, int seqlen, int heads, int groups,
+      const Initial *initial, float *final_states, float *scratch, Count *counters, int seqlen, int heads, int groups,
       int pairs, int chunks, int tickets, int rows, int pairs_of_group, int sort, float log2_negligible, float dt_low,
       float dt_high, long long dt_batch, long long dt_token, long long dt_head) {
     extern __shared__ __align__(1024) unsigned char memory[];

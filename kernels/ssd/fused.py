@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
 MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
+MOST_DSTATE = 128  # of fused.cu: the state stays in registers
 TUNED_DSTATE = 128  # what fused_tuned can do, at most
 
 
@@ -40,9 +42,11 @@ def fused(
                 decay is 0 in float32. Less is faster, and could be seen only where a state was 2**(stop - 24) times
                 larger than all that came after it. 0: nothing is left out. (fused_tuned knows 0 or not 0 alone)
 
-    fused.cu takes x, B, C, z in float16 or bfloat16 at addresses and strides of 16 bytes, headdim 64 or 128, dstate 64
-    or 128, initial_states and states in float32, and a card of compute capability 9.0 (H100, H200, GH200). On the CPU
-    it runs on the SIMT machine, bfloat16 too. All else goes to another rung: `which` says to which, and why.
+    fused.cu takes x, B, C, z in float16 or bfloat16 at addresses and strides of 16 bytes, headdim and dstate up to 128,
+    multiples of 8, states in float32, and a card of compute capability 9.0 (H100, H200, GH200). It works on 64 columns
+    of x and of B and C at a time, so that headdim 80 takes as long as 128, and dstate 16 as 64. On the CPU it runs on
+    the SIMT machine, bfloat16 too. All else goes to another rung, with one warning for each reason: `which` says to
+    which, and why.
 
     Products of matrices take factors rounded to the dtype of x (states, decays times dt, and D of one number a head,
     too), and add in float32: in float16 a state, or C_i B_j times its decay and dt, plus such a D where i = j, beyond
@@ -62,13 +66,14 @@ def fused(
         problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
         if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
             raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
-        rung, _ = _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
+        rung, why = _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
         if rung != "fused":
+            _say_once(f"fused: {why}. So {rung} runs in the place of fused.cu, and takes longer")
             options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
             if rung == "five":
                 return five(x, dt, A, B, C, chunk_size=chunk_size, **options)
             return fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
-        ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop)
+        ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, stop)
         if key is not None:
             if len(_ready) >= MOST_READY:
                 _ready.clear()
@@ -105,7 +110,7 @@ def counters(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, initial_states=Non
     rung, why = _choose(problem, x, B, C, z, initial_states, None, None, None, torch.float32)
     if rung != "fused":
         raise ValueError(f"counters: fused leaves these tensors to {rung}: {why}")
-    ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop, **chosen)
+    ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, stop, **chosen)
     y, final = x.new_empty(x.shape), A.new_empty(ready.states)
     return _launch(ready, dt, A, D, dt_bias, initial_states, y, final, check_races=check_races)
 
@@ -115,14 +120,19 @@ def _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state
         [("x", x), ("B", B), ("C", C)] + ([] if z is None else [("z", z)]) + ([] if out is None else [("out", out)])
     )
     seen = tuple((name, t.shape, t.stride(), t.data_ptr() % 16) for name, t in tensors)
-    initial = None if initial_states is None else (initial_states.dtype, initial_states.data_ptr() % 16)
+    in_pairs = initial_states is None or initial_states.data_ptr() % (2 * initial_states.element_size()) == 0
     return _choice(
-        problem, x.dtype, x.device, seen, initial, seq_idx is not None or cu_seqlens is not None, state_dtype
+        problem, x.dtype, x.device, seen, in_pairs, seq_idx is not None or cu_seqlens is not None, state_dtype
     )
 
 
+@functools.cache
+def _say_once(what):
+    warnings.warn(what, stacklevel=3)
+
+
 @functools.lru_cache(maxsize=1024)
-def _choice(problem, dtype, device, seen, initial, sequences, state_dtype):
+def _choice(problem, dtype, device, seen, in_pairs, sequences, state_dtype):
     """(rung, why it is not fused.cu)"""
     if sequences:
         return "five", "seq_idx and cu_seqlens are for five"
@@ -133,13 +143,13 @@ def _choice(problem, dtype, device, seen, initial, sequences, state_dtype):
         why = f"compute capability 9.0 is needed, this card has {torch.cuda.get_device_capability(device)}"
     elif dtype is torch.float32:
         why = "x is float32"
-    elif problem.headdim not in (64, 128):
-        why = f"headdim is {problem.headdim}, neither 64 nor 128"
-    elif problem.dstate not in (64, 128):
-        why = f"dstate is {problem.dstate}, neither 64 nor 128"
-    elif initial not in (None, (torch.float32, 0)):
-        why = "initial_states is not float32 at an address of 16 bytes"
-    elif problem.batch * problem.nheads * (problem.headdim // 64) > MOST_OF_BATCH:
+    elif problem.headdim % 8:
+        why = f"headdim is {problem.headdim}, no multiple of 8"
+    elif problem.dstate % 8 or problem.dstate > MOST_DSTATE:
+        why = f"dstate is {problem.dstate}, no multiple of 8 up to {MOST_DSTATE}"
+    elif not in_pairs:
+        why = "initial_states is not at an address of two elements"
+    elif problem.batch * problem.nheads * -(-problem.headdim // 64) > MOST_OF_BATCH:
         why = f"there are more than {MOST_OF_BATCH} heads, or halves of 128, in the batch"
     elif not all(_fits_tma(*tensor[1:]) for tensor in seen):
         name = next(name for name, *tensor in seen if not _fits_tma(*tensor))
@@ -184,15 +194,16 @@ class Ready(NamedTuple):
     states: tuple  # the shape of final states
 
 
-def _prepare(problem, x, dt, B, C, D, z, dt_bias, dt_softplus, dt_limit, stop, **chosen):
+def _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, stop, **chosen):
     p, kernel, shared, sizes = _prepared(
         problem, x.dtype, x.device, dt.dtype, None if D is None else (D.dtype, D.ndim),
-        None if dt_bias is None else dt_bias.dtype, z is not None, bool(dt_softplus), **chosen,
+        None if dt_bias is None else dt_bias.dtype, None if initial_states is None else initial_states.dtype,
+        z is not None, bool(dt_softplus), **chosen,
     )  # fmt: skip
     low, high = map(float, dt_limit)
     if low < 0 and not dt_softplus:
         stop = 0  # what has decayed may grow again
-    row = 1, 1, problem.dstate // 64, 64, 64
+    row = 1, 1, problem.dstate // 64, 64, 64  # all tiles of it, if they are whole
     maps = _tiles(x, ONE), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, ONE)
     sizes += -float(stop or "inf"), low, high, *dt.stride()
     return Ready(p, kernel, shared, maps, sizes, (problem.batch, problem.nheads, problem.headdim, problem.dstate))
@@ -209,10 +220,14 @@ def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, **options):
 
 
 def _tiles(tensor, box):
-    """A (batch, seqlen, n, columns) tensor as (batch, n, columns / 64, seqlen, 64), in boxes of whole tiles."""
+    """A (batch, seqlen, n, columns) tensor as (batch, n, columns / 64, seqlen, 64), in boxes of whole tiles; or as (1,
+    batch, n, seqlen, columns), in boxes of one, the last of which is filled up with zeros."""
     batch, seqlen, n, columns = tensor.shape
     b, t, h, _ = tensor.stride()
-    tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))
+    if columns % 64:
+        tiles, box = tensor.as_strided((1, batch, n, seqlen, columns), (b, b, h, t, 1)), ONE
+    else:
+        tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))
     found = TensorMap(tiles, box, 128, l2_promotion=PROMOTION)
     if tensor.is_cuda:
         found.tensor = None
@@ -233,7 +248,7 @@ def _line(dt):
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(problem, dtype, device, dt, D, dt_bias, z, softplus, **chosen):
+def _prepared(problem, dtype, device, dt, D, dt_bias, initial, z, softplus, **chosen):
     """What all calls with such tensors share: (plan, kernel, bytes of shared memory, sizes of the launch)."""
     batch, seqlen, nheads, headdim, ngroups, dstate = problem[:6]
     p = plan(batch, seqlen, nheads, headdim, ngroups, dstate, multiprocessors(device), **chosen)
@@ -241,7 +256,8 @@ def _prepared(problem, dtype, device, dt, D, dt_bias, z, softplus, **chosen):
     kind = ("NO_D", "D_PER_HEAD", "D_PER_COLUMN")[D[1] if D else 0]
     steps = f"Steps<{TYPES[dt]}, {TYPES[dt_bias or torch.float32]}, {'true' if softplus else 'false'}>"
     skip = f"Skip<{TYPES[D[0] if D else torch.float32]}, {kind}>"
-    shape = f"Shape<{TYPES[dtype]}, {dstate}, {headdim // 64}, {steps}, {skip}, {'WITH_Z' if z else 'NO_Z'}>"
+    gate = "WITH_Z" if z else "NO_Z"
+    shape = f"Shape<{TYPES[dtype]}, {headdim}, {dstate}, {steps}, {skip}, {gate}, {TYPES[initial or torch.float32]}>"
     kernel = _module(shape, shared).fused
     sizes = seqlen, nheads, ngroups, p.pairs, p.chunks, p.tickets, p.rows, p.pairs_of_group, p.sort
     return p, kernel, shared, sizes

@@ -27,10 +27,15 @@ class Plan(NamedTuple):
     sort: int  # whether to put rows of heads in order of their decay
 
 
+def padded(columns):
+    """Columns of whole tiles."""
+    return -(-columns // WIDTH) * WIDTH
+
+
 @functools.lru_cache(maxsize=1024)
 def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets=None, sort=None):
     """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
-    rows = nheads // ngroups * (headdim // WIDTH)
+    rows = nheads // ngroups * -(-headdim // WIDTH)
     pairs_of_group = -(-rows // 2)
     pairs = batch * ngroups * pairs_of_group
     chunks = -(-seqlen // CHUNK)
@@ -38,13 +43,13 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets
     if sort is None:
         sort = pairs * chunks >= SORT * tickets
     sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
-    scratch, flags = 2 * tickets * (WIDTH * dstate + 1), 2 * tickets + pairs
+    scratch, flags = 2 * tickets * (WIDTH * padded(dstate) + 1), 2 * tickets + pairs
     return Plan(rows, pairs_of_group, pairs, chunks, tickets, min(processors, tickets), scratch, flags, sort)
 
 
 def shared_bytes(dstate, z):
     """Of dynamic shared memory: struct Shared in shared.cuh."""
-    tiles = STAGES * (2 + 2 * dstate // 64) + 4
+    tiles = STAGES * (2 + 2 * padded(dstate) // 64) + 4
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
     rest = 4096 + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * STAGES + 8 * (4 * STAGES + 8) + 16
     return tiles * 8192 + 4 * (8192 if z else 16) + STAGES * 2 * decays + rest + 64

@@ -64,7 +64,8 @@ __device__ __forceinline__ void end_piece(Shared &s, const float (&state)[THREAD
                                           const Sizes &sizes, const Chain &chain, float *final_states, int side,
                                           int thread) {
     if (step.chunk + 1 == sizes.chunks) {
-        if (final_states) write_matrix(final_states + step.column(side, sizes.heads) * STATE, state, thread);
+        if (final_states)
+            write_matrix(final_states + step.column(side, sizes.heads) * S::DSTATE, state, step.columns(side), thread);
     } else if (sizes.log2_negligible > NEVER && __any_sync(~0u, not_finite(state))) {
         chain.mark(step.pair, s.launch);
         store_relaxed(&s.has_marked_pair, 1);
@@ -116,9 +117,9 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     __syncwarp();
     if (lane == 0) s.scores_ring.release(turn);
 
-    const D *d = d_skip + (step.head(side) * S::HEAD_PARTS + step.head_part(side)) * WIDTH;
+    const D *d = d_skip + step.head(side) * S::HEADDIM + step.head_part(side) * WIDTH;
     if constexpr (S::GATED) s.z_ring.wait_full(turn);
-    write_y(y, decays, x, d, shared_address(s.z[turn.stage][side]), thread);
+    write_y(y, decays, x, d, step.columns(side), shared_address(s.z[turn.stage][side]), thread);
     fence_async_proxy(); // of y
     __syncwarp();
     if (S::GATED && lane == 0) s.z_ring.release(turn);
@@ -128,7 +129,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
 }
 
 __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Chain &chain, int side, const D *d_skip,
-                                         const float *initial, float *final_states, int thread) {
+                                         const Initial *initial, float *final_states, int thread) {
     Phase<2> turn; // of scores and z
     float state[THREAD_NUMBERS];
     for (Phase<STAGES> phase;; phase.advance()) {

@@ -47,10 +47,16 @@ __device__ __forceinline__ void weigh_precisely(unsigned (&f)[4][4], const unsig
 }
 
 /* y += D x for 16 tokens and the warp's columns, whose block of x lies at spot_of_tokens. */
-__device__ __forceinline__ void add_skip(float2 (&y)[4], const D *d_of_warp, unsigned x, int lane) {
+__device__ __forceinline__ void add_skip(float2 (&y)[4], const D *d_of_row, int columns, unsigned x, int warp,
+                                         int lane) {
     unsigned own[4];
     ldmatrix_x4_trans(own, x);
-    const float d[2] = {as_float(d_of_warp[lane / 4]), as_float(d_of_warp[lane / 4 + 8])};
+    float d[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int column = 16 * warp + 8 * h + lane / 4;
+        d[h] = !S::PADDED_HEAD || column < columns ? as_float(d_of_row[column]) : 0;
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float2 v = unpack(own[i], T());

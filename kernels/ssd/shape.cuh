@@ -18,28 +18,35 @@ template <typename Type, SkipKind Kind> struct Skip {
     static constexpr SkipKind KIND = Kind;
 };
 
-template <typename Type, int State, int HeadParts, typename StepsOf, typename SkipOf, Gate GateOf> struct Shape {
+template <typename Type, int HeadDim, int DState, typename StepsOf, typename SkipOf, Gate GateOf, typename InitialType>
+struct Shape {
     using T = Type; // of x, B, C, z and y: __half or __nv_bfloat16
     using Steps = StepsOf;
     using Skip = SkipOf;
-    static constexpr int STATE = State;          // columns of B and C: 64 or 128
-    static constexpr int HEAD_PARTS = HeadParts; // of 64 columns of x
+    using Initial = InitialType; // of initial_states
     static constexpr bool GATED = GateOf == WITH_Z;
+    // Multiples of 8, dstate up to 128. Tiles have 64 columns: TMA fills the last with zeros, which add nothing.
+    static constexpr int HEADDIM = HeadDim, DSTATE = DState;
+    static constexpr int HEAD_PARTS = (HEADDIM + 63) / 64, STATE = (DSTATE + 63) / 64 * 64;
+    static constexpr bool PADDED_HEAD = HEADDIM % 64 != 0, PADDED_STATE = DSTATE % 64 != 0;
+    static_assert(HEADDIM % 8 == 0 && DSTATE % 8 == 0 && STATE <= 128);
 };
 
 #ifndef SHAPE
-#define SHAPE Shape<__half, 128, 1, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z>
+#define SHAPE Shape<__half, 64, 128, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z, float>
 #endif
 using S = SHAPE;
 using T = S::T;
 using Dt = S::Steps::Dt;
 using Bias = S::Steps::Bias;
 using D = S::Skip::D;
-constexpr int STAGES = 3, STATE = S::STATE;   // steps that shared memory has room for
-constexpr int CHUNK = 64, WIDTH = 64;         // tokens; columns of x in a row of heads
-constexpr int STATE_TILES = STATE / 64;       // of B, and of C
-constexpr int STATE_NUMBERS = WIDTH * STATE;  // of a state
-constexpr int THREAD_NUMBERS = STATE / 2;     // of a state in a thread: 128 threads have one
+using Initial = S::Initial;
+constexpr int STAGES = 3;                    // steps that shared memory has room for
+constexpr int CHUNK = 64, WIDTH = 64;        // tokens; columns of x in a row of heads
+constexpr int STATE = S::STATE;              // columns of a state
+constexpr int STATE_TILES = STATE / 64;      // of B, and of C
+constexpr int STATE_NUMBERS = WIDTH * STATE; // of a state
+constexpr int THREAD_NUMBERS = STATE / 2;    // of a state in a thread: 128 threads have one
 constexpr int MOST_TICKETS = 159, MOST_ROWS = 512;
 
 /* Of a launch. */

@@ -28,7 +28,11 @@ struct Step {
     __device__ __forceinline__ int head_part(int side) const { return row(side) % S::HEAD_PARTS; }
     /* Number of the row's first column among all columns of x of the batch. */
     __device__ __forceinline__ long long column(int side, int heads) const {
-        return (((long long)batch * heads + head(side)) * S::HEAD_PARTS + head_part(side)) * WIDTH;
+        return ((long long)batch * heads + head(side)) * S::HEADDIM + head_part(side) * WIDTH;
+    }
+    /* How many of the row's columns there are; where there are fewer than 64, the others are zeros. */
+    __device__ __forceinline__ int columns(int side) const {
+        return S::PADDED_HEAD ? min(WIDTH, S::HEADDIM - head_part(side) * WIDTH) : WIDTH;
     }
 };
 

@@ -25,26 +25,38 @@ __device__ __forceinline__ void add_state(float (&state)[THREAD_NUMBERS], const 
     }
 }
 
-/* Where a thread's numbers 4 i and 4 i + 1 lie in a (WIDTH, STATE) matrix; 4 i + 2 and + 3 are eight rows below. */
+/* Where a thread's numbers 4 i and 4 i + 1 lie in a (rows, DSTATE) matrix; 4 i + 2 and + 3 are eight rows below. A
+   warp's eight rows are there or not, all of them, and so are eight columns. */
 __device__ __forceinline__ int spot_of(int i, int thread) {
-    return (thread / 32 * 16 + thread % 32 / 4) * STATE + 8 * i + thread % 4 * 2;
+    return (thread / 32 * 16 + thread % 32 / 4) * S::DSTATE + 8 * i + thread % 4 * 2;
 }
-__device__ __forceinline__ void add_matrix(float (&state)[THREAD_NUMBERS], const float *from, float by, int thread) {
-#pragma unroll
-    for (int i = 0; i < THREAD_NUMBERS / 4; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float2 v = *reinterpret_cast<const float2 *>(from + spot_of(i, thread) + 8 * h * STATE);
-            state[4 * i + 2 * h] += by * v.x, state[4 * i + 2 * h + 1] += by * v.y;
-        }
+__device__ __forceinline__ bool there(int h, int rows, int thread) {
+    return !S::PADDED_HEAD || thread / 32 * 16 + 8 * h < rows;
 }
-__device__ __forceinline__ void write_matrix(float *to, const float (&state)[THREAD_NUMBERS], int thread) {
+__device__ __forceinline__ float2 load_pair(const float *from) { return *reinterpret_cast<const float2 *>(from); }
+template <typename U> __device__ __forceinline__ float2 load_pair(const U *from) {
+    return unpack(*reinterpret_cast<const unsigned *>(from), U());
+}
+/* state += by * the matrix */
+__device__ __forceinline__ void add_matrix(float (&state)[THREAD_NUMBERS], const Initial *from, float by, int rows,
+                                           int thread) {
 #pragma unroll
-    for (int i = 0; i < THREAD_NUMBERS / 4; i++)
+    for (int i = 0; i < S::DSTATE / 8; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            *reinterpret_cast<float2 *>(to + spot_of(i, thread) + 8 * h * STATE) =
-                make_float2(state[4 * i + 2 * h], state[4 * i + 2 * h + 1]);
+            if (there(h, rows, thread)) {
+                const float2 v = load_pair(from + spot_of(i, thread) + 8 * h * S::DSTATE);
+                state[4 * i + 2 * h] += by * v.x, state[4 * i + 2 * h + 1] += by * v.y;
+            }
+}
+__device__ __forceinline__ void write_matrix(float *to, const float (&state)[THREAD_NUMBERS], int rows, int thread) {
+#pragma unroll
+    for (int i = 0; i < S::DSTATE / 8; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (there(h, rows, thread))
+                *reinterpret_cast<float2 *>(to + spot_of(i, thread) + 8 * h * S::DSTATE) =
+                    make_float2(state[4 * i + 2 * h], state[4 * i + 2 * h + 1]);
 }
 
 /* Rounded, as the left factor of products over its columns, 16 at a time. */

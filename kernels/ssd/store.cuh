@@ -3,8 +3,10 @@
 #include "../device/hopper/tma.cuh"
 #include "shared.cuh"
 
-/* Where the row's tile of a chunk lies in x, y and z: arrays (batch, heads, HEAD_PARTS, seqlen, 64). */
+/* Where the row's tile of a chunk lies in x, y and z: see fused.cu. */
 __device__ __forceinline__ Place place_of_row(const Step &step, int side, int chunk) {
+    if constexpr (S::PADDED_HEAD)
+        return {{step.head_part(side) * WIDTH, chunk * CHUNK, step.head(side), step.batch, 0}};
     return {{0, chunk * CHUNK, step.head_part(side), step.head(side), step.batch}};
 }
 

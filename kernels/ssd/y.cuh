@@ -22,9 +22,10 @@ __device__ __forceinline__ void gate(float2 (&y)[4], unsigned z) {
     }
 }
 
-/* y to the place of x: a warp writes the columns that it alone has read. d: D of the row, z: its tile. */
+/* y to the place of x: a warp writes the columns that it alone has read. d: D of the row, which has `columns`; z: its
+   tile. */
 __device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays)[4], unsigned x, const D *d,
-                                        unsigned z, int thread) {
+                                        int columns, unsigned z, int thread) {
     const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
     for (int k = 0; k < 4; k++) { // 16 tokens
@@ -37,7 +38,7 @@ __device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays
             const float *own = k < 2 ? sums.early + n : sums.late + n - 16;
             y[i].x = sums.from_state[n] * decay.x + own[0], y[i].y = sums.from_state[n + 1] * decay.y + own[1];
         }
-        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d + 16 * warp, spot_of_tokens(x, k, warp, lane), lane);
+        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot_of_tokens(x, k, warp, lane), warp, lane);
         if constexpr (S::GATED) gate(y, spot_of_tokens(z, k, warp, lane));
         stmatrix_x4_trans(spot_of_tokens(x, k, warp, lane), {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
                                                              pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
