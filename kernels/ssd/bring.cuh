@@ -27,8 +27,8 @@ struct Bringer {
     }
 
     /* All tiles of B or C. They are read anew for each pair: they are the last that L2 drops. */
-    __device__ __forceinline__ void load_group(unsigned char (&to)[STATE_TILES][TILE], const CUtensorMap &map, int chunk,
-                                               Barrier &full) {
+    __device__ __forceinline__ void load_group(unsigned char (&to)[STATE_TILES][TILE], const CUtensorMap &map,
+                                               int chunk, Barrier &full) {
         if constexpr (S::PADDED_STATE) {
 #pragma unroll
             for (int tile = 0; tile < STATE_TILES; tile++)

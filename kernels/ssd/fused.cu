@@ -30,8 +30,9 @@
    and descriptors of tiles lie in uniform registers, for which the compiler must see that all lanes agree on the stage
    (warp_uniform), and may meet no branch behind which they could not.
 
-   Symbols: x, y, z (batch, seqlen, nheads, headdim), B, C (batch, seqlen, ngroups, STATE); a chunk is 64 tokens. A row
-   is 64 columns of x: a head, or a part of one, filled up with zeros. Numbering as in ref/ssd.py: 1 decays, 2 C B^T, 3 and 4 the state, 5 y.
+   Symbols: x, y, z (batch, seqlen, nheads, headdim), B, C (batch, seqlen, ngroups, dstate); a chunk is 64 tokens. A row
+   is 64 columns of x: a head, or a part of one, filled up with zeros. Numbering as in ref/ssd.py: 1 decays, 2 C B^T, 3
+   and 4 the state, 5 y.
 
    Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for
    each token and row, and 4 * 64 * STATE bytes of state a few times for each share. For each chunk and row STATE * 64 *

@@ -57,8 +57,8 @@ struct alignas(16) Decays {
     int precise;                           // whether it takes weight_to_end: all dt are so small that rounding costs
 };
 
-constexpr int TILE = 64 * 128;   // bytes: 64 rows, swizzled (swizzle.cuh)
-constexpr int DT_RING = 8;       // places for chunks of dt to come, a power of two
+constexpr int TILE = 64 * 128; // bytes: 64 rows, swizzled (swizzle.cuh)
+constexpr int DT_RING = 8;     // places for chunks of dt to come, a power of two
 struct Shared {
     unsigned char x[STAGES][2][TILE]; // and y, when x has been read
     unsigned char b[STAGES][STATE_TILES][TILE], c[STAGES][STATE_TILES][TILE];

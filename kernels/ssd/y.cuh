@@ -6,8 +6,8 @@
 
 /* Sums of y before they are added up. */
 struct YSums {
-    float from_state[32];       // to be multiplied by the decay from the chunk's start
-    float early[16], late[16];  // from the chunk's own tokens: tokens i below 32, and the others
+    float from_state[32];      // to be multiplied by the decay from the chunk's start
+    float early[16], late[16]; // from the chunk's own tokens: tokens i below 32, and the others
 };
 
 /* y *= silu(z) */
@@ -38,9 +38,10 @@ __device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays
             const float *own = k < 2 ? sums.early + n : sums.late + n - 16;
             y[i].x = sums.from_state[n] * decay.x + own[0], y[i].y = sums.from_state[n + 1] * decay.y + own[1];
         }
-        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot_of_tokens(x, k, warp, lane), warp, lane);
+        const unsigned spot = spot_of_tokens(x, k, warp, lane);
+        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot, warp, lane);
         if constexpr (S::GATED) gate(y, spot_of_tokens(z, k, warp, lane));
-        stmatrix_x4_trans(spot_of_tokens(x, k, warp, lane), {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
-                                                             pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
+        stmatrix_x4_trans(spot, {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
+                                 pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
     }
 }
