@@ -47,16 +47,23 @@ def test_right_at_odd_lengths(seqlen):
 @needs_hopper
 @pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 @pytest.mark.parametrize(
-    "shape", [(2, 24, 128, 2, 64), (3, 7, 64, 1, 128), (1, 128, 64, 8, 128), (8, 80, 64, 1, 128), (2, 5, 128, 5, 64)]
-)
+    "shape",
+    [
+        (2, 24, 128, 2, 64), (3, 7, 64, 1, 128), (1, 128, 64, 8, 128), (8, 80, 64, 1, 128), (2, 5, 128, 5, 64),
+        (1, 80, 80, 1, 128), (2, 12, 48, 3, 96), (1, 10, 32, 1, 16), (2, 7, 8, 7, 8), (1, 6, 112, 2, 40),
+    ],
+)  # fmt: skip
 def test_right_at_other_shapes(shape, dtype):
-    """Batches, odd heads, groups, both sizes of heads and states; D a column, z, limits and initial states."""
+    """Batches, odd heads, groups, sizes that fill no tile; D a column, z, limits and initial states of both types."""
     call = inputs(777, *shape, dtype=dtype)
     batch, nheads, headdim, _, dstate = shape
     call["D"] = torch.randn(nheads, headdim, device="cuda")
     call["z"] = torch.randn_like(call["x"])
     call["initial_states"] = torch.randn(batch, nheads, headdim, dstate, device="cuda")
     call["dt_limit"] = (0.002, 0.2)
+    assert which(**call) == ("fused", "")
+    check(call)
+    call["initial_states"] = call["initial_states"].to(dtype)
     check(call)
 
 
