@@ -9,12 +9,6 @@
 
 constexpr float NEVER = -1e30f; // what is below is -infinity: nothing is negligible
 
-/* x^T for four products, 16 tokens each: rows are columns of x, 16 of them a warp's. */
-__device__ __forceinline__ void load_fragments(unsigned (&f)[4][4], unsigned x, int thread) {
-#pragma unroll
-    for (int k = 0; k < 4; k++) ldmatrix_x4_trans(f[k], spot_of_tokens(x, k, thread / 32, thread % 32));
-}
-
 /* (x w)^T, of weights that are rounded, unless all are tiny. */
 __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const unsigned (&x)[4][4], const Decays &by, int lane) {
     if (by.precise) return weigh_precisely(f, x, by, lane);
@@ -118,11 +112,16 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     if (lane == 0) s.scores_ring.release(turn);
 
     const D *d = d_skip + step.head(side) * S::HEADDIM + step.head_part(side) * WIDTH;
-    if constexpr (S::GATED) s.z_ring.wait_full(turn);
-    write_y(y, decays, x, d, step.columns(side), shared_address(s.z[turn.stage][side]), thread);
+    unsigned z[4][4];
+    if constexpr (S::GATED) {
+        s.z_ring.wait_full(turn);
+        load_fragments(z, shared_address(s.z[turn.stage][side]), thread);
+        __syncwarp();
+        if (lane == 0) s.z_ring.release(turn);
+    }
+    write_y(y, decays, x, d, step.columns(side), z, thread);
     fence_async_proxy(); // of y
     __syncwarp();
-    if (S::GATED && lane == 0) s.z_ring.release(turn);
     if (lane == 0) s.y_full[phase.stage].arrive();
     wgmma_wait<0>();
     keep(state);

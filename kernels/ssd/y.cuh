@@ -10,22 +10,26 @@ struct YSums {
     float early[16], late[16]; // from the chunk's own tokens: tokens i below 32, and the others
 };
 
+/* x^T or z^T, 16 tokens at a time: rows are columns of x, 16 of them a warp's. */
+__device__ __forceinline__ void load_fragments(unsigned (&f)[4][4], unsigned tile, int thread) {
+#pragma unroll
+    for (int k = 0; k < 4; k++) ldmatrix_x4_trans(f[k], spot_of_tokens(tile, k, thread / 32, thread % 32));
+}
+
 /* y *= silu(z) */
-__device__ __forceinline__ void gate(float2 (&y)[4], unsigned z) {
-    unsigned gates[4];
-    ldmatrix_x4_trans(gates, z);
+__device__ __forceinline__ void gate(float2 (&y)[4], const unsigned (&z)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float2 v = unpack(gates[i], T());
+        const float2 v = unpack(z[i], T());
         y[i].x *= v.x * reciprocal_approx(1 + exp2_approx(-LOG2_E * v.x));
         y[i].y *= v.y * reciprocal_approx(1 + exp2_approx(-LOG2_E * v.y));
     }
 }
 
-/* y to the place of x: a warp writes the columns that it alone has read. d: D of the row, which has `columns`; z: its
-   tile. */
+/* y to the place of x: a warp writes the columns that it alone has read. d: D of the row, which has `columns`; z^T: for
+   a gate. */
 __device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays)[4], unsigned x, const D *d,
-                                        int columns, unsigned z, int thread) {
+                                        int columns, const unsigned (&z)[4][4], int thread) {
     const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
     for (int k = 0; k < 4; k++) { // 16 tokens
@@ -40,7 +44,7 @@ __device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays
         }
         const unsigned spot = spot_of_tokens(x, k, warp, lane);
         if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot, warp, lane);
-        if constexpr (S::GATED) gate(y, spot_of_tokens(z, k, warp, lane));
+        if constexpr (S::GATED) gate(y, z[k]);
         stmatrix_x4_trans(spot, {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
                                  pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
     }
