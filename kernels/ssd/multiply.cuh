@@ -129,7 +129,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
 
 __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Chain &chain, int side, const D *d_skip,
                                          const Initial *initial, float *final_states, int thread) {
-    Phase<2> turn; // of scores and z
+    Turns turns; // of scores and z
     float state[THREAD_NUMBERS];
     for (Phase<STAGES> phase;; phase.advance()) {
         s.ring.wait_full(phase);
@@ -145,8 +145,8 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Ch
             if (__builtin_expect(kind & PUBLISH, 0))
                 hand_on(state, by.log_piece, chain, step.ticket, s.launch, side, thread);
             if (__builtin_expect(kind & FIRST, 0)) look_back(state, s, step, sizes, chain, initial, side, thread);
-            write_chunk(s, state, step, phase, turn, stage, side, d_skip, thread);
-            turn.advance();
+            write_chunk(s, state, step, phase, turns, stage, side, d_skip, thread);
+            turns.advance();
             if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0))
                 end_piece(s, state, step, sizes, chain, final_states, side, thread);
         }

@@ -3,6 +3,14 @@
 #include "../device/hopper/mbarrier.cuh"
 #include "shape.cuh"
 
+/* A Phase<2> in one register: whose turn it is among two places. */
+struct Turns {
+    unsigned count = 0;
+
+    __device__ __forceinline__ operator Phase<2>() const { return {(int)(count % 2), count / 2 % 2}; }
+    __device__ __forceinline__ void advance() { count++; }
+};
+
 /* What a step of the pipeline is. */
 enum {
     LOCAL = 1,   // pass 1
