@@ -11,7 +11,7 @@ from test_attention_bench import card as card
 from test_ssd_five import recurrence
 
 from kernels.bench import GPU_TOPICS
-from kernels.ssd import bench, peers, rungs
+from kernels.ssd import bench, by_hand, peers, rungs
 from kernels.ssd.bench import Case, Entry, Shape
 from kernels.ssd.five import SOURCES, five, least, work
 
@@ -154,6 +154,18 @@ def test_the_ladder_of_steps(small, monkeypatch):
     assert ladder.title == "SSD steps, 2.7B, 40, chunk 16"
     predicted = work(1, 40, 2, 16, 1, 16, 16)
     assert {f.name: (f.bytes, f.flops) for f in ladder.figures} == predicted
+
+
+def test_the_rungs_by_hand_stand_beside_each_other(small, monkeypatch):
+    shape, draw = Shape(nheads=2, dstate=64), bench.inputs
+    monkeypatch.setattr(bench, "HOSTILE", [(70, 1, 2, 64, 1, 64)])
+    monkeypatch.setattr(bench, "Shape", lambda: shape)
+    monkeypatch.setattr(bench, "inputs", lambda seqlen, *sizes: draw(seqlen, *(sizes or shape)))
+    ladder = bench.climb(80, 0.1)
+    assert ladder.title == "SSD by hand, 2.7B, 80"
+    assert [f.name for f in ladder.figures] == [rung.title for rung in by_hand.RUNGS]
+    assert {f.checked for f in ladder.figures} == {"right on 2 shapes"}
+    assert ladder.figures[-1].sources == bench.FUSED
 
 
 # The peer

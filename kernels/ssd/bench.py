@@ -27,7 +27,7 @@ import torch
 import ref.ssd
 from kernels import benching
 from kernels.benching import Row, between_nans, empty, ladder_of, peer_rows, short
-from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, stack, state_passing
+from kernels.ssd import by_hand, chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, stack, state_passing
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import SOURCES, five, least, work
 from kernels.ssd.fused import SOURCES as FUSED
@@ -115,6 +115,7 @@ RUNGS = [  # a rung takes the arguments of `five`
     Entry("fused.cu", fused, FUSED),
 ]
 CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
+CLIMB = (8192, 65536)  # lengths at which chapter 15's rungs are timed
 
 
 PARTS = ("lengths", "shapes", "studies")  # the 2.7B model's layer; other layers; all else
@@ -130,6 +131,7 @@ def ladders(seconds=0.05, parts=PARTS):
         found.append(told("1M tokens", longest, seconds))
         found.append(told("the chain", chain, seconds))
         found += [told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
+        found += [told("by hand", climb, seqlen, seconds) for seqlen in CLIMB]
         found += told("whole prefills", stack.ladders)
     return found
 
@@ -374,6 +376,20 @@ def chain(seconds):
 
 def _one_chain(call, chunk_size):
     return functools.partial(rungs.RUNGS[0].function, **call, chunk_size=chunk_size)
+
+
+def climb(seqlen, seconds):
+    """Chapter 15's rungs beside each other, the last of which is fused.cu."""
+    empty()
+    call, shape = inputs(seqlen), Shape()
+    moved, flops = least(shape.batch, seqlen, *shape[1:])
+    facts = {"wanted": truth(call), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[torch.float16]}
+    every, rows = copies(call), []
+    for rung in by_hand.RUNGS:
+        outs = [torch.full_like(each["x"], torch.nan) for each in every]
+        bound = [functools.partial(rung.function, **each, out=out) for each, out in zip(every, outs)]
+        rows.append(Row(rung.title, bound, outs=outs, verdict=checked(rung.function), sources=rung.sources, **facts))
+    return ladder_of(f"SSD by hand, 2.7B, {short(seqlen)}", rows, seconds)
 
 
 @functools.cache
