@@ -6,7 +6,7 @@
     warps       shuffles, lanes, instructions       attention   tokens, splits, the online softmax
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
     schedules   blocks and warps over time          order       from one block's stores to another's loads
-    matmul      tiles, banks, phases, roles
+    matmul      tiles, banks, phases, roles         fused       decays, roles, the walk of shares
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -14,6 +14,7 @@ Every picture is a function of this package, whatever file draws it: `plots.wave
 from lab.plots.attention import cache_reads, merge_tree, online_softmax, operand_layout, slices_meet, token_shares
 from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked
 from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
+from lab.plots.fused import block_decays, role_picture, share_walk
 from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.matmul import column_banks, ring_phases, role_timeline, tile_levels, tile_raster
@@ -41,6 +42,7 @@ __all__ = [
     "STATES",
     "bars",
     "bit_fields",
+    "block_decays",
     "block_transpose",
     "bytes_in_flight",
     "cache_blocks",
@@ -73,11 +75,13 @@ __all__ = [
     "rectangle",
     "register_block",
     "ring_phases",
+    "role_picture",
     "role_timeline",
     "roof_over_context",
     "roofline",
     "row_stream",
     "sees_new",
+    "share_walk",
     "shared_scales",
     "shuffle_reduction",
     "slices_meet",
