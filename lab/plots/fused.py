@@ -26,7 +26,7 @@ def decay_factors(log2):
 
 
 def block_decays(log2, at=(53, 21)):
-    """The decays of a chunk, and the factors of those below the diagonal. log2: of each token's; at: the marked (i, j)."""
+    """Decays of a chunk, and the factors of those below the diagonal. log2: of each token; at: the marked (i, j)."""
     whole, row, column, between = decay_factors(log2)
     n, (i, j) = len(row), at
     picture, axis = figure(8, 5.6)
