@@ -22,6 +22,7 @@ from kernels.ssd.arguments import expect_ssd
 from kernels.ssd.fused import SOURCES, fused
 from kernels.ssd.fused_plan import STAGES, shared_bytes
 from lab import Rung, cuda
+from lab.source import inlined
 from lab.tensor_map import TensorMap
 
 HERE = Path(__file__).resolve().parent
@@ -49,11 +50,15 @@ def shares(x, dt, A, B, C, *, D, dt_bias, dt_softplus=True, out=None):
     return fused(x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=dt_softplus, out=out, stop=0)
 
 
-def counters(name, x, dt, A, B, C, *, D, dt_bias, dt_softplus=True, check_races=False):
-    """Run one of the first three rungs on the SIMT machine. Returns its report (simt.report)."""
+def counters(name, x, dt, A, B, C, *, D, dt_bias, dt_softplus=True, check_races=False, changes=()):
+    """Run one of the first three rungs on the SIMT machine. Returns its report (simt.report).
+
+    changes  (old, new): what is replaced in its source or in what that includes, once each, to see what goes wrong
+    """
     x, dt, A, B, C, D, dt_bias = (tensor.cpu() for tensor in (x, dt, A, B, C, D, dt_bias))
     _expect(name, x, dt, A, B, C, D, dt_bias, dt_softplus, None)
-    return _launch(name, x, dt, A, B, C, D, dt_bias, torch.empty_like(x), check_races=check_races)
+    out = torch.empty_like(x)
+    return _launch(name, x, dt, A, B, C, D, dt_bias, out, changes=tuple(changes), check_races=check_races)
 
 
 def resources(name, dstate=128):
@@ -90,10 +95,10 @@ def _expect(name, x, dt, A, B, C, D, dt_bias, dt_softplus, out):
         raise RuntimeError(f"{name}: compute capability 9.0 is needed, this card has {card}")
 
 
-def _launch(name, x, dt, A, B, C, D, dt_bias, out, **options):
+def _launch(name, x, dt, A, B, C, D, dt_bias, out, *, changes=(), **options):
     batch, seqlen, heads, _ = x.shape
     groups, dstate = B.shape[2:]
-    kernel, shared = _kernel(name, x.dtype, dt.dtype, dstate)
+    kernel, shared = _kernel(name, x.dtype, dt.dtype, dstate, changes)
     blocks, threads = batch * heads, 128
     if name == "roles":
         blocks, threads = batch * groups * -(-heads // groups // 2), 512
@@ -114,7 +119,7 @@ def _tiles(tensor, together):
 
 
 @functools.cache
-def _kernel(name, dtype, dt, dstate):
+def _kernel(name, dtype, dt, dstate, changes=()):
     """A rung's kernel, and the bytes of shared memory that it takes."""
     steps = f"Steps<{TYPES[dt]}, float, true>"
     shape = f"Shape<{TYPES[dtype]}, 64, {dstate}, {steps}, Skip<float, D_PER_HEAD>, NO_Z, float>"
@@ -125,7 +130,14 @@ def _kernel(name, dtype, dt, dstate):
     else:
         chunks = STAGES if name == "ring" else 1
         shared = chunks * (1 + dstate // 32) * TILE + TILE + REST
-    return cuda.load(HERE / f"{name}.cu", tuple(options), arch="sm_90a")[name], shared
+    if not changes:
+        return cuda.load(HERE / f"{name}.cu", tuple(options), arch="sm_90a")[name], shared
+    source = inlined(f"kernels/ssd/by_hand/{name}.cu")
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise ValueError(f"{name}: {old!r} must stand there once, it stands there {source.count(old)} times")
+        source = source.replace(old, new)
+    return cuda.compile(source, tuple(options), name=f"{name}.cu", arch="sm_90a")[name], shared
 
 
 def _rung(title, function):
