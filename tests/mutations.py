@@ -466,6 +466,19 @@ MUTATIONS += [
     Mutation(f"fused: {says}", file, old, "tests/test_ssd_fused.py -k test_no_race", new)
     for file, says, old, new in ORDERINGS
 ]
+HAND, CHUNK, RING = (f"kernels/ssd/by_hand/{name}" for name in ("one_head.cuh", "chunk.cu", "ring.cu"))
+MUTATIONS += [
+    Mutation(f"by hand: {says}", file, old, "tests/test_ssd_fused_by_hand.py -k test_no_race", new)
+    for file, says, old, new in [
+        (HAND, "scores are not shown to wgmma", "    fence_async_proxy(); // wgmma reads them next\n", ""),
+        (HAND, "y is not shown to TMA", "    fence_async_proxy(); // TMA reads y next\n", ""),
+        (CHUNK, "tiles are read before they come", "        s.full.wait(parity);\n", ""),
+        (CHUNK, "decays are read before they are made", "        __syncthreads(); // decays are there\n", ""),
+        (CHUNK, "y leaves before it is there", "        __syncthreads(); // y is there", "        // y is there"),
+        (RING, "x is brought to where y is read", "            store_wait_read();\n", ""),
+        (RING, "scores are read before they are made", "        __syncthreads(); // scores are there\n", ""),
+    ]
+]
 
 
 def chosen(words):

@@ -161,11 +161,12 @@ def test_the_rungs_by_hand_stand_beside_each_other(small, monkeypatch):
     monkeypatch.setattr(bench, "HOSTILE", [(70, 1, 2, 64, 1, 64)])
     monkeypatch.setattr(bench, "Shape", lambda: shape)
     monkeypatch.setattr(bench, "inputs", lambda seqlen, *sizes: draw(seqlen, *(sizes or shape)))
+    monkeypatch.setattr(by_hand, "RUNGS", [by_hand.RUNGS[0], by_hand.RUNGS[3]])  # the others are called alike
     ladder = bench.climb(80, 0.1)
     assert ladder.title == "SSD by hand, 2.7B, 80"
     assert [f.name for f in ladder.figures] == [rung.title for rung in by_hand.RUNGS]
     assert {f.checked for f in ladder.figures} == {"right on 2 shapes"}
-    assert ladder.figures[-1].sources == bench.FUSED
+    assert set(bench.FUSED) < set(ladder.figures[-1].sources)
 
 
 # The peer
