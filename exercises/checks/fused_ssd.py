@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 
 import simt
-from exercises.checks import call_text, counted, number_from, shown, time_limit
+from exercises.checks import array_from, call_text, counted, number_from, shown, time_limit
 from exercises.checks.launches import compare, compiled, launched, unchanged
 from exercises.checks.matmul import COURSE, HOPPER, in_words, needs
 from lab.exercise import Exercise, Wrong
@@ -155,9 +155,7 @@ def _walked(pass_1, x, dt, A, B, Q, bits):
     got = pass_1(*(a.copy() for a in (x, dt)), A, B.copy(), Q, bits)
     if not isinstance(got, tuple) or len(got) != 2:
         raise Wrong(f"{at}: your function gave {shown(got)}, expected two things: the state and the log")
-    found, said = np.asarray(got[0]), np.asarray(got[1])
-    if found.shape != state.shape or found.dtype.kind != "f":
-        raise Wrong(f"{at}: the state has shape {found.shape}, expected {state.shape}, (P, N), of floats")
+    found, said = array_from(got[0], state.shape, f"{at}:", "the state, (P, N),"), np.asarray(got[1])
     if np.isnan(found).any():
         why = "a chunk that does not count was looked at: it holds NaN" if front else "did a factor overflow?"
         raise Wrong(f"{at}: the state is NaN: {why}")

@@ -269,7 +269,7 @@ WRONG = {
         "a natural logarithm": (_pass_1(gives=lambda s, log: (s, log * LN2)), "that is the natural logarithm"),
         "the decay itself": (_pass_1(gives=lambda s, log: (s, 2.0**log)), "the log is"),
         "the state alone": (_pass_1(gives=lambda s, log: s), "expected two things"),
-        "transposed": (_pass_1(gives=lambda s, log: (s.T, log)), "expected (2, 3), (P, N)"),
+        "transposed": (_pass_1(gives=lambda s, log: (s.T, log)), "has shape (3, 2), expected (2, 3)"),
         "without A": (_pass_1(over=lambda a, dt: -dt), "state["),
     },
     4: {
