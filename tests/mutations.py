@@ -415,6 +415,9 @@ TILES_CAME = "        s.ring.wait_full(phase);\n"
 STEP_NOW = "        const Step &step = s.steps[stage];\n"
 SCORES_DONE = "            __syncwarp();\n            if (lane == 0) s.scores_ring.full"
 SCORES_READ = "    if (lane == 0) s.scores_ring.release"
+Y_SEEN = "fence_async_proxy(); // of y, and of what has been read of z"
+Z_READ = "        load_fragments(z, shared_address(s.z[turn.stage][side]), thread);\n"
+Z_DONE = "        if constexpr (S::GATED) s.z_ring.release(turn);\n"
 DECAYS_THERE = "        if (lane == 0) s.ring.full[phase.stage].arrive();\n"
 ORDERINGS = [
     ("kernels/device/grid.cuh", "a flag is read without acquiring", "ld.acquire.gpu.global.u32",
@@ -437,13 +440,12 @@ ORDERINGS = [
     (MULTIPLY, "scores are read before they are there", "    s.scores_ring.wait_full(turn);\n", ""),
     (MULTIPLY, "scores are given back for lanes not done", f"    __syncwarp();\n{SCORES_READ}", SCORES_READ),
     (MULTIPLY, "products are made of tiles on their way", TILES_CAME, ""),
-    (MULTIPLY, "y is not shown to TMA", "    fence_async_proxy(); // of y\n", ""),
-    (MULTIPLY, "y is announced for lanes not done", "fence_async_proxy(); // of y\n    __syncwarp();",
-     "fence_async_proxy(); // of y"),
+    (MULTIPLY, "y is not shown to TMA", f"    {Y_SEEN}\n", ""),
+    (MULTIPLY, "y is announced for lanes not done", f"{Y_SEEN}\n    __syncwarp();", Y_SEEN),
     (BRING, "z is brought to a place in use", "        s.z_ring.wait_empty(turn);\n", ""),
     (MULTIPLY, "z is read before it is there", "        s.z_ring.wait_full(turn);\n", ""),
-    (MULTIPLY, "z is given back for lanes not done", "        __syncwarp();\n        if (lane == 0) s.z_ring",
-     "        if (lane == 0) s.z_ring"),
+    (MULTIPLY, "z is given back by a warp for another", Z_DONE,
+     Z_DONE.replace("s.z", "if (thread == 0)\n            for (int i = 0; i < 4; i++) s.z")),
     (SHARED, "z's place is free for one arrival too few", "z_ring.init(1, 8)", "z_ring.init(1, 7)"),
     (SHARED, "a stage is full for one arrival too few", "ring.init(3, 13)", "ring.init(2, 13)"),
     (SHARED, "a stage is empty for one arrival too few", "ring.init(3, 13)", "ring.init(3, 12)"),

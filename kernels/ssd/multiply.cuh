@@ -116,13 +116,16 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     if constexpr (S::GATED) {
         s.z_ring.wait_full(turn);
         load_fragments(z, shared_address(s.z[turn.stage][side]), thread);
-        __syncwarp();
-        if (lane == 0) s.z_ring.release(turn);
     }
     write_y(y, decays, x, d, step.columns(side), z, thread);
-    fence_async_proxy(); // of y
+    // z is given back here, not behind its loads: these may be on their way when an arrival behind them is seen already,
+    // and TMA does not wait for them.
+    fence_async_proxy(); // of y, and of what has been read of z
     __syncwarp();
-    if (lane == 0) s.y_full[phase.stage].arrive();
+    if (lane == 0) {
+        s.y_full[phase.stage].arrive();
+        if constexpr (S::GATED) s.z_ring.release(turn);
+    }
     wgmma_wait<0>();
     keep(state);
 }
