@@ -19,10 +19,10 @@ struct Bringer {
     __device__ __forceinline__ void choose(int pair) {
         const int of_group = pair % sizes.pairs_of_group, groups = pair / sizes.pairs_of_group;
         step.pair = pair, step.batch = groups / sizes.groups, step.group = groups % sizes.groups;
-        const int row = step.group * sizes.rows + 2 * of_group;
-        step.kind = 2 * of_group + 1 == sizes.rows ? SINGLE : 0;
+        const int row = step.group * sizes.rows + ROWS * of_group;
+        step.kind = ROWS == 2 && 2 * of_group + 1 == sizes.rows ? SINGLE : 0;
         const bool ordered = sizes.rows * sizes.groups <= MOST_ROWS;
-        const int next = row + (step.has_row(1) ? 1 : 0);
+        const int next = row + (ROWS == 2 && step.has_row(1) ? 1 : 0);
         step.row0 = ordered ? s.order[row] : row, step.row1 = ordered ? s.order[next] : next;
     }
 
@@ -40,9 +40,9 @@ struct Bringer {
     __device__ __forceinline__ void load_tiles(int chunk, bool local) {
         const int stage = phase.stage;
         Barrier &full = s.ring.full[stage];
-        full.expect(TILE * (2 + STATE_TILES + (local ? 0 : STATE_TILES)));
+        full.expect(TILE * (ROWS + STATE_TILES + (local ? 0 : STATE_TILES)));
 #pragma unroll
-        for (int side = 0; side < 2; side++)
+        for (int side = 0; side < ROWS; side++)
             load_tile(s.x[stage][side], maps.x, place_of_row(step, side, chunk), full, LEAVES_FIRST);
         load_group(s.b[stage], maps.b, chunk, full);
         if (local) return;
@@ -53,15 +53,16 @@ struct Bringer {
     __device__ __forceinline__ void load_z(int chunk) {
         Barrier &full = s.z_ring.full[turn.stage];
         s.z_ring.wait_empty(turn);
-        full.expect(2 * TILE);
+        full.expect(ROWS * TILE);
 #pragma unroll
-        for (int side = 0; side < 2; side++)
+        for (int side = 0; side < ROWS; side++)
             load_tile(s.z[turn.stage][side], maps.z, place_of_row(step, side, chunk), full, LEAVES_FIRST);
         turn.advance();
     }
 
     __device__ __forceinline__ bool pass_1_may_stop() const {
-        return atomicOr(&s.pass_1_may_stop[0], 0) == step.ticket && atomicOr(&s.pass_1_may_stop[1], 0) == step.ticket;
+        return atomicOr(&s.pass_1_may_stop[0], 0) == step.ticket &&
+               (ROWS == 1 || atomicOr(&s.pass_1_may_stop[1], 0) == step.ticket);
     }
 
     /* The next step. Or false: pass 1 needs no more. */

@@ -96,5 +96,5 @@ __device__ __forceinline__ void look_back(float (&state)[THREAD_NUMBERS], const 
     }
     if (initial)
         add_matrix(state, initial + step.column(side, sizes.heads) * S::DSTATE, exp2_approx(log), step.columns(side),
-                   thread);
+                   side, thread);
 }

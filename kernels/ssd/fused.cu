@@ -83,7 +83,7 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
         make_scores(s, d_skip, threadIdx.x % 128);
     } else {
         give_registers<BRING_REGISTERS>();
-        if (warp < BRINGER) make_decays(s, sizes, warp - 12, dt, a, dt_bias, threadIdx.x % 32);
+        if (warp < 12 + ROWS) make_decays(s, sizes, warp - 12, dt, a, dt_bias, threadIdx.x % 32);
         else if (threadIdx.x == 32 * BRINGER) bring_tiles(s, sizes, chain, {x, b, c, z}, taken);
         else if (threadIdx.x == 32 * STORER) store_tiles(s, y);
     }

@@ -10,7 +10,7 @@ import torch
 
 from kernels.ssd.arguments import NO_LIMIT, expect_ssd
 from kernels.ssd.five import five
-from kernels.ssd.fused_plan import Plan, plan, shared_bytes
+from kernels.ssd.fused_plan import Plan, padded, plan, shared_bytes
 from kernels.ssd.tuned import fused_tuned
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
@@ -23,7 +23,7 @@ TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
 MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
-MOST_DSTATE = 128  # of fused.cu: the state stays in registers
+MOST_DSTATE = 256  # of fused.cu: the state stays in registers
 TUNED_DSTATE = 128  # what fused_tuned can do, at most
 
 
@@ -203,7 +203,8 @@ def _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, d
     low, high = map(float, dt_limit)
     if low < 0 and not dt_softplus:
         stop = 0  # what has decayed may grow again
-    row = 1, 1, problem.dstate // 64, 64, 64  # all tiles of it, if they are whole
+    whole = problem.dstate == padded(problem.dstate)
+    row = (1, 1, problem.dstate // 64, 64, 64) if whole else None  # all tiles of it
     maps = _tiles(x, ONE), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, ONE)
     sizes += -float(stop or "inf"), low, high, *dt.stride()
     return Ready(p, kernel, shared, maps, sizes, (problem.batch, problem.nheads, problem.headdim, problem.dstate))
@@ -220,11 +221,11 @@ def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, **options):
 
 
 def _tiles(tensor, box):
-    """A (batch, seqlen, n, columns) tensor as (batch, n, columns / 64, seqlen, 64), in boxes of whole tiles; or as (1,
-    batch, n, seqlen, columns), in boxes of one, the last of which is filled up with zeros."""
+    """A (batch, seqlen, n, columns) tensor as (batch, n, columns / 64, seqlen, 64), in boxes of whole tiles; or, where
+    these are none or no box is given, as (1, batch, n, seqlen, columns), in boxes of one, filled up with zeros."""
     batch, seqlen, n, columns = tensor.shape
     b, t, h, _ = tensor.stride()
-    if columns % 64:
+    if columns % 64 or box is None:
         tiles, box = tensor.as_strided((1, batch, n, seqlen, columns), (b, b, h, t, 1)), ONE
     else:
         tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))

@@ -27,29 +27,37 @@ class Plan(NamedTuple):
     sort: int  # whether to put rows of heads in order of their decay
 
 
-def padded(columns):
-    """Columns of whole tiles."""
-    return -(-columns // WIDTH) * WIDTH
+def halves(dstate):
+    """Whether a block has one row, and two warpgroups half of its state each; else a pair of rows (halves.cuh)."""
+    return dstate > 128
+
+
+def padded(dstate):
+    """dstate, filled up to whole tiles, and four of them if there are halves."""
+    return 256 if halves(dstate) else -(-dstate // WIDTH) * WIDTH
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets=None, sort=None):
     """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
     rows = nheads // ngroups * -(-headdim // WIDTH)
-    pairs_of_group = -(-rows // 2)
+    pairs_of_group = rows if halves(dstate) else -(-rows // 2)
     pairs = batch * ngroups * pairs_of_group
     chunks = -(-seqlen // CHUNK)
     tickets = min(tickets or processors, pairs * chunks, MOST_TICKETS)
     if sort is None:
         sort = pairs * chunks >= SORT * tickets
     sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
-    scratch, flags = 2 * tickets * (WIDTH * padded(dstate) + 1), 2 * tickets + pairs
+    part = padded(dstate) // 2 if halves(dstate) else padded(dstate)  # of a state, that a warpgroup has
+    scratch, flags = 2 * tickets * (WIDTH * part + 1), 2 * tickets + pairs
     return Plan(rows, pairs_of_group, pairs, chunks, tickets, min(processors, tickets), scratch, flags, sort)
 
 
 def shared_bytes(dstate, z):
     """Of dynamic shared memory: struct Shared in shared.cuh."""
-    tiles = STAGES * (2 + 2 * padded(dstate) // 64) + 4
+    rows, stages = (1, 2) if halves(dstate) else (2, STAGES)
+    tiles = stages * (rows + 2 * padded(dstate) // 64) + 2 * rows
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
-    rest = 4096 + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * STAGES + 8 * (4 * STAGES + 8) + 16
-    return tiles * 8192 + 4 * (8192 if z else 16) + STAGES * 2 * decays + rest + 64
+    rest = 2048 * rows + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (4 * stages + 8) + 16
+    handed = 16 * (16 * (128 if halves(dstate) else 1) + 8)
+    return tiles * 8192 + 2 * rows * (8192 if z else 16) + stages * rows * decays + rest + handed + 64

@@ -1,26 +1,12 @@
-/* The role of two warpgroups, one for each row of a pair: steps 3, 4 and 5. The state stays in registers, transposed,
+/* The role of two warpgroups, one for each row of a pair, or for each half of a row's state: steps 3, 4 and 5. The state stays in registers, transposed,
    (WIDTH, STATE): so it is the left factor of y^T = state C^T and the sum of state += (x w)^T B, and never passes
    through shared memory. */
 #pragma once
 #include "../device/hopper/warpgroup.cuh"
 #include "chain.cuh"
-#include "rare.cuh"
-#include "y.cuh"
+#include "halves.cuh"
 
 constexpr float NEVER = -1e30f; // what is below is -infinity: nothing is negligible
-
-/* (x w)^T, of weights that are rounded, unless all are tiny. */
-__device__ __forceinline__ void weigh(unsigned (&f)[4][4], const unsigned (&x)[4][4], const Decays &by, int lane) {
-    if (by.precise) return weigh_precisely(f, x, by, lane);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint4 w = *(const uint4 *)&by.rounded_to_end[place_of_weight(32 * i + lane % 4 * 2)];
-        const unsigned of_token[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-            f[2 * i + n / 4][n % 4] = mul_x2(x[2 * i + n / 4][n % 4], of_token[n / 2], T());
-    }
-}
 
 /* Pass 1: the state alone. Weights reach to the piece's end, so no older sum decays. */
 __device__ __forceinline__ void add_chunk(float (&state)[THREAD_NUMBERS], const Decays &by, unsigned x, unsigned b,
@@ -35,13 +21,6 @@ __device__ __forceinline__ void add_chunk(float (&state)[THREAD_NUMBERS], const 
     keep(state);
 }
 
-/* Step 5, from the state before the chunk: state C^T. */
-__device__ __forceinline__ void start_from_state(float (&from_state)[32], const unsigned (&state)[STATE / 16][4],
-                                                 unsigned c) {
-#pragma unroll
-    for (int k = 0; k < STATE / 16; k++)
-        wgmma<64, K_MAJOR>(from_state, state[k], advance(k_major(c), k / 4 * TILE + k % 4 * 32), k > 0, T());
-}
 /* Step 5, from the chunk's own tokens: x^T scores^T; a token j is of no use to the tokens before its block. */
 __device__ __forceinline__ void start_from_scores(float (&early)[16], float (&late)[16], const unsigned (&x)[4][4],
                                                   unsigned scores) {
@@ -59,7 +38,8 @@ __device__ __forceinline__ void end_piece(Shared &s, const float (&state)[THREAD
                                           int thread) {
     if (step.chunk + 1 == sizes.chunks) {
         if (final_states)
-            write_matrix(final_states + step.column(side, sizes.heads) * S::DSTATE, state, step.columns(side), thread);
+            write_matrix(final_states + step.column(side, sizes.heads) * S::DSTATE, state, step.columns(side), side,
+                         thread);
     } else if (sizes.log2_negligible > NEVER && __any_sync(~0u, not_finite(state))) {
         chain.mark(step.pair, s.launch);
         store_relaxed(&s.has_marked_pair, 1);
@@ -74,17 +54,14 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     const int lane = thread % 32;
     const Decays &by = s.decays[stage][side];
     const unsigned x = shared_address(s.x[stage][side]);
-    unsigned before[STATE / 16][4], own[4][4], weighted[4][4];
+    unsigned before[PART / 16][4], own[4][4], weighted[4][4];
     YSums y;
     // from the state before the chunk; meanwhile it decays
     to_fragments(before, state);
     wgmma_fence();
     start_from_state(y.from_state, before, shared_address(s.c[stage]));
     wgmma_commit();
-    const float whole = by.block_decay[1].y;
-#pragma unroll
-    for (int i = 0; i < THREAD_NUMBERS; i++) state[i] *= whole;
-    keep(state); // here, under the products
+    decay(state, by.block_decay[1].y);
     load_fragments(own, x, thread);
     wgmma_wait<0>(); // the operands' registers are free
     weigh(weighted, own, by, lane);
@@ -139,16 +116,18 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Ch
         const Step &step = s.steps[phase.stage];
         const int stage = warp_uniform(phase.stage), kind = warp_uniform(step.kind);
         if (kind & END) return;
-        const Decays &by = s.decays[stage][side];
+        const int row = S::HALVES ? 0 : side, tile = S::HALVES ? side * PART_TILES : 0;
+        const Decays &by = s.decays[stage][row];
         if (kind & LOCAL) {
             if (kind & FIRST) clear(state);
             if (!warp_uniform(by.skip))
-                add_chunk(state, by, shared_address(s.x[stage][side]), shared_address(s.b[stage]), thread);
+                add_chunk(state, by, shared_address(s.x[stage][row]), shared_address(s.b[stage][tile]), thread);
         } else {
             if (__builtin_expect(kind & PUBLISH, 0))
                 hand_on(state, by.log_piece, chain, step.ticket, s.launch, side, thread);
             if (__builtin_expect(kind & FIRST, 0)) look_back(state, s, step, sizes, chain, initial, side, thread);
-            write_chunk(s, state, step, phase, turns, stage, side, d_skip, thread);
+            if constexpr (S::HALVES) write_chunk_of_half(s, state, step, phase, turns, stage, side, d_skip, thread);
+            else write_chunk(s, state, step, phase, turns, stage, side, d_skip, thread);
             turns.advance();
             if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0))
                 end_piece(s, state, step, sizes, chain, final_states, side, thread);

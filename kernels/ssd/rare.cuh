@@ -35,6 +35,28 @@ __device__ __forceinline__ void from_earlier(float (&early)[16], float (&late)[1
     }
 }
 
+/* The same for 32 tokens, of an x^T that is in registers: its place may hold y by now. */
+__device__ __forceinline__ void from_earlier_of_half(float (&sums)[16], const unsigned (&x)[4][4],
+                                                     const unsigned char *scores, int side, int lane) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) sums[i] = 0;
+#pragma unroll
+    for (int block = 0; block < 8; block++) // of 8 tokens
+        for (int of_block = 0; of_block < 8; of_block++) {
+            const int from = lane & ~3 | of_block / 2, j = 8 * block + of_block;
+            const float2 v0 = unpack(__shfl_sync(~0u, x[block / 2][block % 2 * 2], from), T());
+            const float2 v1 = unpack(__shfl_sync(~0u, x[block / 2][block % 2 * 2 + 1], from), T());
+            const float x0 = of_block % 2 ? v0.y : v0.x, x1 = of_block % 2 ? v1.y : v1.x;
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                const int i = 32 * side + n / 2 * 8 + lane % 4 * 2 + n % 2;
+                if (j > i) continue;
+                const float by = number_of(scores, i, j);
+                sums[n / 2 * 4 + n % 2] += by * x0, sums[n / 2 * 4 + n % 2 + 2] += by * x1;
+            }
+        }
+}
+
 /* (x w)^T where all dt are tiny: products are rounded, weights are not. */
 __device__ __forceinline__ void weigh_precisely(unsigned (&f)[4][4], const unsigned (&x)[4][4], const Decays &by,
                                                 int lane) {

@@ -85,10 +85,15 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
     const int lane = thread % 32, block = warp_uniform(thread / 32); // its 16 tokens i
     int pair = -1;
     float d[2] = {0, 0};
-    // Of the blocks above the diagonal those in the second column of each two are multiplied: they stay zero.
-    if (block % 2 == 0)
+    // Of the blocks above the diagonal those in the second column of each two are multiplied: they stay zero. With
+    // halves of a state all are.
+    if (!S::HALVES && block % 2 == 0)
         for (int k = 0; k < 4; k++)
-            stmatrix_x4(spot_of_block(shared_address(s.scores[k / 2][k % 2]), block, block + 1, lane), {0, 0, 0, 0});
+            stmatrix_x4(spot_of_block(shared_address(s.scores[k / ROWS][k % ROWS]), block, block + 1, lane), {0, 0, 0, 0});
+    if (S::HALVES)
+        for (int k = 0; k < 2; k++)
+            for (int column = block + 1; column < 4; column++)
+                stmatrix_x4(spot_of_block(shared_address(s.scores[k][0]), block, column, lane), {0, 0, 0, 0});
     Phase<2> turn;
     for (Phase<STAGES> phase;; phase.advance()) {
         s.ring.wait_full(phase);
@@ -101,27 +106,27 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             if (S::Skip::KIND == D_PER_HEAD && step.pair != pair) {
                 pair = step.pair;
 #pragma unroll
-                for (int side = 0; side < 2; side++) d[side] = as_float(d_skip[step.head(side)]);
+                for (int row = 0; row < ROWS; row++) d[row] = as_float(d_skip[step.head(row)]);
             }
             const int place = warp_uniform(turn.stage);
             s.scores_ring.wait_empty(turn);
             wgmma_wait<0>();
             keep(g);
-            const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][1];
-            const unsigned tile0 = shared_address(s.scores[place][0]), tile1 = shared_address(s.scores[place][1]);
+            const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][ROWS - 1];
+            const unsigned tile0 = shared_address(s.scores[place][0]), tile1 = shared_address(s.scores[place][ROWS - 1]);
             // Without a branch within: so the compiler can read early.
             if (block == 0) {
                 write_scores<0>(g, by0, tile0, d[0], lane);
-                write_scores<0>(g, by1, tile1, d[1], lane);
+                if (ROWS == 2) write_scores<0>(g, by1, tile1, d[1], lane);
             } else if (block == 1) {
                 write_scores<1>(g, by0, tile0, d[0], lane);
-                write_scores<1>(g, by1, tile1, d[1], lane);
+                if (ROWS == 2) write_scores<1>(g, by1, tile1, d[1], lane);
             } else if (block == 2) {
                 write_scores<2>(g, by0, tile0, d[0], lane);
-                write_scores<2>(g, by1, tile1, d[1], lane);
+                if (ROWS == 2) write_scores<2>(g, by1, tile1, d[1], lane);
             } else {
                 write_scores<3>(g, by0, tile0, d[0], lane);
-                write_scores<3>(g, by1, tile1, d[1], lane);
+                if (ROWS == 2) write_scores<3>(g, by1, tile1, d[1], lane);
             }
             fence_async_proxy();
             __syncwarp();

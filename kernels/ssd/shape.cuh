@@ -25,11 +25,12 @@ struct Shape {
     using Skip = SkipOf;
     using Initial = InitialType; // of initial_states
     static constexpr bool GATED = GateOf == WITH_Z;
-    // Multiples of 8, dstate up to 128. Tiles have 64 columns: TMA fills the last with zeros, which add nothing.
+    // Multiples of 8, dstate up to 256. Tiles have 64 columns: TMA fills the last with zeros, which add nothing.
     static constexpr int HEADDIM = HeadDim, DSTATE = DState;
-    static constexpr int HEAD_PARTS = (HEADDIM + 63) / 64, STATE = (DSTATE + 63) / 64 * 64;
-    static constexpr bool PADDED_HEAD = HEADDIM % 64 != 0, PADDED_STATE = DSTATE % 64 != 0;
-    static_assert(HEADDIM % 8 == 0 && DSTATE % 8 == 0 && STATE <= 128);
+    static constexpr bool HALVES = DSTATE > 128; // of a state: more of it than a warpgroup's registers hold
+    static constexpr int HEAD_PARTS = (HEADDIM + 63) / 64, STATE = HALVES ? 256 : (DSTATE + 63) / 64 * 64;
+    static constexpr bool PADDED_HEAD = HEADDIM % 64 != 0, PADDED_STATE = DSTATE != STATE;
+    static_assert(HEADDIM % 8 == 0 && DSTATE % 8 == 0 && STATE <= 256);
 };
 
 #ifndef SHAPE
@@ -41,12 +42,15 @@ using Dt = S::Steps::Dt;
 using Bias = S::Steps::Bias;
 using D = S::Skip::D;
 using Initial = S::Initial;
-constexpr int STAGES = 3;                    // steps that shared memory has room for
+constexpr int ROWS = S::HALVES ? 1 : 2;      // of a pair: two warpgroups have one each, or a half of one's state
+constexpr int STAGES = S::HALVES ? 2 : 3;    // steps that shared memory has room for
 constexpr int CHUNK = 64, WIDTH = 64;        // tokens; columns of x in a row of heads
 constexpr int STATE = S::STATE;              // columns of a state
 constexpr int STATE_TILES = STATE / 64;      // of B, and of C
-constexpr int STATE_NUMBERS = WIDTH * STATE; // of a state
-constexpr int THREAD_NUMBERS = STATE / 2;    // of a state in a thread: 128 threads have one
+constexpr int PART = STATE / (3 - ROWS);     // columns of a state that a warpgroup has
+constexpr int PART_TILES = PART / 64;        // of B, and of C
+constexpr int STATE_NUMBERS = WIDTH * PART;  // of what it has
+constexpr int THREAD_NUMBERS = PART / 2;     // of that in a thread: 128 threads have it
 constexpr int MOST_TICKETS = 159, MOST_ROWS = 512;
 
 /* Of a launch. */

@@ -67,13 +67,20 @@ struct alignas(16) Decays {
 
 constexpr int TILE = 64 * 128; // bytes: 64 rows, swizzled (swizzle.cuh)
 constexpr int DT_RING = 8;     // places for chunks of dt to come, a power of two
+
+/* What two warpgroups with halves of a state hand each other: halves.cuh. */
+struct Handed {
+    float4 sums[2][2][4][S::HALVES ? 128 : 1]; // [turn][who gives][16 numbers of a thread, four by four]
+    Barrier full[2][8];                        // [turn][who gives: a warp]
+};
+
 struct Shared {
-    unsigned char x[STAGES][2][TILE]; // and y, when x has been read
+    unsigned char x[STAGES][ROWS][TILE]; // and y, when x has been read
     unsigned char b[STAGES][STATE_TILES][TILE], c[STAGES][STATE_TILES][TILE];
-    unsigned char scores[2][2][TILE];            // [turn][row of the pair]
-    unsigned char z[2][2][S::GATED ? TILE : 16]; // the same
-    Decays decays[STAGES][2];
-    unsigned raw_dt[2][DT_RING][CHUNK]; // as in memory, of chunks to come; two bytes of it in a word that holds them
+    unsigned char scores[2][ROWS][TILE];            // [turn][row of the pair]
+    unsigned char z[2][ROWS][S::GATED ? TILE : 16]; // the same
+    Decays decays[STAGES][ROWS];
+    unsigned raw_dt[ROWS][DT_RING][CHUNK]; // as in memory, of chunks to come; two bytes of it in a word that holds them
     Step steps[STAGES];
     unsigned cuts[MOST_TICKETS + 1]; // where shares begin: see shares.cuh
     unsigned short order[MOST_ROWS]; // rows of a batch, those of a group together, slowly decaying ones first
@@ -84,14 +91,18 @@ struct Shared {
     int pass_1_may_stop[2];   // the ticket whose pass 1 may: read while it is written, soon enough whenever it is seen
     unsigned launch;          // what a raised flag holds
     unsigned has_marked_pair; // whether a share of this block has marked its pair
+    Handed handed;
 
     /* By one thread; who arrives stands in brackets. */
     __device__ __forceinline__ void init() {
 #pragma unroll
         for (int i = 0; i < STAGES; i++) planned[i].init(1), y_full[i].init(8); // (bring_tiles), (multiply's 8 warps)
-        ring.init(3, 13);       // (bring_tiles, 2 warps that make decays), (12 warps that compute, store_tiles)
-        scores_ring.init(4, 8); // (4 warps that make scores), (multiply's 8 warps)
-        z_ring.init(1, 8);      // (bring_tiles), (multiply's 8 warps)
+        if (S::HALVES)
+#pragma unroll
+            for (int i = 0; i < 16; i++) handed.full[i / 8][i % 8].init(1); // (the warp that gives)
+        ring.init(1 + ROWS, 13); // (bring_tiles, the warps that make decays), (12 warps that compute, store_tiles)
+        scores_ring.init(4, 8);  // (4 warps that make scores), (multiply's 8 warps)
+        z_ring.init(1, 8);       // (bring_tiles), (multiply's 8 warps)
         pass_1_may_stop[0] = pass_1_may_stop[1] = -1;
         has_marked_pair = 0;
     }

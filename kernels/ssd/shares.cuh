@@ -67,7 +67,7 @@ __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const f
     __syncthreads();
     const float share = (float)sizes.chunks * sizes.pairs / sizes.tickets;
     for (int i = threadIdx.x; i < of_batch; i += blockDim.x) { // of a chunk of a pair, with its part of pass 1
-        const int row = s.order[i / sizes.pairs_of_group * sizes.rows + 2 * (i % sizes.pairs_of_group)];
+        const int row = s.order[i / sizes.pairs_of_group * sizes.rows + ROWS * (i % sizes.pairs_of_group)];
         cost[i] = 1 + PASS_1 * fminf(1, left[row] / share);
     }
     __syncthreads();

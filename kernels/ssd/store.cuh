@@ -25,7 +25,7 @@ __device__ __forceinline__ void store_tiles(Shared &s, const CUtensorMap &y) {
         if (!(step.kind & LOCAL)) {
             s.y_full[stage].wait(y_parities >> stage & 1);
             y_parities ^= 1 << stage;
-            for (int side = 0; side < 2; side++)
+            for (int side = 0; side < ROWS; side++)
                 if (step.has_row(side))
                     store_tile(y, place_of_row(step, side, step.chunk), s.x[stage][side], LEAVES_FIRST);
             store_commit();

@@ -2,7 +2,8 @@
 #pragma once
 #include "../device/hopper/stmatrix.cuh"
 #include "../device/math.cuh"
-#include "rare.cuh"
+#include "fragments.cuh"
+#include "state.cuh"
 
 /* Sums of y before they are added up. */
 struct YSums {
@@ -10,10 +11,12 @@ struct YSums {
     float early[16], late[16]; // from the chunk's own tokens: tokens i below 32, and the others
 };
 
-/* x^T or z^T, 16 tokens at a time: rows are columns of x, 16 of them a warp's. */
-__device__ __forceinline__ void load_fragments(unsigned (&f)[4][4], unsigned tile, int thread) {
+/* Step 5, from the state before the chunk: state C^T. */
+__device__ __forceinline__ void start_from_state(float (&from_state)[32], const unsigned (&state)[PART / 16][4],
+                                                 unsigned c) {
 #pragma unroll
-    for (int k = 0; k < 4; k++) ldmatrix_x4_trans(f[k], spot_of_tokens(tile, k, thread / 32, thread % 32));
+    for (int k = 0; k < PART / 16; k++)
+        wgmma<64, K_MAJOR>(from_state, state[k], advance(k_major(c), k / 4 * TILE + k % 4 * 32), k > 0, T());
 }
 
 /* y *= silu(z) */

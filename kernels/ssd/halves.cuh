@@ -1,0 +1,122 @@
+/* Steps 3, 4 and 5 where dstate is more than 128: a block has one row, and each of its two warpgroups half of the
+   columns of its state, 128, as many as registers hold. A half goes its way without the other. But y is the sum of what
+   both give, state C^T of either half: a warpgroup finishes 32 tokens of the chunk, and hands the other its sums of the
+   other 32, through shared memory, a warp to the warp of the same columns of x. */
+#pragma once
+#include "chain.cuh"
+#include "y.cuh"
+
+/* Sums of y that the other warpgroup finishes: a thread has them where the other's has its own. y is to take the place
+   of x: to hand over also says that this warp has read x. */
+__device__ __forceinline__ void hand_over(Handed &handed, const float (&from_state)[32], int turn, int side,
+                                          int thread) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *early = from_state + 4 * i, *late = early + 16;
+        handed.sums[turn][side][i][thread] = side ? make_float4(early[0], early[1], early[2], early[3])
+                                                  : make_float4(late[0], late[1], late[2], late[3]);
+    }
+    __syncwarp();
+    if (thread % 32 == 0) handed.full[turn][4 * side + thread / 32].arrive();
+}
+/* Of the warpgroup's own tokens, what both halves give. Nobody says that a place is free again: who hands over anew has
+   taken what the other gave later than it took this. */
+__device__ __forceinline__ void take_over(float (&sums)[16], const Handed &handed, const float (&from_state)[32],
+                                          Phase<2> turn, int side, int thread) {
+    handed.full[turn.stage][4 * (1 - side) + thread / 32].wait(turn.parity);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float4 other = handed.sums[turn.stage][1 - side][i][thread];
+        sums[4 * i] = (side ? from_state[16 + 4 * i] : from_state[4 * i]) + other.x;
+        sums[4 * i + 1] = (side ? from_state[17 + 4 * i] : from_state[4 * i + 1]) + other.y;
+        sums[4 * i + 2] = (side ? from_state[18 + 4 * i] : from_state[4 * i + 2]) + other.z;
+        sums[4 * i + 3] = (side ? from_state[19 + 4 * i] : from_state[4 * i + 3]) + other.w;
+    }
+}
+
+/* The warpgroup's 32 tokens, to the place of x. */
+__device__ __forceinline__ void write_y_of_half(const float (&from_state)[16], const float (&own)[16],
+                                                const float4 (&decays)[2], unsigned x, const D *d, int columns,
+                                                const unsigned (&z)[2][4], int side, int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+#pragma unroll
+    for (int k = 0; k < 2; k++) { // 16 tokens
+        float2 y[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 decay =
+                i / 2 ? make_float2(decays[k].z, decays[k].w) : make_float2(decays[k].x, decays[k].y);
+            const int n = 8 * k + 2 * i;
+            y[i].x = from_state[n] * decay.x + own[n], y[i].y = from_state[n + 1] * decay.y + own[n + 1];
+        }
+        const unsigned spot = spot_of_tokens(x, 2 * side + k, warp, lane);
+        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot, warp, lane);
+        if constexpr (S::GATED) gate(y, z[k]);
+        stmatrix_x4_trans(spot, {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
+                                 pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
+    }
+}
+
+/* Pass 2 of a chunk: y of 32 tokens, and the half of the state behind it. As write_chunk in multiply.cuh. */
+__device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[THREAD_NUMBERS], const Step &step,
+                                                    Phase<STAGES> phase, Phase<2> turn, int stage, int side,
+                                                    const D *d_skip, int thread) {
+    const int lane = thread % 32;
+    const Decays &by = s.decays[stage][0];
+    const unsigned x = shared_address(s.x[stage][0]);
+    unsigned before[PART / 16][4], own[4][4], weighted[4][4];
+    float from_state[32], from_tokens[16];
+    // from the state before the chunk; meanwhile it decays
+    to_fragments(before, state);
+    wgmma_fence();
+    start_from_state(from_state, before, shared_address(s.c[stage][side * PART_TILES]));
+    wgmma_commit();
+    decay(state, by.block_decay[1].y);
+    load_fragments(own, x, thread);
+    wgmma_wait<0>(); // the operands' registers are free
+    keep(from_state);
+    weigh(weighted, own, by, lane);
+
+    // from the chunk's own tokens; and the state behind the chunk
+    const int place = warp_uniform(turn.stage);
+    s.scores_ring.wait_full(turn);
+    wgmma_fence();
+    const unsigned scores = shared_address(s.scores[place][0]);
+#pragma unroll
+    for (int k = 0; k < 4; k++) // for the first 32 tokens the last two are zeros
+        wgmma<32, K_MAJOR>(from_tokens, own[k], advance(k_major(scores), side * 32 * 128 + k * 32), k > 0, T());
+    wgmma_commit();
+    add_to_state(state, weighted, shared_address(s.b[stage][side * PART_TILES]));
+    wgmma_commit();
+    hand_over(s.handed, from_state, turn.stage, side, thread);
+    float4 decays[2]; // of tokens 16 i + lane % 4 * 2 of the 32 and the next, and those 8 behind them
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        decays[i] = *(const float4 *)&by.decay_from_start[place_of_decay(32 * side + 16 * i + lane % 4 * 2)];
+    wgmma_wait<1>(); // all but the state
+    keep(from_tokens);
+    // Infinity or NaN in x meets zeros of scores, those of the first of the 32 tokens at least.
+    if (__builtin_expect(__any_sync(~0u, not_finite(from_tokens[0], from_tokens[2], 0, 0)), 0))
+        from_earlier_of_half(from_tokens, own, s.scores[turn.stage][0], side, lane);
+    __syncwarp();
+    if (lane == 0) s.scores_ring.release(turn);
+
+    const D *d = d_skip + step.head(0) * S::HEADDIM + step.head_part(0) * WIDTH;
+    unsigned z[2][4];
+    if constexpr (S::GATED) {
+        s.z_ring.wait_full(turn);
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+            ldmatrix_x4_trans(z[k], spot_of_tokens(shared_address(s.z[turn.stage][0]), 2 * side + k, thread / 32, lane));
+        __syncwarp();
+        if (lane == 0) s.z_ring.release(turn);
+    }
+    float sums[16];
+    take_over(sums, s.handed, from_state, turn, side, thread);
+    write_y_of_half(sums, from_tokens, decays, x, d, step.columns(0), z, side, thread);
+    fence_async_proxy(); // of y
+    __syncwarp();
+    if (lane == 0) s.y_full[phase.stage].arrive();
+    wgmma_wait<0>();
+    keep(state);
+}
