@@ -6,31 +6,33 @@
 #include "chain.cuh"
 #include "y.cuh"
 
-/* Sums of y that the other warpgroup finishes: a thread has them where the other's has its own. y is to take the place
-   of x: to hand over also says that this warp has read x. */
-__device__ __forceinline__ void hand_over(Handed &handed, const float (&from_state)[32], int turn, int side,
-                                          int thread) {
+/* Sums of y, of which the other warpgroup finishes 16: a thread has them where the other's has its own. Its own are to
+   be `kept`. y is to take the place of x: to hand over also says that this warp has read x. */
+__device__ __forceinline__ void hand_over(Handed &handed, float (&kept)[16], const float (&from_state)[32], int turn,
+                                          int side, int thread) {
+    float given[16];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float *early = from_state + 4 * i, *late = early + 16;
-        handed.sums[turn][side][i][thread] = side ? make_float4(early[0], early[1], early[2], early[3])
-                                                  : make_float4(late[0], late[1], late[2], late[3]);
+    for (int i = 0; i < 16; i++) {
+        kept[i] = side ? from_state[16 + i] : from_state[i];
+        given[i] = side ? from_state[i] : from_state[16 + i];
     }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        handed.sums[turn][side][i][thread] =
+            make_float4(given[4 * i], given[4 * i + 1], given[4 * i + 2], given[4 * i + 3]);
     __syncwarp();
     if (thread % 32 == 0) handed.full[turn][4 * side + thread / 32].arrive();
 }
 /* Of the warpgroup's own tokens, what both halves give. Nobody says that a place is free again: who hands over anew has
    taken what the other gave later than it took this. */
-__device__ __forceinline__ void take_over(float (&sums)[16], const Handed &handed, const float (&from_state)[32],
-                                          Phase<2> turn, int side, int thread) {
+__device__ __forceinline__ void take_over(float (&kept)[16], const Handed &handed, Phase<2> turn, int side,
+                                          int thread) {
     handed.full[turn.stage][4 * (1 - side) + thread / 32].wait(turn.parity);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float4 other = handed.sums[turn.stage][1 - side][i][thread];
-        sums[4 * i] = (side ? from_state[16 + 4 * i] : from_state[4 * i]) + other.x;
-        sums[4 * i + 1] = (side ? from_state[17 + 4 * i] : from_state[4 * i + 1]) + other.y;
-        sums[4 * i + 2] = (side ? from_state[18 + 4 * i] : from_state[4 * i + 2]) + other.z;
-        sums[4 * i + 3] = (side ? from_state[19 + 4 * i] : from_state[4 * i + 3]) + other.w;
+        kept[4 * i] += other.x, kept[4 * i + 1] += other.y;
+        kept[4 * i + 2] += other.z, kept[4 * i + 3] += other.w;
     }
 }
 
@@ -88,7 +90,8 @@ __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[TH
     wgmma_commit();
     add_to_state(state, weighted, shared_address(s.b[stage][side * PART_TILES]));
     wgmma_commit();
-    hand_over(s.handed, from_state, turn.stage, side, thread);
+    float kept[16]; // of the sums over the state
+    hand_over(s.handed, kept, from_state, place, side, thread);
     float4 decays[2]; // of tokens 16 i + lane % 4 * 2 of the 32 and the next, and those 8 behind them
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -97,7 +100,7 @@ __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[TH
     keep(from_tokens);
     // Infinity or NaN in x meets zeros of scores, those of the first of the 32 tokens at least.
     if (__builtin_expect(__any_sync(~0u, not_finite(from_tokens[0], from_tokens[2], 0, 0)), 0))
-        from_earlier_of_half(from_tokens, own, s.scores[turn.stage][0], side, lane);
+        from_earlier_of_half(from_tokens, own, s.scores[place][0], side, lane);
     __syncwarp();
     if (lane == 0) s.scores_ring.release(turn);
 
@@ -107,13 +110,12 @@ __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[TH
         s.z_ring.wait_full(turn);
 #pragma unroll
         for (int k = 0; k < 2; k++)
-            ldmatrix_x4_trans(z[k], spot_of_tokens(shared_address(s.z[turn.stage][0]), 2 * side + k, thread / 32, lane));
+            ldmatrix_x4_trans(z[k], spot_of_tokens(shared_address(s.z[place][0]), 2 * side + k, thread / 32, lane));
         __syncwarp();
         if (lane == 0) s.z_ring.release(turn);
     }
-    float sums[16];
-    take_over(sums, s.handed, from_state, turn, side, thread);
-    write_y_of_half(sums, from_tokens, decays, x, d, step.columns(0), z, side, thread);
+    take_over(kept, s.handed, {place, turn.parity}, side, thread);
+    write_y_of_half(kept, from_tokens, decays, x, d, step.columns(0), z, side, thread);
     fence_async_proxy(); // of y
     __syncwarp();
     if (lane == 0) s.y_full[phase.stage].arrive();

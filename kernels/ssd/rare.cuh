@@ -42,6 +42,7 @@ __device__ __forceinline__ void from_earlier_of_half(float (&sums)[16], const un
     for (int i = 0; i < 16; i++) sums[i] = 0;
 #pragma unroll
     for (int block = 0; block < 8; block++) // of 8 tokens
+#pragma unroll 1
         for (int of_block = 0; of_block < 8; of_block++) {
             const int from = lane & ~3 | of_block / 2, j = 8 * block + of_block;
             const float2 v0 = unpack(__shfl_sync(~0u, x[block / 2][block % 2 * 2], from), T());
