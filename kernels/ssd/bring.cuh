@@ -12,7 +12,7 @@ struct Bringer {
     const Sizes &sizes;
     const Maps &maps;
     Phase<STAGES> phase;
-    Phase<2> turn; // of z
+    Phase<2> turn, group_turn; // of z; of B and C, if they have a ring of their own
     Step step;     // the one that is brought next
 
     /* Which rows the pair has: those of a group in the order of shares.cuh, two by two. */
@@ -44,9 +44,12 @@ struct Bringer {
 #pragma unroll
         for (int side = 0; side < ROWS; side++)
             load_tile(s.x[stage][side], maps.x, place_of_row(step, side, chunk), full, LEAVES_FIRST);
-        load_group(s.b[stage], maps.b, chunk, full);
+        const int place = place_of_group(phase);
+        if (S::HALVES) s.b_empty[place].wait(group_turn.parity ^ 1);
+        load_group(s.b[place], maps.b, chunk, full);
         if (local) return;
-        load_group(s.c[stage], maps.c, chunk, full);
+        if (S::HALVES) s.c_empty[place].wait(group_turn.parity ^ 1);
+        load_group(s.c[place], maps.c, chunk, full);
         if constexpr (S::GATED) load_z(chunk);
     }
     /* z is needed last: it has a ring of its own, as shared memory has no room for a third. */
@@ -75,6 +78,7 @@ struct Bringer {
         if (kind & (END | FLUSH)) s.ring.full[phase.stage].arrive();
         else load_tiles(chunk, kind & LOCAL);
         phase.advance();
+        if (S::HALVES) group_turn.advance();
         return true;
     }
 

@@ -55,9 +55,9 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets
 
 def shared_bytes(dstate, z):
     """Of dynamic shared memory: struct Shared in shared.cuh."""
-    rows, stages = (1, 2) if halves(dstate) else (2, STAGES)
-    tiles = stages * (rows + 2 * padded(dstate) // 64) + 2 * rows
+    rows, group_stages = (1, 2) if halves(dstate) else (2, STAGES)
+    tiles = STAGES * rows + group_stages * 2 * padded(dstate) // 64 + 2 * rows
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
-    rest = 2048 * rows + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * stages + 8 * (4 * stages + 8) + 16
+    rest = 2048 * rows + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * STAGES + 8 * (4 * STAGES + 12) + 16
     handed = 16 * (16 * (128 if halves(dstate) else 1) + 8)
-    return tiles * 8192 + 2 * rows * (8192 if z else 16) + stages * rows * decays + rest + handed + 64
+    return tiles * 8192 + 2 * rows * (8192 if z else 16) + STAGES * rows * decays + rest + handed + 64

@@ -61,22 +61,23 @@ __device__ __forceinline__ void write_y_of_half(const float (&from_state)[16], c
 
 /* Pass 2 of a chunk: y of 32 tokens, and the half of the state behind it. As write_chunk in multiply.cuh. */
 __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[THREAD_NUMBERS], const Step &step,
-                                                    Phase<STAGES> phase, Phase<2> turn, int stage, int side,
+                                                    Phase<STAGES> phase, Phase<2> turn, int group, int side,
                                                     const D *d_skip, int thread) {
     const int lane = thread % 32;
-    const Decays &by = s.decays[stage][0];
-    const unsigned x = shared_address(s.x[stage][0]);
+    const Decays &by = s.decays[phase.stage][0];
+    const unsigned x = shared_address(s.x[phase.stage][0]);
     unsigned before[PART / 16][4], own[4][4], weighted[4][4];
     float from_state[32], from_tokens[16];
     // from the state before the chunk; meanwhile it decays
     to_fragments(before, state);
     wgmma_fence();
-    start_from_state(from_state, before, shared_address(s.c[stage][side * PART_TILES]));
+    start_from_state(from_state, before, shared_address(s.c[group][side * PART_TILES]));
     wgmma_commit();
     decay(state, by.block_decay[1].y);
     load_fragments(own, x, thread);
-    wgmma_wait<0>(); // the operands' registers are free
+    wgmma_wait<0>(); // the operands' registers are free, and so is C
     keep(from_state);
+    if (lane == 0) s.c_empty[group].arrive();
     weigh(weighted, own, by, lane);
 
     // from the chunk's own tokens; and the state behind the chunk
@@ -88,7 +89,7 @@ __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[TH
     for (int k = 0; k < 4; k++) // for the first 32 tokens the last two are zeros
         wgmma<32, K_MAJOR>(from_tokens, own[k], advance(k_major(scores), side * 32 * 128 + k * 32), k > 0, T());
     wgmma_commit();
-    add_to_state(state, weighted, shared_address(s.b[stage][side * PART_TILES]));
+    add_to_state(state, weighted, shared_address(s.b[group][side * PART_TILES]));
     wgmma_commit();
     float kept[16]; // of the sums over the state
     hand_over(s.handed, kept, from_state, place, side, thread);
@@ -121,4 +122,5 @@ __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[TH
     if (lane == 0) s.y_full[phase.stage].arrive();
     wgmma_wait<0>();
     keep(state);
+    if (lane == 0) s.b_empty[group].arrive();
 }

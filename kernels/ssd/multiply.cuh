@@ -117,16 +117,18 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Ch
         const int stage = warp_uniform(phase.stage), kind = warp_uniform(step.kind);
         if (kind & END) return;
         const int row = S::HALVES ? 0 : side, tile = S::HALVES ? side * PART_TILES : 0;
+        const int group = S::HALVES ? warp_uniform(place_of_group(phase)) : stage;
         const Decays &by = s.decays[stage][row];
         if (kind & LOCAL) {
             if (kind & FIRST) clear(state);
             if (!warp_uniform(by.skip))
-                add_chunk(state, by, shared_address(s.x[stage][row]), shared_address(s.b[stage][tile]), thread);
+                add_chunk(state, by, shared_address(s.x[stage][row]), shared_address(s.b[group][tile]), thread);
+            if (S::HALVES && thread % 32 == 0) s.b_empty[group].arrive(), s.c_empty[group].arrive();
         } else {
             if (__builtin_expect(kind & PUBLISH, 0))
                 hand_on(state, by.log_piece, chain, step.ticket, s.launch, side, thread);
             if (__builtin_expect(kind & FIRST, 0)) look_back(state, s, step, sizes, chain, initial, side, thread);
-            if constexpr (S::HALVES) write_chunk_of_half(s, state, step, phase, turns, stage, side, d_skip, thread);
+            if constexpr (S::HALVES) write_chunk_of_half(s, state, step, phase, turns, group, side, d_skip, thread);
             else write_chunk(s, state, step, phase, turns, stage, side, d_skip, thread);
             turns.advance();
             if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0))

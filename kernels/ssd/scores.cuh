@@ -101,7 +101,8 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
         if (kind & END) return;
         if (!(kind & LOCAL)) {
             float g[32];
-            start_products(g, shared_address(s.b[stage]), shared_address(s.c[stage]));
+            const int group = S::HALVES ? warp_uniform(place_of_group(phase)) : stage;
+            start_products(g, shared_address(s.b[group]), shared_address(s.c[group]));
             const Step &step = s.steps[stage];
             if (S::Skip::KIND == D_PER_HEAD && step.pair != pair) {
                 pair = step.pair;
@@ -112,6 +113,7 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             s.scores_ring.wait_empty(turn);
             wgmma_wait<0>();
             keep(g);
+            if (S::HALVES && lane == 0) s.b_empty[group].arrive(), s.c_empty[group].arrive();
             const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][ROWS - 1];
             const unsigned tile0 = shared_address(s.scores[place][0]), tile1 = shared_address(s.scores[place][ROWS - 1]);
             // Without a branch within: so the compiler can read early.
@@ -132,6 +134,8 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             __syncwarp();
             if (lane == 0) s.scores_ring.full[place].arrive();
             turn.advance();
+        } else if (S::HALVES && lane == 0) {
+            s.b_empty[place_of_group(phase)].arrive(), s.c_empty[place_of_group(phase)].arrive();
         }
         __syncwarp();
         if (lane == 0) s.ring.release(phase);

@@ -74,9 +74,15 @@ struct Handed {
     Barrier full[2][8];                        // [turn][who gives: a warp]
 };
 
+/* Where B and C of a step are: the stage; or, if they have a ring of their own, two places deep, the step's number % 2.
+   The number is 3 * (rounds of phase) + stage. */
+__device__ __forceinline__ int place_of_group(Phase<STAGES> phase) {
+    return S::HALVES ? (phase.stage + (int)phase.parity) & 1 : phase.stage;
+}
+
 struct Shared {
     unsigned char x[STAGES][ROWS][TILE]; // and y, when x has been read
-    unsigned char b[STAGES][STATE_TILES][TILE], c[STAGES][STATE_TILES][TILE];
+    unsigned char b[GROUP_STAGES][STATE_TILES][TILE], c[GROUP_STAGES][STATE_TILES][TILE];
     unsigned char scores[2][ROWS][TILE];            // [turn][row of the pair]
     unsigned char z[2][ROWS][S::GATED ? TILE : 16]; // the same
     Decays decays[STAGES][ROWS];
@@ -92,6 +98,7 @@ struct Shared {
     unsigned launch;          // what a raised flag holds
     unsigned has_marked_pair; // whether a share of this block has marked its pair
     Handed handed;
+    Barrier b_empty[2], c_empty[2]; // if there are halves: nobody reads the place any more, which ring.full says is full
 
     /* By one thread; who arrives stands in brackets. */
     __device__ __forceinline__ void init() {
@@ -100,6 +107,9 @@ struct Shared {
         if (S::HALVES)
 #pragma unroll
             for (int i = 0; i < 16; i++) handed.full[i / 8][i % 8].init(1); // (the warp that gives)
+        if (S::HALVES)
+#pragma unroll
+            for (int i = 0; i < 2; i++) b_empty[i].init(12), c_empty[i].init(12); // (12 warps that compute)
         ring.init(1 + ROWS, 13); // (bring_tiles, the warps that make decays), (12 warps that compute, store_tiles)
         scores_ring.init(4, 8);  // (4 warps that make scores), (multiply's 8 warps)
         z_ring.init(1, 8);       // (bring_tiles), (multiply's 8 warps)
