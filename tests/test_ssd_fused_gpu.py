@@ -50,6 +50,7 @@ def test_right_at_odd_lengths(seqlen):
     "shape",
     [
         (2, 24, 128, 2, 64), (3, 7, 64, 1, 128), (1, 128, 64, 8, 128), (8, 80, 64, 1, 128), (2, 5, 128, 5, 64),
+        (1, 80, 64, 1, 256), (2, 9, 128, 3, 192), (1, 24, 80, 1, 136), (3, 5, 32, 5, 200), (1, 7, 8, 1, 256),
         (1, 80, 80, 1, 128), (2, 12, 48, 3, 96), (1, 10, 32, 1, 16), (2, 7, 8, 7, 8), (1, 6, 112, 2, 40),
     ],
 )  # fmt: skip
@@ -65,6 +66,33 @@ def test_right_at_other_shapes(shape, dtype):
     check(call)
     call["initial_states"] = call["initial_states"].to(dtype)
     check(call)
+
+
+@needs_hopper
+@pytest.mark.parametrize("seqlen", [1, 64, 65, 1009, 4099])
+@pytest.mark.parametrize("rates", [(0.01, 0.1), (1, 16)])
+def test_right_where_a_state_has_halves(seqlen, rates):
+    """And the same bits each time, though two warpgroups hand each other sums."""
+    call = inputs(seqlen, 1, 80, 64, 1, 256, rates=rates)
+    assert which(**call) == ("fused", "")
+    check(call)
+    check(call, stop=0)
+    first = fused(**call)
+    assert all(torch.equal(first, fused(**call)) for _ in range(30))
+
+
+@pytest.mark.filterwarnings("ignore:fused. x is float32")
+@pytest.mark.parametrize("shape", [MAMBA, (2, 6, 40, 3, 72), (1, 3, 128, 1, 256), (1, 5, 32, 1, 16)])
+@pytest.mark.parametrize("seqlen", [1, 257, 1009, 4099])
+def test_float32_keeps_its_digits(shape, seqlen):
+    """Off by no more than 1e-5 of the largest number, where one product of rounded factors would be off by 4e-4."""
+    for rates in ((0.01, 0.1), (1, 16)):
+        call = inputs(seqlen, *shape, dtype=torch.float32, rates=rates)
+        assert which(**call)[0] == "five"
+        wanted, state = truth(**call)
+        y, final = fused(**call, return_final_states=True)
+        assert ((y - wanted).abs().max() / wanted.abs().max()).item() < 1e-5
+        assert ((final - state).abs().max() / state.abs().max()).item() < 1e-5
 
 
 @needs_hopper
@@ -130,8 +158,9 @@ def test_on_two_streams_at_once():
 
 
 @needs_hopper
-def test_nan_reaches_what_it_should_and_nothing_else():
-    call = inputs(7000, 1, 6, 64, 1, 128, rates=(100, 1000))
+@pytest.mark.parametrize("dstate", [128, 256])
+def test_nan_reaches_what_it_should_and_nothing_else(dstate):
+    call = inputs(7000, 1, 6, 64, 1, dstate, rates=(100, 1000))
     clean = fused(**call)
     call["x"] = call["x"].clone()
     call["x"][0, 333, 2, 17] = math.nan

@@ -8,6 +8,8 @@
          scores.cuh    a warpgroup: C B^T, once for both rows, as it is the same for all heads of a group (2)
          multiply.cuh  a warpgroup for each row: the state (3, 4) and y (5)
          store.cuh     one thread: sends y off by TMA, from where x was
+   - A dstate of more than 128 is more than registers hold of two rows. Then a block has one, a warpgroup each half of
+     its state, and what both give to y is added up: halves.cuh.
    - The state stays in registers, transposed: (headdim, dstate). So it is the left operand of y^T = state C^T and the
      accumulator of state += (x w)^T B, and never passes through shared memory.
    - Sums of A dt begin at each multiple of 16 tokens. Between blocks of 16 the decay is a number of the row times one

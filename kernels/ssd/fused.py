@@ -23,7 +23,6 @@ TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
 MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
-MOST_DSTATE = 256  # of fused.cu: the state stays in registers
 TUNED_DSTATE = 128  # what fused_tuned can do, at most
 
 
@@ -42,11 +41,12 @@ def fused(
                 decay is 0 in float32. Less is faster, and could be seen only where a state was 2**(stop - 24) times
                 larger than all that came after it. 0: nothing is left out. (fused_tuned knows 0 or not 0 alone)
 
-    fused.cu takes x, B, C, z in float16 or bfloat16 at addresses and strides of 16 bytes, headdim and dstate up to 128,
-    multiples of 8, states in float32, and a card of compute capability 9.0 (H100, H200, GH200). It works on 64 columns
-    of x and of B and C at a time, so that headdim 80 takes as long as 128, and dstate 16 as 64. On the CPU it runs on
-    the SIMT machine, bfloat16 too. All else goes to another rung, with one warning for each reason: `which` says to
-    which, and why.
+    fused.cu takes x, B, C, z in float16 or bfloat16 at addresses and strides of 16 bytes, headdim up to 128 and dstate
+    up to 256, multiples of 8, states in float32, and a card of compute capability 9.0 (H100, H200, GH200). It works on
+    64 columns of x and of B and C at a time, so that headdim 80 takes as long as 128, and dstate 16 as 64; and 136 as
+    256, for which a block has 64 columns of x, and not 128. On the CPU it runs on the SIMT machine, bfloat16 too. All
+    else goes to another rung, with one warning for each reason: `which` says to which, and why. float32 is five's,
+    whose products keep its digits.
 
     Products of matrices take factors rounded to the dtype of x (states, decays times dt, and D of one number a head,
     too), and add in float32: in float16 a state, or C_i B_j times its decay and dt, plus such a D where i = j, beyond
@@ -121,9 +121,8 @@ def _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state
     )
     seen = tuple((name, t.shape, t.stride(), t.data_ptr() % 16) for name, t in tensors)
     in_pairs = initial_states is None or initial_states.data_ptr() % (2 * initial_states.element_size()) == 0
-    return _choice(
-        problem, x.dtype, x.device, seen, in_pairs, seq_idx is not None or cu_seqlens is not None, state_dtype
-    )
+    sequences = seq_idx is not None or cu_seqlens is not None
+    return _choice(problem, x.dtype, x.device, seen, in_pairs, sequences, state_dtype)
 
 
 @functools.cache
@@ -138,15 +137,15 @@ def _choice(problem, dtype, device, seen, in_pairs, sequences, state_dtype):
         return "five", "seq_idx and cu_seqlens are for five"
     if state_dtype is not torch.float32:
         return "five", "states between kernels are five's"
+    if dtype is torch.float32:  # fused_tuned's loop has no registers for two parts of each factor
+        return "five", "x is float32"
     why = ""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
         why = f"compute capability 9.0 is needed, this card has {torch.cuda.get_device_capability(device)}"
-    elif dtype is torch.float32:
-        why = "x is float32"
     elif problem.headdim % 8:
         why = f"headdim is {problem.headdim}, no multiple of 8"
-    elif problem.dstate % 8 or problem.dstate > MOST_DSTATE:
-        why = f"dstate is {problem.dstate}, no multiple of 8 up to {MOST_DSTATE}"
+    elif problem.dstate % 8:
+        why = f"dstate is {problem.dstate}, no multiple of 8"
     elif not in_pairs:
         why = "initial_states is not at an address of two elements"
     elif problem.batch * problem.nheads * -(-problem.headdim // 64) > MOST_OF_BATCH:

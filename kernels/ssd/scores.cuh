@@ -89,7 +89,8 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
     // halves of a state all are.
     if (!S::HALVES && block % 2 == 0)
         for (int k = 0; k < 4; k++)
-            stmatrix_x4(spot_of_block(shared_address(s.scores[k / ROWS][k % ROWS]), block, block + 1, lane), {0, 0, 0, 0});
+            stmatrix_x4(spot_of_block(shared_address(s.scores[k / ROWS][k % ROWS]), block, block + 1, lane),
+                        {0, 0, 0, 0});
     if (S::HALVES)
         for (int k = 0; k < 2; k++)
             for (int column = block + 1; column < 4; column++)
@@ -115,7 +116,8 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             keep(g);
             if (S::HALVES && lane == 0) s.b_empty[group].arrive(), s.c_empty[group].arrive();
             const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][ROWS - 1];
-            const unsigned tile0 = shared_address(s.scores[place][0]), tile1 = shared_address(s.scores[place][ROWS - 1]);
+            const unsigned tile0 = shared_address(s.scores[place][0]);
+            const unsigned tile1 = shared_address(s.scores[place][ROWS - 1]);
             // Without a branch within: so the compiler can read early.
             if (block == 0) {
                 write_scores<0>(g, by0, tile0, d[0], lane);

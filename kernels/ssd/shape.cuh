@@ -44,7 +44,7 @@ using D = S::Skip::D;
 using Initial = S::Initial;
 constexpr int ROWS = S::HALVES ? 1 : 2;      // of a pair: two warpgroups have one each, or a half of one's state
 constexpr int STAGES = 3;                    // steps that shared memory has room for
-constexpr int GROUP_STAGES = S::HALVES ? 2 : STAGES; // of which it has all of B and C
+constexpr int GROUP_STAGES = ROWS + 1;       // and for how many of them it has B and C
 constexpr int CHUNK = 64, WIDTH = 64;        // tokens; columns of x in a row of heads
 constexpr int STATE = S::STATE;              // columns of a state
 constexpr int STATE_TILES = STATE / 64;      // of B, and of C

@@ -98,7 +98,7 @@ struct Shared {
     unsigned launch;          // what a raised flag holds
     unsigned has_marked_pair; // whether a share of this block has marked its pair
     Handed handed;
-    Barrier b_empty[2], c_empty[2]; // if there are halves: nobody reads the place any more, which ring.full says is full
+    Barrier b_empty[2], c_empty[2]; // if there are halves: nobody reads the place of B, of C any more
 
     /* By one thread; who arrives stands in brackets. */
     __device__ __forceinline__ void init() {
