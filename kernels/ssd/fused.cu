@@ -8,10 +8,9 @@
          scores.cuh    a warpgroup: C B^T, once for both rows, as it is the same for all heads of a group (2)
          multiply.cuh  a warpgroup for each row: the state (3, 4) and y (5)
          store.cuh     one thread: sends y off by TMA, from where x was
-   - A dstate of more than 128 is more than registers hold of two rows. Then a block has one, a warpgroup each half of
-     its state, and what both give to y is added up: halves.cuh.
    - The state stays in registers, transposed: (headdim, dstate). So it is the left operand of y^T = state C^T and the
-     accumulator of state += (x w)^T B, and never passes through shared memory.
+     accumulator of state += (x w)^T B, and never passes through shared memory. Two of more than 128 columns do not fit:
+     then what is called a pair is one row, and each warpgroup has half of its state (halves.cuh).
    - Sums of A dt begin at each multiple of 16 tokens. Between blocks of 16 the decay is a number of the row times one
      of the column, so that only blocks on the diagonal take an exponential for each pair of tokens, and no difference
      of long sums loses digits.
@@ -38,13 +37,13 @@
 
    Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for
    each token and row, and 4 * 64 * STATE bytes of state a few times for each share. For each chunk and row STATE * 64 *
-   (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and additions.
+   (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and additions; one row alone takes 32 * 64 * STATE more.
 
    Compile with SHAPE (shape.cuh) and SHARED_BYTES. Launch with THREADS on as many blocks as there are multiprocessors,
    or as tickets if these are fewer. Maps of x, y and z: arrays (batch, heads, HEAD_PARTS, seqlen, 64), boxes of a tile;
-   of B and C (batch, groups, STATE_TILES, seqlen, 64), boxes of STATE_TILES tiles. Where columns are no multiple of 64,
-   (1, batch, heads or groups, seqlen, columns), boxes of a tile. counters: the tickets taken, those
-   done, and the flags; zeros at the first launch, then left alone. log2_negligible: negative; -infinity for never. */
+   of B and C (batch, groups, STATE_TILES, seqlen, 64), boxes of STATE_TILES tiles. Where columns fill no tile, or no
+   STATE, (1, batch, heads or groups, seqlen, columns), boxes of a tile. counters: the tickets taken, those done, and
+   the flags; zeros at the first launch, then left alone. log2_negligible: negative; -infinity for never. */
 #include "bring.cuh"
 #include "decays.cuh"
 #include "multiply.cuh"

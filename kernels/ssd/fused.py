@@ -137,7 +137,7 @@ def _choice(problem, dtype, device, seen, in_pairs, sequences, state_dtype):
         return "five", "seq_idx and cu_seqlens are for five"
     if state_dtype is not torch.float32:
         return "five", "states between kernels are five's"
-    if dtype is torch.float32:  # fused_tuned's loop has no registers for two parts of each factor
+    if dtype is torch.float32:  # of which fused_tuned spills registers
         return "five", "x is float32"
     why = ""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
@@ -202,8 +202,7 @@ def _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, d
     low, high = map(float, dt_limit)
     if low < 0 and not dt_softplus:
         stop = 0  # what has decayed may grow again
-    whole = problem.dstate == padded(problem.dstate)
-    row = (1, 1, problem.dstate // 64, 64, 64) if whole else None  # all tiles of it
+    row = (1, 1, problem.dstate // 64, 64, 64) if problem.dstate == padded(problem.dstate) else None  # all tiles of it
     maps = _tiles(x, ONE), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, ONE)
     sizes += -float(stop or "inf"), low, high, *dt.stride()
     return Ready(p, kernel, shared, maps, sizes, (problem.batch, problem.nheads, problem.headdim, problem.dstate))

@@ -25,10 +25,10 @@ enum {
 struct Step {
     int kind;   // of the above
     int chunk;  // of the sequence
-    int pair;   // of the whole batch
+    int pair;   // of the whole batch; if there are halves, a row
     int ticket; // of the launch
     int batch, group;
-    int row0, row1; // of the batch
+    int row0, row1; // of the batch; the same, if there are halves
 
     __device__ __forceinline__ bool has_row(int side) const { return side == 0 || !(kind & SINGLE); }
     __device__ __forceinline__ int row(int side) const { return side ? row1 : row0; }
