@@ -45,11 +45,14 @@ struct Bringer {
         for (int side = 0; side < ROWS; side++)
             load_tile(s.x[stage][side], maps.x, place_of_row(step, side, chunk), full, LEAVES_FIRST);
         const int place = place_of_group(phase);
+        if (S::HALVES && !local) { // the place of C is free before that of B
+            s.c_empty[place].wait(group_turn.parity ^ 1);
+            load_group(s.c[place], maps.c, chunk, full);
+        }
         if (S::HALVES) s.b_empty[place].wait(group_turn.parity ^ 1);
         load_group(s.b[place], maps.b, chunk, full);
         if (local) return;
-        if (S::HALVES) s.c_empty[place].wait(group_turn.parity ^ 1);
-        load_group(s.c[place], maps.c, chunk, full);
+        if (!S::HALVES) load_group(s.c[place], maps.c, chunk, full);
         if constexpr (S::GATED) load_z(chunk);
     }
     /* z is needed last: it has a ring of its own, as shared memory has no room for a third. */

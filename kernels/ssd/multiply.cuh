@@ -1,6 +1,6 @@
 /* The role of two warpgroups, one for each row of a pair, or for each half of a row's state: steps 3, 4 and 5. The
-   state stays in registers, transposed, (WIDTH, PART): so it is the left factor of y^T = state C^T and the sum of state +=
-   (x w)^T B, and never passes through shared memory. */
+   state stays in registers, transposed, (WIDTH, PART): so it is the left factor of y^T = state C^T and the sum of
+   state += (x w)^T B, and never passes through shared memory. */
 #pragma once
 #include "../device/hopper/warpgroup.cuh"
 #include "chain.cuh"
