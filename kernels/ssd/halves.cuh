@@ -112,14 +112,15 @@ __device__ __forceinline__ void write_chunk_of_half(Shared &s, float (&state)[TH
 #pragma unroll
         for (int k = 0; k < 2; k++)
             ldmatrix_x4_trans(z[k], spot_of_tokens(shared_address(s.z[place][0]), 2 * side + k, thread / 32, lane));
-        __syncwarp();
-        if (lane == 0) s.z_ring.release(turn);
     }
     take_over(kept, s.handed, {place, turn.parity}, side, thread);
     write_y_of_half(kept, from_tokens, decays, x, d, step.columns(0), z, side, thread);
-    fence_async_proxy(); // of y
+    fence_async_proxy(); // of y, and of what has been read of z (multiply.cuh)
     __syncwarp();
-    if (lane == 0) s.y_full[phase.stage].arrive();
+    if (lane == 0) {
+        s.y_full[phase.stage].arrive();
+        if constexpr (S::GATED) s.z_ring.release(turn);
+    }
     wgmma_wait<0>();
     keep(state);
     if (lane == 0) s.b_empty[group].arrive();
