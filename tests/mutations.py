@@ -286,6 +286,44 @@ MUTATIONS = [
         "tests/test_ssd_fused.py -k test_a_large_state_is_seen_through_two_pieces",
         "if (log < -16) return;",
     ),
+    # Several sequences in a row: what goes from one to the next.
+    Mutation(
+        "sequences: scores between two of them stay",
+        "kernels/ssd/scores.cuh",
+        "if (S::SEQUENCES && by0.sequence_begins) blank_scores(s.scores[place], s.begins[stage], block, own);",
+        "tests/test_ssd_fused_sequences.py -k test_sequences_do_not_meet",
+    ),
+    Mutation(
+        "sequences: a chunk's decay stays",
+        "kernels/ssd/decays.cuh",
+        "if (begins.any()) log_chunk = __int_as_float(0xff800000);",
+        "tests/test_ssd_fused_sequences.py -k test_sequences_do_not_meet",
+    ),
+    Mutation(
+        "sequences: pass 1 multiplies what has no weights",
+        "kernels/ssd/multiply.cuh",
+        "if (S::SEQUENCES && by.sequence_begins) return add_last_sequence(state, weighted, begins, b, thread % 32);",
+        "tests/test_ssd_fused_sequences.py -k test_sequences_do_not_meet",
+    ),
+    Mutation(
+        "sequences: y from a state that is not finite",
+        "kernels/ssd/multiply.cuh",
+        "if (S::SEQUENCES && by.sequence_begins) drop_from_state(y.from_state, begins, lane);",
+        "tests/test_ssd_fused_sequences.py -k test_what_is_not_finite_stays",
+    ),
+    Mutation(
+        "sequences: no state is made again",
+        "kernels/ssd/multiply.cuh",
+        "by.sequence_begins && __any_sync(~0u, not_finite(state))",
+        "tests/test_ssd_fused_sequences.py -k test_what_is_not_finite_stays",
+        "by.sequence_begins && false",
+    ),
+    Mutation(
+        "sequences: x of an earlier one is added",
+        "kernels/ssd/rare.cuh",
+        " || (S::SEQUENCES && j + 1 < begins.of[n / 2 * 8 + own + n % 2])",
+        "tests/test_ssd_fused_sequences.py -k test_what_is_not_finite_stays",
+    ),
     # Offsets in 32 bits.
     Mutation(
         "offsets: attention's cache",

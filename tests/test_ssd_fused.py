@@ -251,9 +251,12 @@ def test_tiny_and_large_steps_keep_their_digits():
 def test_which_rung_runs_and_why():
     call = simple(70, 2)
     assert which(**call) == ("fused", "")
+    seq_idx = {"seq_idx": torch.zeros(1, 70, dtype=torch.int32)}
+    assert which(**call, **seq_idx) == which(**call, cu_seqlens=torch.tensor([0, 70])) == ("fused", "")
+    assert which(**simple(70, 2, dtype=torch.float32), **seq_idx) == ("five", "x is float32")  # fused_tuned has none
+    assert which(**simple(70, 2, dstate=136), **seq_idx)[0] == "five"
     x = call["x"]
     others = [
-        ({"seq_idx": torch.zeros(1, 70, dtype=torch.int32)}, "five", "seq_idx"),
         ({"state_dtype": HALF}, "five", "states"),
         ({"initial_states": torch.zeros(2 * 64 * 64 + 1)[1:].view(1, 2, 64, 64)}, "fused_tuned", "initial_states"),
         ({"x": torch.randn(1, 70, 2, 44).to(HALF)}, "fused_tuned", "headdim is 44"),
@@ -268,7 +271,7 @@ def test_which_rung_runs_and_why():
         assert name == rung and why in reason
         with (
             pytest.raises(ValueError, match=f"leaves these tensors to {rung}")
-            if "seq_idx" not in change and ("state_dtype" not in change)
+            if "state_dtype" not in change
             else pytest.raises(TypeError)
         ):
             counters(**(call | change))
@@ -289,7 +292,7 @@ def test_the_rungs_that_run_in_its_place():
         y = fused(**odd)
     assert torch.equal(y, fused_tuned(**odd))
     seq_idx = torch.tensor([[0] * 13 + [1] * 27], dtype=torch.int32)
-    with pytest.warns(UserWarning, match="seq_idx and cu_seqlens are for five. So five runs"):
+    with pytest.warns(UserWarning, match="x is float32. So five runs"):
         y = fused(**small, seq_idx=seq_idx, chunk_size=32)
     assert torch.equal(y, five(**small, seq_idx=seq_idx, chunk_size=32))
     assert off(fused(**small, stop=0), wanted) < 3e-6
@@ -335,6 +338,7 @@ def test_plans():
         "__nv_bfloat16, 64, 64, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z, float",
         "__half, 80, 112, Steps<__half, float, true>, Skip<float, D_PER_COLUMN>, WITH_Z, __half",
         "__half, 64, 256, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, NO_Z, float",
+        "__half, 80, 128, Steps<__half, float, true>, Skip<float, D_PER_HEAD>, WITH_Z, float, MANY_SEQUENCES",
     ],
 )
 def test_products_are_not_serialised(shape):

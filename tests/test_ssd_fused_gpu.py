@@ -195,10 +195,10 @@ def test_older_cards_run_another_rung(monkeypatch):
     """Whatever this card is: one that says it is an A100 gets a rung that it can run."""
     call = inputs(300, *MAMBA)
     wanted = five(**call)
-    MODULE._choice.cache_clear()
+    sys.modules["kernels.ssd.fused_choice"]._choice.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (8, 0))
     rung, why = which(**call)
     assert rung == "fused_tuned" and "compute capability 9.0" in why
     monkeypatch.undo()
-    MODULE._choice.cache_clear()
+    sys.modules["kernels.ssd.fused_choice"]._choice.cache_clear()
     assert off(fused(**call), wanted.double()) < 1e-3

@@ -68,14 +68,15 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.float16
     slow: bool = False
     other: bool = False
+    sequences: int = 1  # of any lengths, in a row of tokens: seq_idx
 
     @property
     def title(self):
         return f"SSD prefill, {self.name}, {short(self.seqlen)}{', slow decay' if self.slow else ''}"
 
 
-def _other(name, seqlen, dtype=torch.float16, **shape):
-    return Case(name, seqlen, Shape(**shape), dtype, other=True)
+def _other(name, seqlen, dtype=torch.float16, sequences=1, **shape):
+    return Case(name, seqlen, Shape(**shape), dtype, other=True, sequences=sequences)
 
 
 CASES = [
@@ -89,6 +90,7 @@ CASES = [
     _other("fp32", 4096, torch.float32),
     _other("headdim 128", 16384, headdim=128),
     _other("a prime length", 10007),
+    _other("16 sequences in a row", 16384, sequences=16),
 ]
 
 
@@ -102,9 +104,12 @@ class Entry(NamedTuple):
     others: bool = True  # whether other cases time it too
     dtypes: tuple = DTYPES
     most_dstate: int = MOST_DSTATE
+    seq_idx: bool = False  # whether it takes several sequences in a row
 
     def timed(self, case):
         """Whether this case times it."""
+        if case.sequences > 1 and not self.seq_idx:
+            return False
         if case.dtype not in self.dtypes or case.shape.dstate > self.most_dstate:
             return False
         return self.others if case.other else self.lengths is None or case.seqlen in self.lengths
@@ -112,13 +117,16 @@ class Entry(NamedTuple):
 
 STEPS_ON_THE_WAY = (1024, 8192, 65536)  # lengths at which those rungs of chapter 13 are timed that are soon left behind
 RUNGS = [  # a rung takes the arguments of `five`
-    *(Entry(f"five, chunk {q}", functools.partial(five, chunk_size=q), SOURCES, None, q > 64) for q in (64, 128, 256)),
+    *(
+        Entry(f"five, chunk {q}", functools.partial(five, chunk_size=q), SOURCES, None, q > 64, True)
+        for q in (64, 128, 256)
+    ),
     Entry(
         "five, 16-bit states", functools.partial(five, chunk_size=256, state_dtype=torch.float16), SOURCES, None, False
     ),
     *(Entry(rung.title, rung.function, rung.sources, STEPS_ON_THE_WAY, False) for rung in rungs.RUNGS[:-1]),
     Entry(rungs.RUNGS[-1].title, rungs.RUNGS[-1].function, rungs.RUNGS[-1].sources, dtypes=DTYPES[:2], most_dstate=128),
-    Entry("fused.cu", fused, FUSED, dtypes=DTYPES[:2]),
+    Entry("fused.cu", fused, FUSED, dtypes=DTYPES[:2], seq_idx=True),
 ]
 CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
 CLIMB = (8192, 65536)  # lengths at which chapter 15's rungs are timed
@@ -178,7 +186,8 @@ def _kinds(cases):
     """One case of each kind that mamba_ssm's kernels are compiled for anew. Sizes of heads are no constants there."""
     found = {}
     for case in cases:
-        found.setdefault((case.dtype, case.shape.dstate, case.shape.batch == 1, case.seqlen % 16 == 0), case)
+        shape, many = case.shape, case.sequences > 1
+        found.setdefault((case.dtype, shape.dstate, shape.batch == 1, case.seqlen % 16 == 0, many), case)
     return list(found.values())
 
 
@@ -240,18 +249,26 @@ def _compile_rung(number, cases):
 
 
 def _warm(case):
-    return inputs(case.seqlen, *case.shape, dtype=case.dtype)
+    return inputs(case.seqlen, *case.shape, dtype=case.dtype, sequences=case.sequences)
 
 
-def inputs(seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, dtype=torch.float16, slow=False):
-    """Random arguments of a call, by name, but for the chunk size."""
+def inputs(
+    seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, dtype=torch.float16, slow=False, sequences=1
+):
+    """Random arguments of a call, by name, but for the chunk size. sequences: how many, of random lengths, in a row."""
 
     def draw(*shape):
         return torch.randn(shape, device=benching.DEVICE)
 
     low, high = (0.01, 0.1) if slow else (1, 16)
     steps = torch.exp(torch.empty(nheads, device=benching.DEVICE).uniform_(math.log(1e-3), math.log(1e-1)))
-    return {
+    several = {}
+    if sequences > 1:
+        begins = torch.randperm(seqlen - 1, device=benching.DEVICE)[: sequences - 1] + 1
+        tokens = torch.arange(seqlen, device=benching.DEVICE)
+        number = torch.bucketize(tokens, begins.sort().values, right=True)
+        several["seq_idx"] = number.int().expand(batch, seqlen).contiguous()
+    return several | {
         "x": draw(batch, seqlen, nheads, headdim).to(dtype),
         "dt": (0.1 * draw(batch, seqlen, nheads)).to(dtype),
         "A": -torch.empty(nheads, device=benching.DEVICE).uniform_(low, high),
@@ -282,6 +299,10 @@ def truth(call, chunk_size=256, heads=slice(None)):
 
     dt = chunks(torch.nn.functional.softplus(call["dt"][:, :, heads].double() + call["dt_bias"][heads].double()))
     dt.flatten(1, 2)[:, seqlen:] = 0
+    number = call["seq_idx"] if "seq_idx" in call else torch.zeros(batch, seqlen, dtype=torch.int32, device=x.device)
+    number = torch.cat([number, number[:, -1:].expand(batch, rest)], 1).unflatten(1, (-1, chunk_size))
+    found = torch.cat([number[:, :1, 0], number[:, :-1, -1]], 1)[..., None]  # the sequence that a chunk finds
+    meets, lasts, old = number[..., None] == number[..., None, :], number == number[..., -1:], number == found
     total = (dt * call["A"][heads].double()).cumsum(2)  # (batch, chunks, Q, chosen)
     nchunks = dt.shape[1]
     y = torch.empty(batch, seqlen, len(chosen), headdim, dtype=torch.float64, device=x.device)
@@ -294,17 +315,20 @@ def truth(call, chunk_size=256, heads=slice(None)):
             cb = (c @ b.mT).tril()
         xh, s = chunks(x[:, :, h]), total[..., n]
         scaled = dt[..., n, None] * xh
-        own = (cb * torch.exp((s[..., :, None] - s[..., None, :]).tril())) @ scaled + call["D"][h].double() * xh
+        decay = torch.exp((s[..., :, None] - s[..., None, :]).tril()) * meets
+        own = (cb * decay) @ scaled + call["D"][h].double() * xh
         y[:, :, n] = own.flatten(1, 2)[:, :seqlen]
-        states[:, n] = ((scaled * torch.exp(s[..., -1:] - s)[..., None]).mT @ b).transpose(0, 1)
-    kept = torch.exp(total[:, :, -1]).permute(1, 2, 0)[..., None, None]  # (chunks, chosen, batch, 1, 1)
+        states[:, n] = ((scaled * (torch.exp(s[..., -1:] - s) * lasts)[..., None]).mT @ b).transpose(0, 1)
+    kept = (torch.exp(total[:, :, -1]) * old[..., -1:]).permute(1, 2, 0)[
+        ..., None, None
+    ]  # (chunks, chosen, batch, 1, 1)
     state = torch.zeros_like(states[0])
     for chunk in range(nchunks):  # from here on, the state before each chunk
         after = kept[chunk] * state + states[chunk]
         states[chunk], state = state, after
     for n, h in enumerate(chosen):
         c = chunks(C[:, :, h * ngroups // nheads])
-        before = torch.exp(total[..., n])[..., None] * (c @ states[:, n].transpose(0, 1).mT)
+        before = (torch.exp(total[..., n]) * old)[..., None] * (c @ states[:, n].transpose(0, 1).mT)
         y[:, :, n] += before.flatten(1, 2)[:, :seqlen]
     return y
 
@@ -313,7 +337,7 @@ def prefill(case, seconds):
     """All rungs, and the peers at their best chunk sizes, tuned for this case."""
     empty()
     seqlen, shape = case.seqlen, case.shape
-    call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow)
+    call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow, sequences=case.sequences)
     moved, flops = least(shape.batch, seqlen, *shape[1:], size=call["x"].element_size())
     facts = {"wanted": truth(call), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[case.dtype]}
     loose = facts | {"tolerance": PUBLISHED_TOLERANCE}

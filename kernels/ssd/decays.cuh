@@ -3,7 +3,7 @@
 #pragma once
 #include "../device/copy.cuh"
 #include "../device/half2.cuh"
-#include "shared.cuh"
+#include "sequences.cuh"
 #include "steps.cuh"
 
 constexpr float TINY = 1.f / 1024; // of dt, where a rounded weight begins to lose digits
@@ -80,26 +80,28 @@ struct LaneDecays {
     float2 dt, log_decay_in_block, decay_from_start, weight_to_end, weight_to_block_end, block_decay;
     float both_blocks, log_chunk;
 
-    /* Exponents first, all of them sums within a block. For pass 1 weight_to_end stays an exponent: it takes what comes
-       behind the chunk, too. */
-    __device__ __forceinline__ void make(float2 steps, float slope, bool local, int lane) {
+    /* Exponents first, all of them sums within a block, and within a sequence. For pass 1 weight_to_end stays an
+       exponent: it takes what comes behind the chunk, too. */
+    __device__ __forceinline__ void make(float2 steps, float slope, LaneBegins begins, bool local, int lane) {
         const int block = lane / 8;
         dt = steps;
         float2 u;
         u.x = dt.x * slope, u.y = u.x + dt.y * slope;
+        if (begins.y_is_new(lane)) u.y = dt.y * slope;
         float sum = u.y; // of the lane, and then of the lanes up to it in its block
 #pragma unroll
         for (int o = 1; o < 8; o *= 2) {
             const float before = __shfl_up_sync(~0u, sum, o, 8);
-            if (lane % 8 >= o) sum += before;
+            if (begins.lanes_back(lane) >= o) sum += before;
         }
-        const float before = __shfl_up_sync(~0u, sum, 1, 8);
-        if (lane % 8 > 0) u.x += before, u.y += before;
+        const float before = __shfl_up_sync(~0u, sum, 1, 8), before_x = begins.x_is_new(lane) ? 0 : before;
+        if (lane % 8 > 0) u.x += before_x, u.y += begins.y_is_new(lane) ? 0 : before_x;
         log_decay_in_block = u;
         float t[4]; // of each block
 #pragma unroll
         for (int i = 0; i < 4; i++) t[i] = __shfl_sync(~0u, sum, 8 * i + 7);
         log_chunk = t[0] + t[1] + t[2] + t[3];
+        if (begins.any()) log_chunk = __int_as_float(0xff800000); // -infinity
         const float own = choose(block, t[0], t[1], t[2], t[3]);
         const float2 to_block_end = make_float2(own - u.x, own - u.y);
         const float from_block_end = choose(block, t[1] + t[2] + t[3], t[2] + t[3], t[3], 0);
@@ -114,17 +116,24 @@ struct LaneDecays {
         block_decay = make_float2(exp2_approx(t[1]), exp2_approx(t[2])), both_blocks = exp2_approx(t[1] + t[2]);
         const float end = exp2_approx(from_block_end);
         weight_to_end = make_float2(weight_to_block_end.x * end, weight_to_block_end.y * end);
+        if constexpr (S::SEQUENCES) {
+            if (begins.x()) decay_from_start.x = 0;
+            if (begins.y()) decay_from_start.y = 0;
+            if (begins.x() != begins.last()) weight_to_end.x = 0;
+            if (begins.y() != begins.last()) weight_to_end.y = 0;
+        }
     }
     /* Pass 1: with what was walked before, which lies behind. */
     __device__ __forceinline__ void add_to_exponent(float log_piece) {
         weight_to_end.x = dt.x * exp2_approx(weight_to_end.x + log_piece);
         weight_to_end.y = dt.y * exp2_approx(weight_to_end.y + log_piece);
     }
-    __device__ __forceinline__ void store_weights(Decays &to, int lane) const {
+    __device__ __forceinline__ void store_weights(Decays &to, LaneBegins begins, int lane) const {
         const bool precise = !__any_sync(~0u, fmaxf(dt.x, dt.y) > TINY);
         *(float2 *)&to.weight_to_end[2 * lane] = weight_to_end;
         *(unsigned *)&to.rounded_to_end[place_of_weight(2 * lane)] = pack(weight_to_end.x, weight_to_end.y, T());
         if (lane == 0) to.precise = precise;
+        if (S::SEQUENCES && lane == 0) to.sequence_begins = begins.any();
     }
     __device__ __forceinline__ void store_decays(Decays &to, int lane) const {
         *(float2 *)&to.decay_from_start[place_of_decay(2 * lane)] = decay_from_start;
@@ -139,9 +148,10 @@ struct LaneDecays {
 
 /* The decays of the next chunk are made before its turn comes: which it is can be told in nearly all cases. */
 __device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int side, const Dt *dt, const float *a,
-                                            const Bias *dt_bias, int lane) {
+                                            const Bias *dt_bias, const int *seq_idx, int lane) {
     DtStream stream(s.raw_dt[side], sizes, lane);
     LaneDecays decays;
+    LaneBegins begins{};
     ChunkOfPass made, next;
     Step step{};
     step.pair = -1;
@@ -151,10 +161,15 @@ __device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int s
         bool known = false;
         do {
             if (step.pair >= 0 && made != next) {
+                if constexpr (S::SEQUENCES) {
+                    SequenceNumbers numbers;
+                    numbers.load(seq_idx + (long long)step.batch * sizes.seqlen, sizes.seqlen, next.chunk, lane);
+                    begins = numbers.begins(lane);
+                }
                 const int left = next.chunk >= 0 ? sizes.seqlen - next.chunk * CHUNK - 2 * lane : 0; // tokens from here
                 const float2 found = stream.take(next, !(made.next() != next));
                 const float first = step_of(found.x + bias, sizes), second = step_of(found.y + bias, sizes);
-                decays.make({left > 0 ? first : 0, left > 1 ? second : 0}, slope, next.direction < 0, lane);
+                decays.make({left > 0 ? first : 0, left > 1 ? second : 0}, slope, begins, next.direction < 0, lane);
                 made = next;
             }
             if (known) continue;
@@ -188,7 +203,8 @@ __device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int s
                 decays.store_decays(to, lane);
                 if (lane == 0) to.log_piece = log_piece;
             }
-            decays.store_weights(to, lane);
+            decays.store_weights(to, begins, lane);
+            if (S::SEQUENCES && side == 0) *(unsigned short *)&s.begins[phase.stage].of[2 * lane] = begins.bytes;
             next = next.next();
         }
         __syncwarp();

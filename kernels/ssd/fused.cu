@@ -26,6 +26,9 @@
    pair; its block waits until all tickets are done, which it may, having none left itself, and walks marked pairs anew
    as one piece.
 
+   Several sequences may stand in a row of tokens: nothing of one reaches the next (sequences.cuh). A program for one
+   sequence knows nothing of it.
+
    What decides its speed is a chain: state to y to the next state, some 3,000 cycles a chunk, in which the tensor cores
    work half of the time. So warps do what they can before they wait; what does not need the state is made by others;
    and descriptors of tiles lie in uniform registers, for which the compiler must see that all lanes agree on the stage
@@ -43,14 +46,18 @@
    or as tickets if these are fewer. Maps of x, y and z: arrays (batch, heads, HEAD_PARTS, seqlen, 64), boxes of a tile;
    of B and C (batch, groups, STATE_TILES, seqlen, 64), boxes of STATE_TILES tiles. Where columns fill no tile, or no
    STATE, (1, batch, heads or groups, seqlen, columns), boxes of a tile. counters: the tickets taken, those done, and
-   the flags; zeros at the first launch, then left alone. log2_negligible: negative; -infinity for never. */
+   the flags; zeros at the first launch, then left alone. log2_negligible: negative; for never -infinity, or with
+   several sequences the lowest that is finite. seq_idx (batch, seqlen): what sequence a token is of; where it changes,
+   another begins. ends (sequences, heads, HEADDIM, DSTATE): states before the chunks in which they end, or null; batch
+   is 1 then. */
 #include "bring.cuh"
 #include "decays.cuh"
 #include "multiply.cuh"
 #include "scores.cuh"
 
 constexpr int THREADS = 512;
-constexpr int MULTIPLY_REGISTERS = 192, SCORE_REGISTERS = 72, BRING_REGISTERS = 56; // 2, 1 and 1 times: 512
+constexpr int MULTIPLY_REGISTERS = 192, SCORE_REGISTERS = S::SEQUENCES ? 64 : 72;
+constexpr int BRING_REGISTERS = 512 - 2 * MULTIPLY_REGISTERS - SCORE_REGISTERS; // 2, 1 and 1 times: 512
 // Of the last warpgroup: two warps make decays, in front, where the warps that make scores have least to do.
 constexpr int BRINGER = 14, STORER = 15;
 
@@ -60,7 +67,8 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
       const __grid_constant__ CUtensorMap y, const Dt *dt, const float *a, const Bias *dt_bias, const D *d_skip,
       const Initial *initial, float *final_states, float *scratch, Count *counters, int seqlen, int heads, int groups,
       int pairs, int chunks, int tickets, int rows, int pairs_of_group, int sort, float log2_negligible, float dt_low,
-      float dt_high, long long dt_batch, long long dt_token, long long dt_head) {
+      float dt_high, long long dt_batch, long long dt_token, long long dt_head, const int *seq_idx, float *ends,
+      int sequences) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen,         heads, groups,          pairs,  chunks,  tickets,  rows,
@@ -78,13 +86,14 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
     const int warpgroup = warp_uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
     if (warpgroup < 2) {
         take_registers<MULTIPLY_REGISTERS>();
-        multiply(s, sizes, chain, warpgroup, d_skip, initial, final_states, threadIdx.x % 128);
+        multiply(s, sizes, chain, warpgroup, d_skip, initial, final_states, {ends, sequences, seq_idx},
+                 threadIdx.x % 128);
     } else if (warpgroup == 2) {
         give_registers<SCORE_REGISTERS>();
         make_scores(s, d_skip, threadIdx.x % 128);
     } else {
         give_registers<BRING_REGISTERS>();
-        if (warp < 12 + ROWS) make_decays(s, sizes, warp - 12, dt, a, dt_bias, threadIdx.x % 32);
+        if (warp < 12 + ROWS) make_decays(s, sizes, warp - 12, dt, a, dt_bias, seq_idx, threadIdx.x % 32);
         else if (threadIdx.x == 32 * BRINGER) bring_tiles(s, sizes, chain, {x, b, c, z}, taken);
         else if (threadIdx.x == 32 * STORER) store_tiles(s, y);
     }

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.ssd import ends
 from kernels.ssd.arguments import NO_LIMIT, expect_ssd
-from kernels.ssd.five import five
+from kernels.ssd.five import five, sequence_numbers
+from kernels.ssd.fused_choice import choose
 from kernels.ssd.fused_plan import Plan, padded, plan, shared_bytes
 from kernels.ssd.tuned import fused_tuned
 from lab import cuda, cuda_driver
@@ -17,13 +19,12 @@ from lab.card import multiprocessors
 from lab.tensor_map import TensorMap
 
 HERE = Path(__file__).resolve().parent
-FILES = ("fused.cu", "fused.py", "fused_plan.py", "arguments.py")
+FILES = ("fused.cu", "fused.py", "fused_plan.py", "fused_choice.py", "arguments.py", "ends.py")
 SOURCES = tuple(f"kernels/ssd/{name}" for name in FILES)
 TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+NEVER = 1e38  # bits: more than any decay but that of where a sequence begins, which is infinite
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
-MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
-TUNED_DSTATE = 128  # what fused_tuned can do, at most
 
 
 def fused(
@@ -48,6 +49,11 @@ def fused(
     else goes to another rung, with one warning for each reason: `which` says to which, and why. float32 is five's,
     whose products keep its digits.
 
+    With seq_idx or cu_seqlens nothing of a sequence reaches the next, neither infinity nor NaN. A chunk of 64 tokens in
+    which one begins takes somewhat longer. Of cu_seqlens alone, or with return_varlen_states, seq_idx is made first, by
+    two short kernels of torch. The states at the ends of sequences take a third (ends.py), for each one's last tokens.
+    dstate above 128 is five's then.
+
     Products of matrices take factors rounded to the dtype of x (states, decays times dt, and D of one number a head,
     too), and add in float32: in float16 a state, or C_i B_j times its decay and dt, plus such a D where i = j, beyond
     65504 is infinite; states and scores in mamba_ssm too. The same from run to run, bit for bit. Infinity and NaN reach
@@ -56,32 +62,40 @@ def fused(
     multiprocessor.
     """
     how = chunk_size, type(chunk_size), dt_limit, return_varlen_states, state_dtype, stop, type(stop), dt_softplus
-    tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, out
-    key, ready = _find(tensors, how) if seq_idx is None and cu_seqlens is None else (None, None)
+    key, ready = _find((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, out), how)
     if ready is None:
         options = dict(
             D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
             dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out, state_dtype=state_dtype,
         )  # fmt: skip
         problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
+        if x.is_cpu and seq_idx is not None and cu_seqlens is not None:
+            _expect_the_same(seq_idx, cu_seqlens)
         if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
             raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
-        rung, why = _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
+        sequences = seq_idx is not None or cu_seqlens is not None
+        rung, why = choose(problem, x, B, C, z, initial_states, out, sequences, state_dtype)
         if rung != "fused":
             _say_once(f"fused: {why}. So {rung} runs in the place of fused.cu, and takes longer")
             options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
             if rung == "five":
                 return five(x, dt, A, B, C, chunk_size=chunk_size, **options)
             return fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
-        ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, stop)
+        ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, sequences, dt_softplus, dt_limit, stop)
         if key is not None:
             if len(_ready) >= MOST_READY:
                 _ready.clear()
             _ready[key] = ready
     y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    final = A.new_empty(ready.states) if return_final_states else None
-    _launch(ready, dt, A, D, dt_bias, initial_states, y, final)
-    return (y, final) if return_final_states else y
+    if cu_seqlens is not None and (seq_idx is None or return_varlen_states):
+        seq_idx = sequence_numbers(cu_seqlens, x.shape[1])
+    final = A.new_empty(ready.states) if return_final_states or return_varlen_states else None
+    varlen = A.new_empty(cu_seqlens.shape[0] - 1, *ready.states[1:]) if return_varlen_states else None
+    _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx, varlen)
+    if varlen is not None:
+        ends.finish(varlen, final, x, dt, A, B, cu_seqlens, dt_bias, dt_softplus, dt_limit)
+    asked = (y, *([final] if return_final_states else []), *([varlen] if return_varlen_states else []))
+    return asked if len(asked) > 1 else y
 
 
 def which(x, dt, A, B, C, *, z=None, initial_states=None, seq_idx=None, cu_seqlens=None, out=None,
@@ -92,75 +106,48 @@ def which(x, dt, A, B, C, *, z=None, initial_states=None, seq_idx=None, cu_seqle
         "which", x, dt, A, B, C, z=z, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens, out=out,
         state_dtype=state_dtype,
     )  # fmt: skip
-    return _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype)
+    return choose(problem, x, B, C, z, initial_states, out, seq_idx is not None or cu_seqlens is not None, state_dtype)
 
 
-def counters(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, initial_states=None, dt_softplus=False,
+def counters(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None, dt_softplus=False,
              dt_limit=NO_LIMIT, stop=STOP, check_races=False, **chosen):  # fmt: skip
     """Run fused.cu on the SIMT machine, whatever the device. Returns its report (simt.report).
 
     Tensors are copied to the CPU first. check_races: also look for races. chosen: what `plan` takes by name.
     """
-    x, dt, A, B, C, D, z, dt_bias, initial_states = (
-        None if t is None else t.detach().cpu() for t in (x, dt, A, B, C, D, z, dt_bias, initial_states)
+    x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx = (
+        None if t is None else t.detach().cpu() for t in (x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx)
     )
     problem = expect_ssd(
-        "counters", x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, dt_limit=dt_limit
-    )
-    rung, why = _choose(problem, x, B, C, z, initial_states, None, None, None, torch.float32)
+        "counters", x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
+        dt_limit=dt_limit,
+    )  # fmt: skip
+    sequences = seq_idx is not None
+    rung, why = choose(problem, x, B, C, z, initial_states, None, sequences, torch.float32)
     if rung != "fused":
         raise ValueError(f"counters: fused leaves these tensors to {rung}: {why}")
-    ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, stop, **chosen)
-    y, final = x.new_empty(x.shape), A.new_empty(ready.states)
-    return _launch(ready, dt, A, D, dt_bias, initial_states, y, final, check_races=check_races)
-
-
-def _choose(problem, x, B, C, z, initial_states, out, seq_idx, cu_seqlens, state_dtype):
-    tensors = (
-        [("x", x), ("B", B), ("C", C)] + ([] if z is None else [("z", z)]) + ([] if out is None else [("out", out)])
+    ready = _prepare(
+        problem, x, dt, B, C, D, z, dt_bias, initial_states, sequences, dt_softplus, dt_limit, stop, **chosen
     )
-    seen = tuple((name, t.shape, t.stride(), t.data_ptr() % 16) for name, t in tensors)
-    in_pairs = initial_states is None or initial_states.data_ptr() % (2 * initial_states.element_size()) == 0
-    sequences = seq_idx is not None or cu_seqlens is not None
-    return _choice(problem, x.dtype, x.device, seen, in_pairs, sequences, state_dtype)
+    y, final = x.new_empty(x.shape), A.new_empty(ready.states)
+    varlen = A.new_empty(int(seq_idx.max()) + 1, *ready.states[1:]) if sequences and x.shape[0] == 1 else None
+    return _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx, varlen, check_races=check_races)
+
+
+def _expect_the_same(seq_idx, cu_seqlens):
+    """Check that both have sequences begin at the same tokens."""
+    begins = seq_idx[0].diff().nonzero()[:, 0] + 1
+    others = cu_seqlens[(cu_seqlens > 0) & (cu_seqlens < seq_idx.shape[1])].unique().long()
+    if not torch.equal(begins, others):
+        raise ValueError(
+            f"fused: seq_idx and cu_seqlens must have sequences begin at the same tokens, got {begins.tolist()} and "
+            f"{others.tolist()}"
+        )
 
 
 @functools.cache
 def _say_once(what):
     warnings.warn(what, stacklevel=3)
-
-
-@functools.lru_cache(maxsize=1024)
-def _choice(problem, dtype, device, seen, in_pairs, sequences, state_dtype):
-    """(rung, why it is not fused.cu)"""
-    if sequences:
-        return "five", "seq_idx and cu_seqlens are for five"
-    if state_dtype is not torch.float32:
-        return "five", "states between kernels are five's"
-    if dtype is torch.float32:  # of which fused_tuned spills registers
-        return "five", "x is float32"
-    why = ""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
-        why = f"compute capability 9.0 is needed, this card has {torch.cuda.get_device_capability(device)}"
-    elif problem.headdim % 8:
-        why = f"headdim is {problem.headdim}, no multiple of 8"
-    elif problem.dstate % 8:
-        why = f"dstate is {problem.dstate}, no multiple of 8"
-    elif not in_pairs:
-        why = "initial_states is not at an address of two elements"
-    elif problem.batch * problem.nheads * -(-problem.headdim // 64) > MOST_OF_BATCH:
-        why = f"there are more than {MOST_OF_BATCH} heads, or halves of 128, in the batch"
-    elif not all(_fits_tma(*tensor[1:]) for tensor in seen):
-        name = next(name for name, *tensor in seen if not _fits_tma(*tensor))
-        why = f"{name} is not at addresses and strides of 16 bytes"
-    if why:
-        return ("fused_tuned" if problem.dstate <= TUNED_DSTATE else "five"), why
-    return "fused", ""
-
-
-def _fits_tma(shape, strides, address):
-    apart = (stride for n, stride in zip(shape[:-1], strides) if n > 1)
-    return address == 0 and all(stride > 0 and stride % 8 == 0 for stride in apart)
 
 
 # Calls that agree in all that is looked at, addresses too, are looked at once. Only on a card: there a tensor map is
@@ -193,28 +180,30 @@ class Ready(NamedTuple):
     states: tuple  # the shape of final states
 
 
-def _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, dt_softplus, dt_limit, stop, **chosen):
+def _prepare(
+    problem, x, dt, B, C, D, z, dt_bias, initial_states, sequences, dt_softplus, dt_limit, stop, **chosen
+):  # fmt: skip
     p, kernel, shared, sizes = _prepared(
         problem, x.dtype, x.device, dt.dtype, None if D is None else (D.dtype, D.ndim),
         None if dt_bias is None else dt_bias.dtype, None if initial_states is None else initial_states.dtype,
-        z is not None, bool(dt_softplus), **chosen,
+        z is not None, sequences, bool(dt_softplus), **chosen,
     )  # fmt: skip
     low, high = map(float, dt_limit)
     if low < 0 and not dt_softplus:
         stop = 0  # what has decayed may grow again
     row = (1, 1, problem.dstate // 64, 64, 64) if problem.dstate == padded(problem.dstate) else None  # all tiles of it
     maps = _tiles(x, ONE), _tiles(B, row), _tiles(C, row), _tiles(x if z is None else z, ONE)
-    sizes += -float(stop or "inf"), low, high, *dt.stride()
+    sizes += -float(stop or (NEVER if sequences else "inf")), low, high, *dt.stride()
     return Ready(p, kernel, shared, maps, sizes, (problem.batch, problem.nheads, problem.headdim, problem.dstate))
 
 
-def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, **options):
+def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx=None, varlen=None, **options):
     p = ready.plan
     scratch = A.new_empty(p.scratch)
     return ready.kernel.unchecked(
         p.blocks, 512, *ready.maps, _tiles(y, ONE), _line(dt), A, dt_bias, D, initial_states, final, scratch,
         _flags(y.device, p),
-        *ready.sizes, shared=ready.shared, **options,
+        *ready.sizes, seq_idx, varlen, 0 if varlen is None else varlen.shape[0], shared=ready.shared, **options,
     )  # fmt: skip
 
 
@@ -247,16 +236,17 @@ def _line(dt):
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(problem, dtype, device, dt, D, dt_bias, initial, z, softplus, **chosen):
+def _prepared(problem, dtype, device, dt, D, dt_bias, initial, z, sequences, softplus, **chosen):
     """What all calls with such tensors share: (plan, kernel, bytes of shared memory, sizes of the launch)."""
     batch, seqlen, nheads, headdim, ngroups, dstate = problem[:6]
     p = plan(batch, seqlen, nheads, headdim, ngroups, dstate, multiprocessors(device), **chosen)
-    shared = shared_bytes(dstate, z)
+    shared = shared_bytes(dstate, z, sequences)
     kind = ("NO_D", "D_PER_HEAD", "D_PER_COLUMN")[D[1] if D else 0]
     steps = f"Steps<{TYPES[dt]}, {TYPES[dt_bias or torch.float32]}, {'true' if softplus else 'false'}>"
     skip = f"Skip<{TYPES[D[0] if D else torch.float32]}, {kind}>"
     gate = "WITH_Z" if z else "NO_Z"
-    shape = f"Shape<{TYPES[dtype]}, {headdim}, {dstate}, {steps}, {skip}, {gate}, {TYPES[initial or torch.float32]}>"
+    kinds = f"{steps}, {skip}, {gate}, {TYPES[initial or torch.float32]}{', MANY_SEQUENCES' if sequences else ''}"
+    shape = f"Shape<{TYPES[dtype]}, {headdim}, {dstate}, {kinds}>"
     kernel = _module(shape, shared).fused
     sizes = seqlen, nheads, ngroups, p.pairs, p.chunks, p.tickets, p.rows, p.pairs_of_group, p.sort
     return p, kernel, shared, sizes

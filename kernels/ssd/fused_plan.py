@@ -53,11 +53,12 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets
     return Plan(rows, pairs_of_group, pairs, chunks, tickets, min(processors, tickets), scratch, flags, sort)
 
 
-def shared_bytes(dstate, z):
+def shared_bytes(dstate, z, sequences=False):
     """Of dynamic shared memory: struct Shared in shared.cuh."""
     rows, group_stages = (1, 2) if halves(dstate) else (2, STAGES)
     tiles = STAGES * rows + group_stages * 2 * padded(dstate) // 64 + 2 * rows
     decays = 4 * (3 * CHUNK + 80 + (CHUNK - 16) + 8) + 2 * CHUNK
     rest = 2048 * rows + 4 * (MOST_TICKETS + 1) + 2 * MOST_ROWS + 32 * STAGES + 8 * (4 * STAGES + 12) + 16
     handed = 16 * (16 * (128 if halves(dstate) else 1) + 8)
-    return tiles * 8192 + 2 * rows * (8192 if z else 16) + STAGES * rows * decays + rest + handed + 64
+    begins = (STAGES if sequences else 1) * CHUNK
+    return tiles * 8192 + 2 * rows * (8192 if z else 16) + STAGES * rows * decays + rest + handed + begins + 64

@@ -2,18 +2,21 @@
    state stays in registers, transposed, (WIDTH, PART): so it is the left factor of y^T = state C^T and the sum of
    state += (x w)^T B, and never passes through shared memory. */
 #pragma once
+#include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "chain.cuh"
 #include "halves.cuh"
+#include "sequences.cuh"
 
 constexpr float NEVER = -1e30f; // what is below is -infinity: nothing is negligible
 
 /* Pass 1: the state alone. Weights reach to the piece's end, so no older sum decays. */
-__device__ __forceinline__ void add_chunk(float (&state)[THREAD_NUMBERS], const Decays &by, unsigned x, unsigned b,
-                                          int thread) {
+__device__ __forceinline__ void add_chunk(float (&state)[THREAD_NUMBERS], const Decays &by, const Begins &begins,
+                                          unsigned x, unsigned b, int thread) {
     unsigned own[4][4], weighted[4][4];
     load_fragments(own, x, thread);
     weigh(weighted, own, by, thread % 32);
+    if (S::SEQUENCES && by.sequence_begins) return add_last_sequence(state, weighted, begins, b, thread % 32);
     wgmma_fence();
     add_to_state(state, weighted, b);
     wgmma_commit();
@@ -49,9 +52,10 @@ __device__ __forceinline__ void end_piece(Shared &s, const float (&state)[THREAD
 /* Pass 2 of a chunk: y, and the state behind it. Products run on by themselves; what else there is to do is done while
    they do. */
 __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUMBERS], const Step &step,
-                                            Phase<STAGES> phase, Phase<2> turn, int stage, int side, const D *d_skip,
-                                            int thread) {
+                                            const Sizes &sizes, Phase<STAGES> phase, Phase<2> turn, int stage,
+                                            int side, const D *d_skip, const Ends &ends, int thread) {
     const int lane = thread % 32;
+    const Begins &begins = s.begins[S::SEQUENCES ? stage : 0];
     const Decays &by = s.decays[stage][side];
     const unsigned x = shared_address(s.x[stage][side]);
     unsigned before[PART / 16][4], own[4][4], weighted[4][4];
@@ -61,6 +65,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     wgmma_fence();
     start_from_state(y.from_state, before, shared_address(s.c[stage]));
     wgmma_commit();
+    if (S::SEQUENCES && by.sequence_begins) end_sequence(state, step, sizes, ends, side, thread);
     decay(state, by.block_decay[1].y);
     load_fragments(own, x, thread);
     wgmma_wait<0>(); // the operands' registers are free
@@ -75,6 +80,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     add_to_state(state, weighted, shared_address(s.b[stage]));
     wgmma_commit();
     keep(y.from_state);
+    if (S::SEQUENCES && by.sequence_begins) drop_from_state(y.from_state, begins, lane);
     float4 decays[4]; // of tokens 16 i + lane % 4 * 2 and the next, and those 8 behind them
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -84,7 +90,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     keep(y.late);
     // Infinity or NaN in x meets zeros of scores, those of the first token of each half at least.
     if (__builtin_expect(__any_sync(~0u, not_finite(y.early[0], y.early[2], y.late[0], y.late[2])), 0))
-        from_earlier(y.early, y.late, s.x[phase.stage][side], s.scores[turn.stage][side], thread);
+        from_earlier(y.early, y.late, s.x[phase.stage][side], s.scores[turn.stage][side], begins, thread);
     __syncwarp();
     if (lane == 0) s.scores_ring.release(turn);
 
@@ -105,10 +111,14 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     }
     wgmma_wait<0>();
     keep(state);
+    if (S::SEQUENCES && by.sequence_begins && __any_sync(~0u, not_finite(state))) { // perhaps from another sequence
+        clear(state);
+        add_last_sequence(state, weighted, begins, shared_address(s.b[stage]), lane);
+    }
 }
 
 __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Chain &chain, int side, const D *d_skip,
-                                         const Initial *initial, float *final_states, int thread) {
+                                         const Initial *initial, float *final_states, const Ends &ends, int thread) {
     Turns turns; // of scores and z
     float state[THREAD_NUMBERS];
     for (Phase<STAGES> phase;; phase.advance()) {
@@ -119,17 +129,18 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Ch
         const int row = S::HALVES ? 0 : side, tile = S::HALVES ? side * PART_TILES : 0;
         const int group = S::HALVES ? warp_uniform(place_of_group(phase)) : stage;
         const Decays &by = s.decays[stage][row];
+        const Begins &begins = s.begins[S::SEQUENCES ? stage : 0];
         if (kind & LOCAL) {
             if (kind & FIRST) clear(state);
             if (!warp_uniform(by.skip))
-                add_chunk(state, by, shared_address(s.x[stage][row]), shared_address(s.b[group][tile]), thread);
+                add_chunk(state, by, begins, shared_address(s.x[stage][row]), shared_address(s.b[group][tile]), thread);
             if (S::HALVES && thread % 32 == 0) s.b_empty[group].arrive(), s.c_empty[group].arrive();
         } else {
             if (__builtin_expect(kind & PUBLISH, 0))
                 hand_on(state, by.log_piece, chain, step.ticket, s.launch, side, thread);
             if (__builtin_expect(kind & FIRST, 0)) look_back(state, s, step, sizes, chain, initial, side, thread);
             if constexpr (S::HALVES) write_chunk_of_half(s, state, step, phase, turns, group, side, d_skip, thread);
-            else write_chunk(s, state, step, phase, turns, stage, side, d_skip, thread);
+            else write_chunk(s, state, step, sizes, phase, turns, stage, side, d_skip, ends, thread);
             turns.advance();
             if (__builtin_expect(kind & LAST && (side == 0 || !(kind & SINGLE)), 0))
                 end_piece(s, state, step, sizes, chain, final_states, side, thread);

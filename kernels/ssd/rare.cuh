@@ -16,18 +16,21 @@ __device__ __forceinline__ bool not_finite(const float (&state)[THREAD_NUMBERS])
     return none != 0;
 }
 
-/* x^T scores^T again, of the tokens up to each token alone: in the product an infinite x met the zeros of scores. */
+/* x^T scores^T again, of the tokens up to each token alone, and of its own sequence: in the product an infinite x met
+   the zeros of scores. */
 __device__ __forceinline__ void from_earlier(float (&early)[16], float (&late)[16], const unsigned char *x,
-                                             const unsigned char *scores, int thread) {
+                                             const unsigned char *scores, const Begins &begins, int thread) {
     const int lane = thread % 32, column = thread / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < 16; i++) early[i] = late[i] = 0;
     for (int j = 0; j < CHUNK; j++) {
         const float x0 = number_of(x, j, column), x1 = number_of(x, j, column + 8);
+        int own = lane % 4 * 2;
+        if constexpr (S::SEQUENCES) asm volatile("" : "+r"(own)); // begins are read anew: they have no registers
 #pragma unroll
         for (int n = 0; n < 16; n++) {
             const int i = n / 2 * 8 + lane % 4 * 2 + n % 2;
-            if (j > i) continue;
+            if (j > i || (S::SEQUENCES && j + 1 < begins.of[n / 2 * 8 + own + n % 2])) continue;
             const float by = number_of(scores, i, j);
             float *to = n < 8 ? early + n / 2 * 4 + n % 2 : late + n / 2 * 4 - 16 + n % 2;
             to[0] += by * x0, to[2] += by * x1;

@@ -9,7 +9,7 @@
 #include "../device/hopper/wgmma.cuh"
 #include "../device/half2.cuh"
 #include "../device/math.cuh"
-#include "tiles.cuh"
+#include "sequences.cuh"
 
 /* Of 16 x 16 products g those with j in block k, before that of the i, which decay by first and second from its end. */
 __device__ __forceinline__ void score_earlier(float (&m)[8], const float *g, const Decays &by, int k, float first,
@@ -105,7 +105,7 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             const int group = S::HALVES ? warp_uniform(place_of_group(phase)) : stage;
             start_products(g, shared_address(s.b[group]), shared_address(s.c[group]));
             const Step &step = s.steps[stage];
-            if (S::Skip::KIND == D_PER_HEAD && step.pair != pair) {
+            if (S::Skip::KIND == D_PER_HEAD && (S::SEQUENCES ? kind & FIRST : step.pair != pair)) {
                 pair = step.pair;
 #pragma unroll
                 for (int row = 0; row < ROWS; row++) d[row] = as_float(d_skip[step.head(row)]);
@@ -118,20 +118,23 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][ROWS - 1];
             const unsigned tile0 = shared_address(s.scores[place][0]);
             const unsigned tile1 = shared_address(s.scores[place][ROWS - 1]);
+            int own = lane;
+            if constexpr (S::SEQUENCES) asm volatile("" : "+r"(own)); // what is made of it is not kept: no registers
             // Without a branch within: so the compiler can read early.
             if (block == 0) {
-                write_scores<0>(g, by0, tile0, d[0], lane);
-                if (ROWS == 2) write_scores<0>(g, by1, tile1, d[1], lane);
+                write_scores<0>(g, by0, tile0, d[0], own);
+                if (ROWS == 2) write_scores<0>(g, by1, tile1, d[1], own);
             } else if (block == 1) {
-                write_scores<1>(g, by0, tile0, d[0], lane);
-                if (ROWS == 2) write_scores<1>(g, by1, tile1, d[1], lane);
+                write_scores<1>(g, by0, tile0, d[0], own);
+                if (ROWS == 2) write_scores<1>(g, by1, tile1, d[1], own);
             } else if (block == 2) {
-                write_scores<2>(g, by0, tile0, d[0], lane);
-                if (ROWS == 2) write_scores<2>(g, by1, tile1, d[1], lane);
+                write_scores<2>(g, by0, tile0, d[0], own);
+                if (ROWS == 2) write_scores<2>(g, by1, tile1, d[1], own);
             } else {
-                write_scores<3>(g, by0, tile0, d[0], lane);
-                if (ROWS == 2) write_scores<3>(g, by1, tile1, d[1], lane);
+                write_scores<3>(g, by0, tile0, d[0], own);
+                if (ROWS == 2) write_scores<3>(g, by1, tile1, d[1], own);
             }
+            if (S::SEQUENCES && by0.sequence_begins) blank_scores(s.scores[place], s.begins[stage], block, own);
             fence_async_proxy();
             __syncwarp();
             if (lane == 0) s.scores_ring.full[place].arrive();

@@ -5,6 +5,7 @@
 
 enum SkipKind { NO_D, D_PER_HEAD, D_PER_COLUMN };
 enum Gate { NO_Z, WITH_Z };
+enum Sequences { ONE_SEQUENCE, MANY_SEQUENCES }; // in a row of tokens: see sequences.cuh
 
 /* How steps come: the type of dt, that of dt_bias, and whether a softplus follows. */
 template <typename DtType, typename BiasType, bool Softplus> struct Steps {
@@ -18,19 +19,20 @@ template <typename Type, SkipKind Kind> struct Skip {
     static constexpr SkipKind KIND = Kind;
 };
 
-template <typename Type, int HeadDim, int DState, typename StepsOf, typename SkipOf, Gate GateOf, typename InitialType>
+template <typename Type, int HeadDim, int DState, typename StepsOf, typename SkipOf, Gate GateOf, typename InitialType,
+          Sequences SequencesOf = ONE_SEQUENCE>
 struct Shape {
     using T = Type; // of x, B, C, z and y: __half or __nv_bfloat16
     using Steps = StepsOf;
     using Skip = SkipOf;
     using Initial = InitialType; // of initial_states
-    static constexpr bool GATED = GateOf == WITH_Z;
+    static constexpr bool GATED = GateOf == WITH_Z, SEQUENCES = SequencesOf == MANY_SEQUENCES;
     // Multiples of 8, dstate up to 256. Tiles have 64 columns: TMA fills the last with zeros, which add nothing.
     static constexpr int HEADDIM = HeadDim, DSTATE = DState;
     static constexpr bool HALVES = DSTATE > 128; // of a state: more of it than a warpgroup's registers hold
     static constexpr int HEAD_PARTS = (HEADDIM + 63) / 64, STATE = HALVES ? 256 : (DSTATE + 63) / 64 * 64;
     static constexpr bool PADDED_HEAD = HEADDIM % 64 != 0, PADDED_STATE = DSTATE != STATE;
-    static_assert(HEADDIM % 8 == 0 && DSTATE % 8 == 0 && STATE <= 256);
+    static_assert(HEADDIM % 8 == 0 && DSTATE % 8 == 0 && STATE <= 256 && !(SEQUENCES && HALVES));
 };
 
 #ifndef SHAPE

@@ -63,6 +63,12 @@ struct alignas(16) Decays {
     float log_piece;                       // the exponent over the piece that pass 1 walked
     int skip;                              // pass 1: nothing of this chunk is left at the end
     int precise;                           // whether it takes weight_to_end: all dt are so small that rounding costs
+    int sequence_begins;                   // in the chunk: see Begins
+};
+
+/* Where sequences begin in a chunk: see sequences.cuh. */
+struct alignas(16) Begins {
+    unsigned char of[CHUNK]; // where each token's sequence begins: 0 is before the chunk, 1 the chunk's first token
 };
 
 constexpr int TILE = 64 * 128; // bytes: 64 rows, swizzled (swizzle.cuh)
@@ -97,6 +103,7 @@ struct Shared {
     int pass_1_may_stop[2];   // the ticket whose pass 1 may: read while it is written, soon enough whenever it is seen
     unsigned launch;          // what a raised flag holds
     unsigned has_marked_pair; // whether a share of this block has marked its pair
+    Begins begins[S::SEQUENCES ? STAGES : 1];
     Handed handed;
     Barrier b_empty[2], c_empty[2]; // if there are halves: nobody reads the place of B, of C any more
 

@@ -49,9 +49,9 @@ __device__ __forceinline__ void write_decays(Decays &to, const Head &of, const S
     if (token < sizes.seqlen) steps.x = step_of(as_float(of.dt[token * sizes.dt_token]) + of.bias, sizes);
     if (token + 1 < sizes.seqlen) steps.y = step_of(as_float(of.dt[(token + 1) * sizes.dt_token]) + of.bias, sizes);
     LaneDecays decays;
-    decays.make(steps, of.slope, false, lane);
+    decays.make(steps, of.slope, {}, false, lane);
     decays.store_decays(to, lane);
-    decays.store_weights(to, lane);
+    decays.store_weights(to, {}, lane);
 }
 
 /* Scores of blocks above the diagonal that are multiplied: they stay zero. Once. */

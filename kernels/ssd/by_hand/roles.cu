@@ -42,13 +42,13 @@ roles(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
     const int warpgroup = warp_uniform(threadIdx.x / 128), warp = threadIdx.x / 32;
     if (warpgroup < 2) {
         take_registers<MULTIPLY_REGISTERS>();
-        multiply(s, sizes, no_chain, warpgroup, d_skip, nullptr, nullptr, threadIdx.x % 128);
+        multiply(s, sizes, no_chain, warpgroup, d_skip, nullptr, nullptr, {}, threadIdx.x % 128);
     } else if (warpgroup == 2) {
         give_registers<SCORE_REGISTERS>();
         make_scores(s, d_skip, threadIdx.x % 128);
     } else {
         give_registers<BRING_REGISTERS>();
-        if (warp < BRINGER) make_decays(s, sizes, warp - 12, dt, a, dt_bias, threadIdx.x % 32);
+        if (warp < BRINGER) make_decays(s, sizes, warp - 12, dt, a, dt_bias, nullptr, threadIdx.x % 32);
         else if (threadIdx.x == 32 * BRINGER) bring_pair(s, sizes, {x, b, c, x}, blockIdx.x);
         else if (threadIdx.x == 32 * STORER) store_tiles(s, y);
     }
