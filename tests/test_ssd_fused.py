@@ -328,7 +328,7 @@ def test_plans():
     assert halves.pairs == 2 * 160 and halves.scratch == 2 * halves.tickets * (64 * 128 + 1)
     for dstate in (64, 128, 192, 256):
         for z in (False, True):
-            assert shared_bytes(dstate, z) <= 227 * 1024
+            assert shared_bytes(dstate, z, sequences=dstate <= 128) <= 227 * 1024
 
 
 @pytest.mark.parametrize(
