@@ -144,7 +144,7 @@ def test_every_case_has_rungs_and_a_title_of_its_own():
         assert {"five, chunk 128", "five, chunk 256"} <= set(names)
         assert ("fused.cu" in names) == (case.dtype != torch.float32)  # which it leaves to five
         timed = case.dtype != torch.float32 and case.shape.dstate <= 128 and case.sequences == 1
-        assert ("loads ahead, dt once" in names) == (timed)
+        assert ("loads ahead, dt once" in names) == timed
     rows = {case.title: [entry.title for entry in bench.RUNGS if entry.timed(case)] for case in bench.CASES}
     assert rows["SSD prefill, 2.7B, 64K"] == [entry.title for entry in bench.RUNGS]
     assert "published design" in rows["SSD prefill, 2.7B, 64K, slow decay"]

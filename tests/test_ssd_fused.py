@@ -231,7 +231,7 @@ def test_where_a_decay_may_become_growth_nothing_is_left_out(launched):
     for low, softplus, never in ((0.0, False, False), (-1.0, True, False), (-1.0, False, True)):
         problem = MODULE.expect_ssd("test", *(call[name] for name in ("x", "dt", "A", "B", "C")))
         tensors = call["x"], call["dt"], call["B"], call["C"], None, None, None, None
-        ready = MODULE._prepare(problem, *tensors, softplus, (low, 1.0), 127)
+        ready = MODULE._prepare(problem, *tensors, False, softplus, (low, 1.0), 127)
         assert (-math.inf in ready.sizes) == never and (-127 in ready.sizes) != never
 
 
@@ -292,9 +292,10 @@ def test_the_rungs_that_run_in_its_place():
         y = fused(**odd)
     assert torch.equal(y, fused_tuned(**odd))
     seq_idx = torch.tensor([[0] * 13 + [1] * 27], dtype=torch.int32)
-    with pytest.warns(UserWarning, match="x is float32. So five runs"):
-        y = fused(**small, seq_idx=seq_idx, chunk_size=32)
-    assert torch.equal(y, five(**small, seq_idx=seq_idx, chunk_size=32))
+    halves = problem(1, 40, 1, 16, 1, 136, HALF)
+    with pytest.warns(UserWarning, match="dstate is 136, with seq_idx or cu_seqlens up to 128. So five runs"):
+        y = fused(**halves, seq_idx=seq_idx, chunk_size=32)
+    assert torch.equal(y, five(**halves, seq_idx=seq_idx, chunk_size=32))
     assert off(fused(**small, stop=0), wanted) < 3e-6
 
 

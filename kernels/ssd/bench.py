@@ -118,7 +118,7 @@ class Entry(NamedTuple):
 STEPS_ON_THE_WAY = (1024, 8192, 65536)  # lengths at which those rungs of chapter 13 are timed that are soon left behind
 RUNGS = [  # a rung takes the arguments of `five`
     *(
-        Entry(f"five, chunk {q}", functools.partial(five, chunk_size=q), SOURCES, None, q > 64, True)
+        Entry(f"five, chunk {q}", functools.partial(five, chunk_size=q), SOURCES, None, q > 64, seq_idx=True)
         for q in (64, 128, 256)
     ),
     Entry(

@@ -103,9 +103,9 @@ struct Shared {
     int pass_1_may_stop[2];   // the ticket whose pass 1 may: read while it is written, soon enough whenever it is seen
     unsigned launch;          // what a raised flag holds
     unsigned has_marked_pair; // whether a share of this block has marked its pair
-    Begins begins[S::SEQUENCES ? STAGES : 1];
     Handed handed;
     Barrier b_empty[2], c_empty[2]; // if there are halves: nobody reads the place of B, of C any more
+    Begins begins[S::SEQUENCES ? STAGES : 1];
 
     /* By one thread; who arrives stands in brackets. */
     __device__ __forceinline__ void init() {
