@@ -101,8 +101,8 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
         load_fragments(z, shared_address(s.z[turn.stage][side]), thread);
     }
     write_y(y, decays, x, d, step.columns(side), z, thread);
-    // z is given back here, not behind its loads: these may be on their way when an arrival behind them is seen already,
-    // and TMA does not wait for them.
+    // z is given back here, not behind its loads: these may be on their way when an arrival behind them is seen
+    // already, and TMA does not wait for them.
     fence_async_proxy(); // of y, and of what has been read of z
     __syncwarp();
     if (lane == 0) {

@@ -1,4 +1,5 @@
-/* The sizes of a launch of chapter 15's first three rungs: whole pairs, no limits of dt, all that has decayed counts. */
+/* The sizes of a launch of chapter 15's first three rungs: whole pairs, no limits of dt, and all that has decayed
+   counts. */
 #pragma once
 #include "../shape.cuh"
 
