@@ -104,7 +104,9 @@ def test_what_is_not_finite_stays_in_its_sequence():
             for options in ({}, {"stop": 0}):
                 y = fused(**changed, cu_seqlens=cu_seqlens, **options)
                 assert torch.equal(~y.isfinite(), expected)
-                assert torch.allclose(y[~expected], clean[~expected], rtol=2e-3, atol=2e-3)
+                # what a marked pair did in pieces it does as one, and rounds otherwise: to 2^-11 of the greatest summands
+                apart = (y[~expected].float() - clean[~expected].float()).abs().max()
+                assert apart < 2e-3 * clean.abs().max()
 
 
 @needs_hopper
