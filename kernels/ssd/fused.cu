@@ -56,6 +56,7 @@
 #include "scores.cuh"
 
 constexpr int THREADS = 512;
+static_assert(THREADS >= MOST_ROWS && THREADS > MOST_TICKETS, "share_out has a thread for each");
 constexpr int MULTIPLY_REGISTERS = 192, SCORE_REGISTERS = S::SEQUENCES ? 64 : 72;
 constexpr int BRING_REGISTERS = 512 - 2 * MULTIPLY_REGISTERS - SCORE_REGISTERS; // 2, 1 and 1 times: 512
 // Of the last warpgroup: two warps make decays, in front, where the warps that make scores have least to do.

@@ -4,7 +4,7 @@
 #include "shared.cuh"
 #include "steps.cuh"
 
-constexpr float PASS_1 = 0.4f; // what a chunk of pass 1 counts, if one of pass 2 counts 1
+constexpr float PASS_1 = 0.5f; // what a chunk of pass 1 counts, if one of pass 2 counts 1
 
 /* Where a share begins in a pair, if not before it or behind it: cuts[share] holds a pair and, in 1 / 65536, what of it
    lies before. */
@@ -14,11 +14,25 @@ __device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int shar
     return (unsigned long long)(cut & 0xFFFF) * sizes.chunks >> 16;
 }
 
-/* How slowly a row decays with its dt_bias alone: chunks until nothing is left, at most 1e9. */
+/* What share_out works with. A key is how slowly a row decays, in chunks until nothing is left; its last bits give way
+   to the row's number, so that no two are equal. */
+struct Line {
+    unsigned keys[MOST_ROWS];
+    float before[MOST_ROWS + 1]; // of the pairs of a batch: what all before them cost
+};
+static_assert(sizeof(Line) <= sizeof(Shared::scores) && (MOST_ROWS & MOST_ROWS - 1) == 0);
+
+__device__ __forceinline__ unsigned key_of(float chunks, int row) {
+    return (__float_as_uint(chunks) & -MOST_ROWS) | (MOST_ROWS - 1 - row); // of equals the first is the highest
+}
+__device__ __forceinline__ float chunks_of(unsigned key) { return __uint_as_float(key & -MOST_ROWS); }
+
+/* Chunks until nothing is left of a row that decays with its dt_bias alone: at most 1e9, and that for NaN, too. */
 __device__ __forceinline__ float chunks_left(const Sizes &sizes, int row, const float *a, const Bias *dt_bias) {
+    const float slope = a[row / S::HEAD_PARTS]; // both loads before what needs one of them
     const float v = dt_bias ? as_float(dt_bias[row / S::HEAD_PARTS]) : S::Steps::SOFTPLUS ? 0 : 0.01f;
-    const float rate = -a[row / S::HEAD_PARTS] * step_of(v, sizes) * LOG2_E * CHUNK;
-    return rate > 0 ? fminf(-sizes.log2_negligible / rate, 1e9f) : 1e9f; // NaN too: ranks need an order
+    const float rate = -slope * step_of(v, sizes) * LOG2_E * CHUNK;
+    return rate > 0 ? fminf(__fdividef(-sizes.log2_negligible, rate), 1e9f) : 1e9f;
 }
 
 /* Rows in the order of the batch, shares of equal length. */
@@ -29,51 +43,78 @@ __device__ __forceinline__ void share_out_evenly(Shared &s, const Sizes &sizes) 
         s.cuts[i] = ((unsigned long long)i * sizes.pairs << 16) / (unsigned)sizes.tickets;
 }
 
-/* Rows of a group, slow ones first, by rank: no two have the same. */
-__device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, float *left, const float *a,
-                                           const Bias *dt_bias) {
-    const int rows = sizes.groups * sizes.rows;
-    for (int i = threadIdx.x; i < rows; i += blockDim.x) left[i] = chunks_left(sizes, i, a, dt_bias);
-    __syncthreads();
-    for (int i = threadIdx.x; i < rows; i += blockDim.x) {
-        const int begin = i / sizes.rows * sizes.rows;
-        int rank = begin;
-        for (int j = begin; j < begin + sizes.rows; j++) rank += left[j] > left[i] || (left[j] == left[i] && j < i);
-        s.order[rank] = i;
+/* Rows of a group, slow ones first: before a row come those with higher keys, which a team of threads counts. The
+   slower row of a pair says what the pair costs. */
+__device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &line) {
+    constexpr int TEAM = 4;
+    const int rows = sizes.groups * sizes.rows, member = threadIdx.x % TEAM;
+    const float share = __fdividef((float)sizes.chunks * sizes.pairs, sizes.tickets); // chunks
+    for (int first = 0; first < rows; first += blockDim.x / TEAM) {
+        const int row = first + threadIdx.x / TEAM, group = sizes.groups == 1 ? 0 : row / sizes.rows;
+        const int begin = group * sizes.rows, end = min(begin + sizes.rows, rows);
+        const unsigned key = line.keys[min(row, rows - 1)];
+        int place = 0; // in the group
+#pragma unroll 4
+        for (int i = begin + member; i < end; i += TEAM) place += line.keys[i] > key;
+#pragma unroll
+        for (int apart = 1; apart < TEAM; apart *= 2) place += __shfl_xor_sync(~0u, place, apart);
+        if (row >= rows || member > 0) continue;
+        s.order[begin + place] = row;
+        if (place % ROWS == 0) // of a chunk of the pair, with its part of pass 1
+            line.before[group * sizes.pairs_of_group + place / ROWS + 1] =
+                1 + PASS_1 * fminf(1, __fdividef(chunks_of(key), share));
     }
 }
 
-/* Where share i of the line begins: pairs of a batch cost `cost`, all of them `whole`. */
-__device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const float *cost, float whole, int of_batch) {
-    if (i == sizes.tickets) return (unsigned)sizes.pairs << 16;
-    const int batches = sizes.pairs / of_batch;
-    float at = whole * batches * i / sizes.tickets;
-    const int batch = min((int)(at / whole), batches - 1);
-    at = fmaxf(at - whole * batch, 0); // rounding may have gone below
-    int pair = 0;
-    for (; pair < of_batch && at >= cost[pair]; pair++) at -= cost[pair];
-    const unsigned part = pair < of_batch ? min((unsigned)(at / cost[pair] * 65536), 65535u) : 0;
-    return (unsigned)(batch * of_batch + pair) << 16 | part;
+/* Costs of pairs into sums of all up to them, by a warp: a lane has some that lie together. */
+__device__ __forceinline__ void sum_up(float *costs, int pairs, int lane) {
+    const int each = (pairs + 31) / 32, begin = min(lane * each, pairs), end = min(begin + each, pairs);
+    float own = 0;
+#pragma unroll 1
+    for (int i = begin; i < end; i++) own += costs[i];
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const float before = __shfl_up_sync(~0u, own, apart);
+        if (lane >= apart) own += before;
+    }
+    const float before = __shfl_up_sync(~0u, own, 1);
+    float sum = lane > 0 ? before : 0;
+#pragma unroll 1
+    for (int i = begin; i < end; i++) costs[i] = sum += costs[i];
 }
 
-/* Cut the line of all pairs, one behind the other, into shares that cost the same, by all threads. Rows that decay
-   alike are made pairs, slow ones first: pass 1 of a pair is as long as its slower row makes it. What is guessed here
-   moves work between blocks, and changes results by rounding alone. */
+/* Where share i of the line begins; pairs lie in it batch by batch. */
+__device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const float *before, int of_batch) {
+    if (i == sizes.tickets) return (unsigned)sizes.pairs << 16;
+    int batch = 0, rest = i; // of a batch, in 1 / tickets
+    if (of_batch < sizes.pairs) rest *= sizes.pairs / of_batch, batch = rest / sizes.tickets, rest %= sizes.tickets;
+    const float at = __fdividef(before[of_batch] * rest, sizes.tickets);
+    int pair = 0; // the last that begins there or before
+#pragma unroll 1
+    for (int step = 1 << 31 - __clz(of_batch); step > 0; step /= 2)
+        if (pair + step < of_batch && before[pair + step] <= at) pair += step;
+    const float part = __fdividef(at - before[pair], before[pair + 1] - before[pair]);
+    return (unsigned)(batch * of_batch + pair) << 16 | min((unsigned)(part * 65536), 65535u);
+}
+
+/* Cut the line of all pairs, one behind the other, into shares that cost the same, by all threads; the same numbers
+   come of it in all blocks. Rows that decay alike are made pairs, slow ones first: pass 1 of a pair is as long as its
+   slower row makes it. What is guessed here moves work between blocks, and changes results by rounding alone.
+
+   Nothing else can begin before it is done. So it is short of steps that wait for each other: a thread for each row, a
+   team for each rank, a warp for the sums, a thread for each cut. */
 __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const float *a, const Bias *dt_bias) {
     if (!sizes.sort) return share_out_evenly(s, sizes);
-    const int of_batch = sizes.groups * sizes.pairs_of_group; // pairs
-    float *left = reinterpret_cast<float *>(s.scores), *cost = left + MOST_ROWS;
-    order_rows(s, sizes, left, a, dt_bias);
+    Line &line = *reinterpret_cast<Line *>(s.scores);
+    const int thread = threadIdx.x, of_batch = sizes.groups * sizes.pairs_of_group; // pairs
+    if (thread < sizes.groups * sizes.rows) line.keys[thread] = key_of(chunks_left(sizes, thread, a, dt_bias), thread);
+    if (thread == 0) line.before[0] = 0;
     __syncthreads();
-    const float share = (float)sizes.chunks * sizes.pairs / sizes.tickets;
-    for (int i = threadIdx.x; i < of_batch; i += blockDim.x) { // of a chunk of a pair, with its part of pass 1
-        const int row = s.order[i / sizes.pairs_of_group * sizes.rows + ROWS * (i % sizes.pairs_of_group)];
-        cost[i] = 1 + PASS_1 * fminf(1, left[row] / share);
-    }
+    order_rows(s, sizes, line);
     __syncthreads();
-    float whole = 0; // of a batch
-    for (int j = 0; j < of_batch; j++) whole += cost[j];
-    for (int i = threadIdx.x; i <= sizes.tickets; i += blockDim.x) s.cuts[i] = cut_at(sizes, i, cost, whole, of_batch);
+    if (thread < 32) sum_up(line.before + 1, of_batch, thread);
+    __syncthreads();
+    if (thread <= sizes.tickets) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
 }
 
 /* What a ticket stands for: pieces of pairs, the last of which may go on in the next share. */
