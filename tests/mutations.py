@@ -495,16 +495,18 @@ ORDERINGS = [
     (DECAYS, "decays are made for a step that is not known", "            s.planned[phase.stage].wait(phase.parity);\n",
      ""),
     (DECAYS, "decays are announced for lanes not done", f"        __syncwarp();\n{DECAYS_THERE}", DECAYS_THERE),
-    (SHARES, "rows are ranked before all are measured", "a, dt_bias);\n    __syncthreads();\n    for",
-     "a, dt_bias);\n    for"),
-    (SHARES, "pairs are priced before rows are ranked", "a, dt_bias);\n    __syncthreads();\n    const float share",
-     "a, dt_bias);\n    const float share"),
-    (SHARES, "shares are cut before pairs are priced", "    __syncthreads();\n    float whole = 0;",
-     "    float whole = 0;"),
 ]  # fmt: skip
 MUTATIONS += [
     Mutation(f"fused: {says}", file, old, "tests/test_ssd_fused.py -k test_no_race", new)
     for file, says, old, new in ORDERINGS
+]
+MUTATIONS += [
+    Mutation(f"shares: {says}", SHARES, f"    __syncthreads();\n    {then}", "tests/test_ssd_shares.py", f"    {then}")
+    for says, then in [
+        ("rows are ranked before all are measured", "order_rows(s"),
+        ("costs are summed up before all are known", "if (thread < 32) sum_up"),
+        ("shares are cut before costs are summed up", "if (thread <= sizes.tickets)"),
+    ]
 ]
 HAND, CHUNK, RING = (f"kernels/ssd/by_hand/{name}" for name in ("one_head.cuh", "chunk.cu", "ring.cu"))
 MUTATIONS += [
