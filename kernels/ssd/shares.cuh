@@ -4,7 +4,7 @@
 #include "shared.cuh"
 #include "steps.cuh"
 
-constexpr float PASS_1 = 0.5f; // what a chunk of pass 1 counts, if one of pass 2 counts 1
+constexpr float PASS_1 = 0.43f; // what a chunk of pass 1 costs, if one of pass 2 costs 1
 
 /* Where a share begins in a pair, if not before it or behind it: cuts[share] holds a pair and, in 1 / 65536, what of it
    lies before. */
@@ -18,7 +18,8 @@ __device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int shar
    to the row's number, so that no two are equal. */
 struct Line {
     unsigned keys[MOST_ROWS];
-    float before[MOST_ROWS + 1]; // of the pairs of a batch: what all before them cost
+    float before[MOST_ROWS + 1]; // of the pairs of a batch: what all before them cost; first, one further on, chunks left
+    unsigned guess;              // of what they all cost, in 1 / 65536: whoever adds first, it is the same
 };
 static_assert(sizeof(Line) <= sizeof(Shared::scores) && (MOST_ROWS & MOST_ROWS - 1) == 0);
 
@@ -35,6 +36,12 @@ __device__ __forceinline__ float chunks_left(const Sizes &sizes, int row, const 
     return rate > 0 ? fminf(__fdividef(-sizes.log2_negligible, rate), 1e9f) : 1e9f;
 }
 
+/* What a chunk of a pair costs, where a share costs so much: if the share has n chunks, that is n + PASS_1 * min(n, left),
+   as pass 1 ends where nothing is left. */
+__device__ __forceinline__ float cost_of_chunk(float left, float share) {
+    return __fdividef(share, fmaxf(share * (1 / (1 + PASS_1)), share - PASS_1 * left));
+}
+
 /* Rows in the order of the batch, shares of equal length. */
 __device__ __forceinline__ void share_out_evenly(Shared &s, const Sizes &sizes) {
     const int rows = sizes.groups * sizes.rows;
@@ -44,11 +51,10 @@ __device__ __forceinline__ void share_out_evenly(Shared &s, const Sizes &sizes) 
 }
 
 /* Rows of a group, slow ones first: before a row come those with higher keys, which a team of threads counts. The
-   slower row of a pair says what the pair costs. */
-__device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &line) {
+   slower row of a pair says how long its pass 1 is. share: chunks of one. */
+__device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &line, float share) {
     constexpr int TEAM = 4;
     const int rows = sizes.groups * sizes.rows, member = threadIdx.x % TEAM;
-    const float share = __fdividef((float)sizes.chunks * sizes.pairs, sizes.tickets); // chunks
     for (int first = 0; first < rows; first += blockDim.x / TEAM) {
         const int row = first + threadIdx.x / TEAM, group = sizes.groups == 1 ? 0 : row / sizes.rows;
         const int begin = group * sizes.rows, end = min(begin + sizes.rows, rows);
@@ -60,18 +66,19 @@ __device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &
         for (int apart = 1; apart < TEAM; apart *= 2) place += __shfl_xor_sync(~0u, place, apart);
         if (row >= rows || member > 0) continue;
         s.order[begin + place] = row;
-        if (place % ROWS == 0) // of a chunk of the pair, with its part of pass 1
-            line.before[group * sizes.pairs_of_group + place / ROWS + 1] =
-                1 + PASS_1 * fminf(1, __fdividef(chunks_of(key), share));
+        if (place % ROWS > 0) continue;
+        const float left = chunks_of(key);
+        line.before[group * sizes.pairs_of_group + place / ROWS + 1] = left;
+        atomicAdd(&line.guess, (unsigned)(cost_of_chunk(left, 1.2f * share) * 65536));
     }
 }
 
-/* Costs of pairs into sums of all up to them, by a warp: a lane has some that lie together. */
-__device__ __forceinline__ void sum_up(float *costs, int pairs, int lane) {
-    const int each = (pairs + 31) / 32, begin = min(lane * each, pairs), end = min(begin + each, pairs);
+/* What all pairs up to each cost, by a warp: a lane has some that lie together. share: what one costs. */
+__device__ __forceinline__ void sum_up(float *pairs, int count, float share, int lane) {
+    const int each = (count + 31) / 32, begin = min(lane * each, count), end = min(begin + each, count);
     float own = 0;
 #pragma unroll 1
-    for (int i = begin; i < end; i++) own += costs[i];
+    for (int i = begin; i < end; i++) own += pairs[i] = cost_of_chunk(pairs[i], share);
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const float before = __shfl_up_sync(~0u, own, apart);
@@ -80,7 +87,7 @@ __device__ __forceinline__ void sum_up(float *costs, int pairs, int lane) {
     const float before = __shfl_up_sync(~0u, own, 1);
     float sum = lane > 0 ? before : 0;
 #pragma unroll 1
-    for (int i = begin; i < end; i++) costs[i] = sum += costs[i];
+    for (int i = begin; i < end; i++) pairs[i] = sum += pairs[i];
 }
 
 /* Where share i of the line begins; pairs lie in it batch by batch. */
@@ -101,18 +108,20 @@ __device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const floa
    come of it in all blocks. Rows that decay alike are made pairs, slow ones first: pass 1 of a pair is as long as its
    slower row makes it. What is guessed here moves work between blocks, and changes results by rounding alone.
 
-   Nothing else can begin before it is done. So it is short of steps that wait for each other: a thread for each row, a
-   team for each rank, a warp for the sums, a thread for each cut. */
+   What a chunk costs hangs on what a share costs, and that on what all chunks cost: a first guess, and a better one.
+   Nothing else can begin before all is shared out. So it is short of steps that wait for each other: a thread for each
+   row, a team for each rank, a warp for the sums, a thread for each cut. */
 __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const float *a, const Bias *dt_bias) {
     if (!sizes.sort) return share_out_evenly(s, sizes);
     Line &line = *reinterpret_cast<Line *>(s.scores);
     const int thread = threadIdx.x, of_batch = sizes.groups * sizes.pairs_of_group; // pairs
+    const float share = __fdividef((float)sizes.chunks * sizes.pairs, sizes.tickets);
     if (thread < sizes.groups * sizes.rows) line.keys[thread] = key_of(chunks_left(sizes, thread, a, dt_bias), thread);
-    if (thread == 0) line.before[0] = 0;
+    if (thread == 0) line.before[0] = line.guess = 0;
     __syncthreads();
-    order_rows(s, sizes, line);
+    order_rows(s, sizes, line, share);
     __syncthreads();
-    if (thread < 32) sum_up(line.before + 1, of_batch, thread);
+    if (thread < 32) sum_up(line.before + 1, of_batch, share * __fdividef(line.guess, 65536.f * of_batch), thread);
     __syncthreads();
     if (thread <= sizes.tickets) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
 }
