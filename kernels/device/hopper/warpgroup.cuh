@@ -20,5 +20,10 @@ template <int THREADS> __device__ __forceinline__ void named_barrier(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
+/* Be counted there, and go on: the others, who wait at named_barrier, count these threads, too. */
+template <int THREADS> __device__ __forceinline__ void named_barrier_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
 /* The same number in all lanes: now the compiler knows, and keeps what is made of it in uniform registers. */
 __device__ __forceinline__ int warp_uniform(int v) { return __shfl_sync(~0u, v, 0); }
