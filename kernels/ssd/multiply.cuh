@@ -11,7 +11,9 @@
 constexpr float NEVER = -1e30f; // what is below is -infinity: nothing is negligible
 
 /* Two warpgroups that walk in step ask the tensor cores for the same at the same time, and then both make y, while the
-   tensor cores rest. So they take turns: one starts the products of a chunk while the other makes y. */
+   tensor cores rest. With a gate y takes long: so there they take turns, and one starts the products of a chunk while
+   the other makes y. Without, turns cost 2 % more than they bring. */
+constexpr bool TURNS = S::GATED && !S::HALVES;
 constexpr int TURN_OF = 3; // and 4: barriers, of side 0 and of side 1
 __device__ __forceinline__ void wait_for_turn(int side) { named_barrier<256>(TURN_OF + side); }
 __device__ __forceinline__ void give_turn(int to) { named_barrier_arrive<256>(TURN_OF + to); }
@@ -68,7 +70,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     YSums y;
     // from the state before the chunk; meanwhile it decays
     to_fragments(before, state);
-    wait_for_turn(side);
+    if constexpr (TURNS) wait_for_turn(side);
     wgmma_fence();
     start_from_state(y.from_state, before, shared_address(s.c[stage]));
     wgmma_commit();
@@ -86,7 +88,7 @@ __device__ __forceinline__ void write_chunk(Shared &s, float (&state)[THREAD_NUM
     wgmma_commit();
     add_to_state(state, weighted, shared_address(s.b[stage]));
     wgmma_commit();
-    give_turn(1 - side);
+    if constexpr (TURNS) give_turn(1 - side);
     keep(y.from_state);
     if (S::SEQUENCES && by.sequence_begins) drop_from_state(y.from_state, begins, lane);
     float4 decays[4]; // of tokens 16 i + lane % 4 * 2 and the next, and those 8 behind them
@@ -129,13 +131,13 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Ch
                                          const Initial *initial, float *final_states, const Ends &ends, int thread) {
     Turns turns; // of scores and z
     float state[THREAD_NUMBERS];
-    if (!S::HALVES && side == 1) give_turn(0); // who begins
+    if (TURNS && side == 1) give_turn(0); // who begins
     for (Phase<STAGES> phase;; phase.advance()) {
         s.ring.wait_full(phase);
         const Step &step = s.steps[phase.stage];
         const int stage = warp_uniform(phase.stage), kind = warp_uniform(step.kind);
         if (kind & END) {
-            if (!S::HALVES && side == 0) wait_for_turn(0); // what the other has given last
+            if (TURNS && side == 0) wait_for_turn(0); // what the other has given last
             return;
         }
         const int row = S::HALVES ? 0 : side, tile = S::HALVES ? side * PART_TILES : 0;

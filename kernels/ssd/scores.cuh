@@ -128,11 +128,15 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             int own = lane;
             if constexpr (S::SEQUENCES) asm volatile("" : "+r"(own)); // what is made of it is not kept: no registers
             LaneScores made0, made1;
-            made0.make(by0, block, own);
-            if (ROWS == 2) made1.make(by1, block, own);
+            const auto make = [&] {
+                made0.make(by0, block, own);
+                if (ROWS == 2) made1.make(by1, block, own);
+            };
+            if constexpr (S::GATED) make();
             s.scores_ring.wait_empty(turn);
             wgmma_wait<0>();
             keep(g);
+            if constexpr (!S::GATED) make();
             if (S::HALVES && lane == 0) s.b_empty[group].arrive(), s.c_empty[group].arrive();
             const unsigned tile0 = shared_address(s.scores[place][0]);
             const unsigned tile1 = shared_address(s.scores[place][ROWS - 1]);
