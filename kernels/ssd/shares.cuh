@@ -18,7 +18,7 @@ __device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int shar
    to the row's number, so that no two are equal. */
 struct Line {
     unsigned keys[MOST_ROWS];
-    float before[MOST_ROWS + 1]; // of the pairs of a batch: what all before them cost; first, one further on, chunks left
+    float before[MOST_ROWS + 1]; // of the pairs of a batch: what all before them cost; first, one further, chunks left
     unsigned guess;              // of what they all cost, in 1 / 65536: whoever adds first, it is the same
 };
 static_assert(sizeof(Line) <= sizeof(Shared::scores) && (MOST_ROWS & MOST_ROWS - 1) == 0);
@@ -36,8 +36,8 @@ __device__ __forceinline__ float chunks_left(const Sizes &sizes, int row, const 
     return rate > 0 ? fminf(__fdividef(-sizes.log2_negligible, rate), 1e9f) : 1e9f;
 }
 
-/* What a chunk of a pair costs, where a share costs so much: if the share has n chunks, that is n + PASS_1 * min(n, left),
-   as pass 1 ends where nothing is left. */
+/* What a chunk of a pair costs, where a share costs so much. With n chunks that is n + PASS_1 * min(n, left), as pass 1
+   ends where nothing is left. */
 __device__ __forceinline__ float cost_of_chunk(float left, float share) {
     return __fdividef(share, fmaxf(share * (1 / (1 + PASS_1)), share - PASS_1 * left));
 }
@@ -61,7 +61,7 @@ __device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &
         const unsigned key = line.keys[min(row, rows - 1)];
         int place = 0; // in the group
 #pragma unroll 4
-        for (int i = begin + member; i < end; i += TEAM) place += line.keys[i] > key;
+        for (int i = begin + member; i < end; i += TEAM) place += key - line.keys[i] >> 31; // 1 where that is higher
 #pragma unroll
         for (int apart = 1; apart < TEAM; apart *= 2) place += __shfl_xor_sync(~0u, place, apart);
         if (row >= rows || member > 0) continue;
@@ -98,8 +98,12 @@ __device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const floa
     const float at = __fdividef(before[of_batch] * rest, sizes.tickets);
     int pair = 0; // the last that begins there or before
 #pragma unroll 1
-    for (int step = 1 << 31 - __clz(of_batch); step > 0; step /= 2)
-        if (pair + step < of_batch && before[pair + step] <= at) pair += step;
+    for (int step = 1 << (31 - __clz(of_batch) & ~1); step > 0; step /= 4) {
+        int steps = 0;
+#pragma unroll
+        for (int i = 1; i < 4; i++) steps += pair + i * step < of_batch && before[pair + i * step] <= at;
+        pair += steps * step;
+    }
     const float part = __fdividef(at - before[pair], before[pair + 1] - before[pair]);
     return (unsigned)(batch * of_batch + pair) << 16 | min((unsigned)(part * 65536), 65535u);
 }
