@@ -4,7 +4,9 @@
 #include "shared.cuh"
 #include "steps.cuh"
 
-constexpr float PASS_1 = 0.43f; // what a chunk of pass 1 costs, if one of pass 2 costs 1
+/* What a chunk of pass 1 costs, if one of pass 2 costs 1. Of long sequences B no longer stays in L2: that counts for
+   more where less is done with it. */
+__device__ __forceinline__ float cost_in_pass_1(int chunks) { return chunks > 768 ? 0.5f : 0.43f; }
 
 /* Where a share begins in a pair, if not before it or behind it: cuts[share] holds a pair and, in 1 / 65536, what of it
    lies before. */
@@ -36,10 +38,10 @@ __device__ __forceinline__ float chunks_left(const Sizes &sizes, int row, const 
     return rate > 0 ? fminf(__fdividef(-sizes.log2_negligible, rate), 1e9f) : 1e9f;
 }
 
-/* What a chunk of a pair costs, where a share costs so much. With n chunks that is n + PASS_1 * min(n, left), as pass 1
-   ends where nothing is left. */
-__device__ __forceinline__ float cost_of_chunk(float left, float share) {
-    return __fdividef(share, fmaxf(share * (1 / (1 + PASS_1)), share - PASS_1 * left));
+/* What a chunk of a pair costs, where a share costs so much: if the share has n chunks, that is n + pass_1 * min(n,
+   left), as pass 1 ends where nothing is left. */
+__device__ __forceinline__ float cost_of_chunk(float left, float share, float pass_1) {
+    return __fdividef(share, fmaxf(__fdividef(share, 1 + pass_1), share - pass_1 * left));
 }
 
 /* Rows in the order of the batch, shares of equal length. */
@@ -69,16 +71,16 @@ __device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &
         if (place % ROWS > 0) continue;
         const float left = chunks_of(key);
         line.before[group * sizes.pairs_of_group + place / ROWS + 1] = left;
-        atomicAdd(&line.guess, (unsigned)(cost_of_chunk(left, 1.2f * share) * 65536));
+        atomicAdd(&line.guess, (unsigned)(cost_of_chunk(left, 1.2f * share, cost_in_pass_1(sizes.chunks)) * 65536));
     }
 }
 
 /* What all pairs up to each cost, by a warp: a lane has some that lie together. share: what one costs. */
-__device__ __forceinline__ void sum_up(float *pairs, int count, float share, int lane) {
+__device__ __forceinline__ void sum_up(float *pairs, int count, float share, float pass_1, int lane) {
     const int each = (count + 31) / 32, begin = min(lane * each, count), end = min(begin + each, count);
     float own = 0;
 #pragma unroll 1
-    for (int i = begin; i < end; i++) own += pairs[i] = cost_of_chunk(pairs[i], share);
+    for (int i = begin; i < end; i++) own += pairs[i] = cost_of_chunk(pairs[i], share, pass_1);
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const float before = __shfl_up_sync(~0u, own, apart);
@@ -125,7 +127,9 @@ __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const f
     __syncthreads();
     order_rows(s, sizes, line, share);
     __syncthreads();
-    if (thread < 32) sum_up(line.before + 1, of_batch, share * __fdividef(line.guess, 65536.f * of_batch), thread);
+    if (thread < 32)
+        sum_up(line.before + 1, of_batch, share * __fdividef(line.guess, 65536.f * of_batch),
+               cost_in_pass_1(sizes.chunks), thread);
     __syncthreads();
     if (thread <= sizes.tickets) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
 }
