@@ -2,7 +2,7 @@
 
 The chunks of all pairs of heads stand in one line, which is cut into one share of equal cost for each multiprocessor,
 so all are busy to the end. A share that ends within a pair walks its last piece twice, the first time for what
-counts as 0.5 of the cost (PASS_1); with decays as they are, a few chunks of it.
+counts as 0.43 of the cost (PASS_1); with decays as they are, a few chunks of it.
 """
 
 import functools
