@@ -11,7 +11,9 @@
 #include "../device/math.cuh"
 #include "sequences.cuh"
 
-/* What of the decays needs no products: it is made while they run. A lane has two tokens i of its block. */
+/* What of the decays needs no products. A lane has two tokens i of its block. It is made while the products run if there
+   is a gate, for whose exponentials the other warps wait, too. Otherwise its registers are worth more. */
+constexpr bool EARLY = S::GATED && !S::SEQUENCES;
 struct LaneScores {
     float diagonal[6]; // decays between tokens of the block, times dt: of the pairs of which j may be up to i
 
@@ -23,7 +25,7 @@ struct LaneScores {
         diagonal[0] = exp2_approx(u[0] - v0.x) * dt0.x, diagonal[1] = exp2_approx(u[0] - v0.y) * dt0.y;
         diagonal[2] = exp2_approx(u[1] - v0.x) * dt0.x, diagonal[3] = exp2_approx(u[1] - v0.y) * dt0.y;
         diagonal[4] = exp2_approx(u[1] - v1.x) * dt1.x, diagonal[5] = exp2_approx(u[1] - v1.y) * dt1.y;
-        keep(diagonal); // here, not behind the wait
+        if constexpr (EARLY) keep(diagonal); // here, not behind the wait
     }
 };
 
@@ -64,8 +66,8 @@ __device__ __forceinline__ void score_diagonal(float (&m)[8], const float *g, co
 
 /* What the warp of block BLOCK makes of its products g: scores of one row of the pair. */
 template <int BLOCK>
-__device__ __forceinline__ void write_scores(const float (&g)[32], const Decays &by, const LaneScores &made,
-                                             unsigned tile, float own, int lane) {
+__device__ __forceinline__ void write_scores(const float (&g)[32], const Decays &by, LaneScores &made, unsigned tile,
+                                             float own, int lane) {
     const int j = lane % 4 * 2; // the first of the thread, in a block of 16 x 16
     const float2 far0 = by.block_decay[0], far1 = by.block_decay[1];
     const float from[2] = {exp2_approx(by.log_decay_in_block[16 * BLOCK + lane / 4]),
@@ -77,6 +79,7 @@ __device__ __forceinline__ void write_scores(const float (&g)[32], const Decays 
             const float between = BLOCK - k == 1 ? 1 : BLOCK - k == 3 ? far1.x : k ? far0.y : far0.x;
             score_earlier(m, g + 8 * k, by, k, from[0] * between, from[1] * between, j);
         } else {
+            if constexpr (!EARLY) made.make(by, BLOCK, lane);
             score_diagonal(m, g + 8 * k, made.diagonal, j, own, lane);
         }
         stmatrix_x4(spot_of_block(tile, BLOCK, k, lane), {pack(m[0], m[1], T()), pack(m[2], m[3], T()),
@@ -126,17 +129,15 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             const int place = warp_uniform(turn.stage);
             const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][ROWS - 1];
             int own = lane;
-            if constexpr (S::SEQUENCES) asm volatile("" : "+r"(own)); // what is made of it is not kept: no registers
+            if constexpr (S::SEQUENCES || S::GATED) asm volatile("" : "+r"(own)); // what is made of it is not kept: no registers
             LaneScores made0, made1;
-            const auto make = [&] {
+            if constexpr (EARLY) {
                 made0.make(by0, block, own);
                 if (ROWS == 2) made1.make(by1, block, own);
-            };
-            if constexpr (S::GATED) make();
+            }
             s.scores_ring.wait_empty(turn);
             wgmma_wait<0>();
             keep(g);
-            if constexpr (!S::GATED) make();
             if (S::HALVES && lane == 0) s.b_empty[group].arrive(), s.c_empty[group].arrive();
             const unsigned tile0 = shared_address(s.scores[place][0]);
             const unsigned tile1 = shared_address(s.scores[place][ROWS - 1]);
