@@ -30,7 +30,13 @@ struct Chain {
         : states(memory), logs(states + 2ll * sizes.tickets * STATE_NUMBERS), counters(counters),
           flags(reinterpret_cast<unsigned *>(counters + 2)), marks(flags + 2ll * sizes.tickets) {}
 
-    __device__ __forceinline__ Count take_ticket() const { return atomicAdd(counters, 1ull); }
+    /* By the first lane of a warp, alone. The compiler does not know that, and where all lanes would add the same, it lets
+       one do it and shuffle what comes of it: a shuffle waits. So each lane adds another number. */
+    __device__ __forceinline__ Count take_ticket() const {
+        unsigned lane;
+        asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+        return atomicAdd(counters, 1ull + lane);
+    }
     /* Tickets are done: all that was written before is there for who sees it. */
     __device__ __forceinline__ void tell_done(int tickets) const {
         __threadfence();

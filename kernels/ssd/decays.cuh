@@ -155,7 +155,8 @@ __device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int s
     ChunkOfPass made, next;
     Step step{};
     step.pair = -1;
-    float bias = 0, slope = 0, log_piece = 0; // of the pair's row; of the piece that pass 1 walks
+    float slope = 0, log_piece = 0; // of the pair's row; of the piece that pass 1 walks
+    Bias bias = 0.f;                // of the pair's row, too
     for (Phase<STAGES> phase;; phase.advance()) {
         // 1. the decays that are most likely due; and if they are not, those that are
         bool known = false;
@@ -168,8 +169,10 @@ __device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int s
                 }
                 const int left = next.chunk >= 0 ? sizes.seqlen - next.chunk * CHUNK - 2 * lane : 0; // tokens from here
                 const float2 found = stream.take(next, !(made.next() != next));
-                const float first = step_of(found.x + bias, sizes), second = step_of(found.y + bias, sizes);
-                decays.make({left > 0 ? first : 0, left > 1 ? second : 0}, slope, begins, next.direction < 0, lane);
+                const float first = step_of(found.x + as_float(bias), sizes);
+                const float second = step_of(found.y + as_float(bias), sizes);
+                decays.make({left > 0 ? first : 0, left > 1 ? second : 0}, slope * LOG2_E, begins, next.direction < 0,
+                            lane);
                 made = next;
             }
             if (known) continue;
@@ -181,8 +184,8 @@ __device__ __forceinline__ void make_decays(Shared &s, const Sizes &sizes, int s
             if (step.pair == pair) continue;
             const int head = step.head(side);
             stream.begin(dt + step.batch * sizes.dt_batch + head * sizes.dt_head);
-            slope = a[head] * LOG2_E;
-            bias = dt_bias ? as_float(dt_bias[head]) : 0;
+            slope = a[head]; // as they are: whoever calculates with them waits for them, and dt is not asked for yet
+            if (dt_bias) bias = dt_bias[head];
             made = {};
         } while (made != next);
 
