@@ -441,14 +441,13 @@ MUTATIONS = [
     ),
 ]
 
-# Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place). Its
-# publish() has a fence and a release, of which either would do: they go together.
+# Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place).
 FUSED, SHARED, SHARES, CHAIN, BRING, DECAYS, SCORES, MULTIPLY, STORE = (
     f"kernels/ssd/{name}"
     for name in ("fused.cu", "shared.cuh", "shares.cuh", "chain.cuh", "bring.cuh", "decays.cuh", "scores.cuh",
                  "multiply.cuh", "store.cuh")
 )  # fmt: skip
-RELEASE = "        __threadfence();\n        store_release(flag, value);"
+RELEASE = "if (thread == 0) store_release(flag, value);"
 TILES_CAME = "        s.ring.wait_full(phase);\n"
 STEP_NOW = "        const Step &step = s.steps[stage];\n"
 SCORES_DONE = "            __syncwarp();\n            if (lane == 0) s.scores_ring.full"
@@ -460,9 +459,9 @@ DECAYS_THERE = "        if (lane == 0) s.ring.full[phase.stage].arrive();\n"
 ORDERINGS = [
     ("kernels/device/grid.cuh", "a flag is read without acquiring", "ld.acquire.gpu.global.u32",
      "ld.relaxed.gpu.global.u32"),
-    (CHAIN, "a flag is set without releasing", RELEASE, "        store_relaxed(flag, value);"),
+    (CHAIN, "a flag is set without releasing", RELEASE, RELEASE.replace("release", "relaxed")),
     (CHAIN, "a flag for the block alone", RELEASE,
-     "        __threadfence_block();\n        store_relaxed(flag, value);"),
+     "__threadfence_block();\n    " + RELEASE.replace("release", "relaxed")),
     (CHAIN, "a flag is set before all have stored", "thread) {\n    named_barrier<128>(1 + side);\n    if (thread",
      "thread) {\n    if (thread"),
     (CHAIN, "one thread alone waits for a flag", "value) continue;\n    named_barrier<128>(1 + side);",

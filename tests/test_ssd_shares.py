@@ -1,4 +1,4 @@
-"""How fused.cu puts rows in order and cuts the line of all pairs (shares.cuh): by a block alone, against a plain loop."""
+"""How fused.cu puts rows in order and cuts the line of all pairs (shares.cuh), beside a plain loop."""
 
 import math
 from pathlib import Path

@@ -30,8 +30,8 @@ struct Chain {
         : states(memory), logs(states + 2ll * sizes.tickets * STATE_NUMBERS), counters(counters),
           flags(reinterpret_cast<unsigned *>(counters + 2)), marks(flags + 2ll * sizes.tickets) {}
 
-    /* By the first lane of a warp, alone. The compiler does not know that, and where all lanes would add the same, it lets
-       one do it and shuffle what comes of it: a shuffle waits. So each lane adds another number. */
+    /* By the first lane of a warp, alone. The compiler does not know that. If all lanes would add the same, it lets one
+       add for all and shuffles what it finds; and a shuffle waits. So each lane would add another number. */
     __device__ __forceinline__ Count take_ticket() const {
         unsigned lane;
         asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -62,14 +62,11 @@ __device__ __forceinline__ void wait_for(const unsigned *flag, unsigned value, i
     named_barrier<128>(1 + side);
 }
 /* All threads' stores come before the flag: they are in order before this thread by the barrier, and what it knows is
-   published by the release. The fence in front of it would do as well, with a relaxed store; one of the two is
-   enough. */
+   published by the release. A fence in front of it would do nothing more, and everyone would wait for it: the next
+   product needs all warps. */
 __device__ __forceinline__ void publish(unsigned *flag, unsigned value, int side, int thread) {
     named_barrier<128>(1 + side);
-    if (thread == 0) {
-        __threadfence();
-        store_release(flag, value);
-    }
+    if (thread == 0) store_release(flag, value);
 }
 
 /* What pass 1 of this share has found, for the shares behind it. */
