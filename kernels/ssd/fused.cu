@@ -75,7 +75,7 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
     const Sizes sizes{seqlen,         heads, groups,          pairs,  chunks,  tickets,  rows,
                       pairs_of_group, sort,  log2_negligible, dt_low, dt_high, dt_batch, dt_token, dt_head};
     const Chain chain(sizes, scratch, counters);
-    if (threadIdx.x == 0) s.init();
+    if (threadIdx.x == THREADS / 2) s.init(); // the first warps have rows to ask for
     Count taken = 0;
     if (threadIdx.x == 32 * BRINGER) taken = chain.take_ticket(); // early: it takes a while
     if (threadIdx.x == 32 * STORER) {
