@@ -11,8 +11,8 @@
 #include "../device/math.cuh"
 #include "sequences.cuh"
 
-/* What of the decays needs no products. A lane has two tokens i of its block. It is made while the products run if there
-   is a gate, for whose exponentials the other warps wait, too. Otherwise its registers are worth more. */
+/* What of the decays needs no products. A lane has two tokens i of its block. It is made while the products run if
+   there is a gate, for whose exponentials the other warps wait, too. Otherwise its registers are worth more. */
 constexpr bool EARLY = S::GATED && !S::SEQUENCES;
 struct LaneScores {
     float diagonal[6]; // decays between tokens of the block, times dt: of the pairs of which j may be up to i
@@ -129,7 +129,8 @@ __device__ __forceinline__ void make_scores(Shared &s, const D *d_skip, int thre
             const int place = warp_uniform(turn.stage);
             const Decays &by0 = s.decays[stage][0], &by1 = s.decays[stage][ROWS - 1];
             int own = lane;
-            if constexpr (S::SEQUENCES || S::GATED) asm volatile("" : "+r"(own)); // what is made of it is not kept: no registers
+            // What is made of it is not kept: there are no registers for it.
+            if constexpr (S::SEQUENCES || S::GATED) asm volatile("" : "+r"(own));
             LaneScores made0, made1;
             if constexpr (EARLY) {
                 made0.make(by0, block, own);
