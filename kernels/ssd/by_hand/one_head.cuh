@@ -66,10 +66,11 @@ __device__ __forceinline__ void score(unsigned char *scores, const Tiles &tiles,
     start_products(g, shared_address(tiles.b), shared_address(tiles.c));
     wgmma_wait<0>();
     keep(g);
-    if (warp == 0) write_scores<0>(g, by, to, skip, lane);
-    else if (warp == 1) write_scores<1>(g, by, to, skip, lane);
-    else if (warp == 2) write_scores<2>(g, by, to, skip, lane);
-    else write_scores<3>(g, by, to, skip, lane);
+    LaneScores made; // each makes its own
+    if (warp == 0) write_scores<0>(g, by, made, to, skip, lane);
+    else if (warp == 1) write_scores<1>(g, by, made, to, skip, lane);
+    else if (warp == 2) write_scores<2>(g, by, made, to, skip, lane);
+    else write_scores<3>(g, by, made, to, skip, lane);
     fence_async_proxy(); // wgmma reads them next
 }
 
