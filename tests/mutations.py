@@ -503,7 +503,7 @@ MUTATIONS += [
     Mutation(f"shares: {says}", SHARES, f"    __syncthreads();\n    {then}", "tests/test_ssd_shares.py", f"    {then}")
     for says, then in [
         ("rows are ranked before all are measured", "order_rows(s"),
-        ("costs are summed up before all are known", "if (thread < 32) sum_up"),
+        ("costs are summed up before all are known", "if (thread < 32)\n"),
         ("shares are cut before costs are summed up", "if (thread <= sizes.tickets)"),
     ]
 ]

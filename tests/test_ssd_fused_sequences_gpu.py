@@ -104,7 +104,7 @@ def test_what_is_not_finite_stays_in_its_sequence():
             for options in ({}, {"stop": 0}):
                 y = fused(**changed, cu_seqlens=cu_seqlens, **options)
                 assert torch.equal(~y.isfinite(), expected)
-                # what a marked pair did in pieces it does as one, and rounds otherwise: to 2^-11 of the greatest summands
+                # what a marked pair did in pieces it does as one, and rounds otherwise: to 2^-11 of the greatest
                 apart = (y[~expected].float() - clean[~expected].float()).abs().max()
                 assert apart < 2e-3 * clean.abs().max()
 
