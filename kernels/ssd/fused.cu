@@ -47,9 +47,9 @@
    of B and C (batch, groups, STATE_TILES, seqlen, 64), boxes of STATE_TILES tiles. Where columns fill no tile, or no
    STATE, (1, batch, heads or groups, seqlen, columns), boxes of a tile. counters: the tickets taken, those done, and
    the flags; zeros at the first launch, then left alone. log2_negligible: negative; for never -infinity, or with
-   several sequences the lowest that is finite. seq_idx (batch, seqlen): what sequence a token is of; where it changes,
-   another begins. ends (sequences, heads, HEADDIM, DSTATE): states before the chunks in which they end, or null; batch
-   is 1 then. */
+   several sequences a finite number below NEVER, as the decay between two of them is infinite. seq_idx (batch, seqlen):
+   what sequence a token is of; where it changes, another begins. ends (sequences, heads, HEADDIM, DSTATE): states before
+   the chunks in which they end, or null; batch is 1 then. */
 #include "bring.cuh"
 #include "decays.cuh"
 #include "multiply.cuh"

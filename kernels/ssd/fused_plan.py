@@ -1,15 +1,15 @@
 """How fused.cu is launched: tickets, and the memory between blocks.
 
 The chunks of all pairs of heads stand in one line, which is cut into one share of equal cost for each multiprocessor,
-so all are busy to the end. A share that ends within a pair walks its last piece twice, the first time for what
-counts as 0.43 of the cost (PASS_1); with decays as they are, a few chunks of it.
+so all are busy to the end. A share that ends within a pair walks its last piece twice, the first time for about half
+of the cost (cost_in_pass_1 in shares.cuh); with decays as they are, a few chunks of it.
 """
 
 import functools
 from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
-SORT = 12  # chunks of a share from which rows are sorted: it takes about a microsecond
+SORT = 12  # chunks of a share from which rows are sorted: no tile is asked for before they are
 STAGES, MOST_TICKETS, MOST_ROWS = 3, 159, 512  # as in shape.cuh
 
 

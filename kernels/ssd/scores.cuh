@@ -12,7 +12,8 @@
 #include "sequences.cuh"
 
 /* What of the decays needs no products. A lane has two tokens i of its block. It is made while the products run if
-   there is a gate, for whose exponentials the other warps wait, too. Otherwise its registers are worth more. */
+   there is a gate, for whose exponentials the other warps wait, too, and one sequence: several leave it no registers.
+   Otherwise these are worth more. */
 constexpr bool EARLY = S::GATED && !S::SEQUENCES;
 struct LaneScores {
     float diagonal[6]; // decays between tokens of the block, times dt: of the pairs of which j may be up to i

@@ -62,7 +62,7 @@ struct Sizes {
     int chunks, tickets;              // chunks of a sequence; tickets, which are shares
     int rows, pairs_of_group;         // rows of heads in a group
     int sort;                         // whether rows are to be put in order
-    float log2_negligible;            // log2 of the decay beyond which nothing of a state is left: -127, or -infinity
+    float log2_negligible;            // log2 of the decay beyond which nothing of a state is left: see fused.cu
     float dt_low, dt_high;
     long long dt_batch, dt_token, dt_head; // strides
 };
