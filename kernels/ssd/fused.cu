@@ -48,8 +48,8 @@
    STATE, (1, batch, heads or groups, seqlen, columns), boxes of a tile. counters: the tickets taken, those done, and
    the flags; zeros at the first launch, then left alone. log2_negligible: negative; for never -infinity, or with
    several sequences a finite number below NEVER, as the decay between two of them is infinite. seq_idx (batch, seqlen):
-   what sequence a token is of; where it changes, another begins. ends (sequences, heads, HEADDIM, DSTATE): states before
-   the chunks in which they end, or null; batch is 1 then. */
+   what sequence a token is of; where it changes, another begins. ends (sequences, heads, HEADDIM, DSTATE): states
+   before the chunks in which they end, or null; batch is 1 then. */
 #include "bring.cuh"
 #include "decays.cuh"
 #include "multiply.cuh"
