@@ -88,7 +88,8 @@ __device__ __forceinline__ void look_back(float (&state)[THREAD_NUMBERS], const 
     float log = 0;
     const unsigned launch = s.launch;
     for (int ticket = step.ticket, spot = step.chunk; spot > 0;) {
-        const int begin = cut(s, sizes, --ticket, step.pair);
+        ticket -= 1 << sizes.side_by_side;
+        const int begin = cut(s, sizes, ticket >> sizes.side_by_side, step.pair >> sizes.side_by_side);
         if (begin == spot) continue; // nothing of this pair
         const int number = 2 * ticket + side;
         wait_for(chain.flags + number, launch, side, thread);

@@ -73,7 +73,8 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen,         heads, groups,          pairs,  chunks,  tickets,  rows,
-                      pairs_of_group, sort,  log2_negligible, dt_low, dt_high, dt_batch, dt_token, dt_head};
+                      pairs_of_group, sort,  log2_negligible, dt_low, dt_high, dt_batch, dt_token, dt_head,
+                      side_by_side(chunks, pairs_of_group, tickets, sort)};
     const Chain chain(sizes, scratch, counters);
     if (threadIdx.x == THREADS / 2) s.init(); // the first warps have rows to ask for
     Count taken = 0;

@@ -65,6 +65,7 @@ struct Sizes {
     float log2_negligible;            // log2 of the decay beyond which nothing of a state is left: see fused.cu
     float dt_low, dt_high;
     long long dt_batch, dt_token, dt_head; // strides
+    int side_by_side; // log2 of how many pairs, one behind the other, are cut at the same places: shares.cuh
 };
 
 __device__ __forceinline__ float as_float(float x) { return x; }

@@ -8,6 +8,15 @@
    more where less is done with it. */
 __device__ __forceinline__ float cost_in_pass_1(int chunks) { return chunks > 768 ? 0.5f : 0.43f; }
 
+/* From so many chunks on B and C leave L2 before the next block has come to where they are. So two or four pairs of a
+   group lie side by side, a bundle, and the line is one of bundles: they are cut at the same places, as the slowest of
+   them needs it, and the blocks that walk a share of each read the same B and C at about the same time. */
+constexpr int FROM_CHUNKS = 768, MOST_SIDE_BY_SIDE = 2; // log2
+__device__ __forceinline__ int side_by_side(int chunks, int pairs_of_group, int tickets, int sort) {
+    if (!sort || chunks < FROM_CHUNKS) return 0;
+    return min(__ffs(pairs_of_group | tickets) - 1, MOST_SIDE_BY_SIDE);
+}
+
 /* Where a share begins in a pair, if not before it or behind it: cuts[share] holds a pair and, in 1 / 65536, what of it
    lies before. */
 __device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int share, int pair) {
@@ -68,9 +77,9 @@ __device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &
         for (int apart = 1; apart < TEAM; apart *= 2) place += __shfl_xor_sync(~0u, place, apart);
         if (row >= rows || member > 0) continue;
         s.order[begin + place] = row;
-        if (place % ROWS > 0) continue;
+        if (place % (ROWS << sizes.side_by_side) > 0) continue;
         const float left = chunks_of(key);
-        line.before[group * sizes.pairs_of_group + place / ROWS + 1] = left;
+        line.before[(group * sizes.pairs_of_group + place / ROWS >> sizes.side_by_side) + 1] = left;
         atomicAdd(&line.guess, (unsigned)(cost_of_chunk(left, 1.2f * share, cost_in_pass_1(sizes.chunks)) * 65536));
     }
 }
@@ -94,10 +103,11 @@ __device__ __forceinline__ void sum_up(float *pairs, int count, float share, flo
 
 /* Where share i of the line begins; pairs lie in it batch by batch. */
 __device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const float *before, int of_batch) {
-    if (i == sizes.tickets) return (unsigned)sizes.pairs << 16;
-    int batch = 0, rest = i; // of a batch, in 1 / tickets
-    if (of_batch < sizes.pairs) rest *= sizes.pairs / of_batch, batch = rest / sizes.tickets, rest %= sizes.tickets;
-    const float at = __fdividef(before[of_batch] * rest, sizes.tickets);
+    const int shares = sizes.tickets >> sizes.side_by_side, pairs = sizes.pairs >> sizes.side_by_side;
+    if (i == shares) return (unsigned)pairs << 16;
+    int batch = 0, rest = i; // of a batch, in 1 / shares
+    if (of_batch < pairs) rest *= pairs / of_batch, batch = rest / shares, rest %= shares;
+    const float at = __fdividef(before[of_batch] * rest, shares);
     int pair = 0; // the last that begins there or before
 #pragma unroll 1
     for (int step = 1 << (31 - __clz(of_batch) & ~1); step > 0; step /= 4) {
@@ -120,7 +130,7 @@ __device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const floa
 __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const float *a, const Bias *dt_bias) {
     if (!sizes.sort) return share_out_evenly(s, sizes);
     Line &line = *reinterpret_cast<Line *>(s.scores);
-    const int thread = threadIdx.x, of_batch = sizes.groups * sizes.pairs_of_group; // pairs
+    const int thread = threadIdx.x, of_batch = sizes.groups * sizes.pairs_of_group >> sizes.side_by_side;
     const float share = __fdividef((float)sizes.chunks * sizes.pairs, sizes.tickets);
     if (thread < sizes.groups * sizes.rows) line.keys[thread] = key_of(chunks_left(sizes, thread, a, dt_bias), thread);
     if (thread == 0) line.before[0] = line.guess = 0;
@@ -131,7 +141,7 @@ __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const f
         sum_up(line.before + 1, of_batch, share * __fdividef(line.guess, 65536.f * of_batch),
                cost_in_pass_1(sizes.chunks), thread);
     __syncthreads();
-    if (thread <= sizes.tickets) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
+    if (thread <= sizes.tickets >> sizes.side_by_side) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
 }
 
 /* What a ticket stands for: pieces of pairs, the last of which may go on in the next share. */
@@ -140,11 +150,16 @@ struct Share {
     const Sizes &sizes;
     int ticket;
 
-    __device__ __forceinline__ int first_pair() const { return s.cuts[ticket] >> 16; }
-    __device__ __forceinline__ int last_pair() const { return min(s.cuts[ticket + 1] >> 16, sizes.pairs - 1); }
+    __device__ __forceinline__ int share() const { return ticket >> sizes.side_by_side; } // of the line
+    __device__ __forceinline__ int pair_of(unsigned bundle) const {
+        return min((int)bundle, (sizes.pairs >> sizes.side_by_side) - 1) << sizes.side_by_side |
+               ticket - (share() << sizes.side_by_side);
+    }
+    __device__ __forceinline__ int first_pair() const { return pair_of(s.cuts[share()] >> 16); }
+    __device__ __forceinline__ int last_pair() const { return pair_of(s.cuts[share() + 1] >> 16); }
     /* Chunks of a pair. */
-    __device__ __forceinline__ int begin(int pair) const { return cut(s, sizes, ticket, pair); }
-    __device__ __forceinline__ int end(int pair) const { return cut(s, sizes, ticket + 1, pair); }
+    __device__ __forceinline__ int begin(int pair) const { return cut(s, sizes, share(), pair >> sizes.side_by_side); }
+    __device__ __forceinline__ int end(int pair) const { return cut(s, sizes, share() + 1, pair >> sizes.side_by_side); }
     /* Whether the next share goes on from the last piece. */
     __device__ __forceinline__ bool hands_on() const {
         const int pair = last_pair();
