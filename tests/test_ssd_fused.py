@@ -317,6 +317,14 @@ def test_bad_input(change, error, message):
         fused(**(simple(70, 2) | change))
 
 
+def test_tokens_are_counted_in_32_bits():
+    one = torch.zeros(1, 1, 1, 8, dtype=HALF)
+    for seqlen in ((1 << 31) - 511, 1 << 32):
+        x = one.expand(1, seqlen, 1, 8)
+        with pytest.raises(ValueError, match=f"seqlen must be at most 2147483136, got {seqlen}"):
+            fused(x, x[..., 0], torch.ones(1), x, x)
+
+
 def test_plans():
     for seqlen in (1, 63, 64, 65, 1000, 4096, 131072, 1 << 20):
         for batch, nheads, headdim, ngroups in ((1, 80, 64, 1), (8, 128, 64, 8), (1, 3, 128, 1), (3, 5, 64, 5)):

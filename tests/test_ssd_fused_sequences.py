@@ -140,7 +140,7 @@ def test_as_mamba_ssm_calls_it(launched):  # noqa: F811
         ({"seq_idx": [0] * 70}, TypeError, "seq_idx must be a dense torch tensor"),
         ({"cu_seqlens": torch.tensor([1, 70])}, ValueError, "from 0 to seqlen, 70.* got 1 to 70"),
         ({"cu_seqlens": torch.tensor([0, 60])}, ValueError, "got 0 to 60"),
-        ({"cu_seqlens": torch.tensor([0, 40, 30, 70])}, ValueError, "never fall"),
+        ({"cu_seqlens": torch.tensor([0, 40, 30, 70])}, ValueError, "never fall, got 0 to 70, falling"),
         ({"cu_seqlens": torch.tensor([0.0, 70.0])}, TypeError, "cu_seqlens must be of"),
         ({"cu_seqlens": torch.tensor([0])}, ValueError, "2 elements or more"),
         ({"cu_seqlens": torch.tensor([[0, 70]])}, ValueError, "cu_seqlens must have shape"),
@@ -151,6 +151,19 @@ def test_as_mamba_ssm_calls_it(launched):  # noqa: F811
 def test_bad_input(change, error, message):
     with pytest.raises(error, match=message):
         fused(**(simple(70, 2) | change))
+
+
+@pytest.mark.parametrize("name, dtype", [("seq_idx", torch.int32), ("cu_seqlens", torch.int64)])
+def test_out_has_memory_of_its_own(name, dtype):
+    home = torch.zeros(1, 70, 2, 64, dtype=HALF)
+    words = home.view(-1).view(dtype)
+    given = {"seq_idx": words[:70].view(1, 70), "cu_seqlens": words[:2]}
+    if name == "cu_seqlens":
+        words[1] = 70
+    before = home.clone()
+    with pytest.raises(ValueError, match=f"out must not share memory with {name}, got"):
+        fused(**simple(70, 2), **{name: given[name]}, out=home)
+    assert torch.equal(home, before)
 
 
 def test_a_batch_has_no_cu_seqlens():

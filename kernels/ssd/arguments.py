@@ -16,6 +16,7 @@ import torch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of x, B, C and z
 MOST_STRIDE = 1 << 24  # elements from a token to the next: kernels count tiles of them in 32 bits
 MOST_HEADDIM, MOST_DSTATE, LEAST_CHUNK, MOST_CHUNK = 128, 256, 16, 512
+MOST_SEQLEN = (1 << 31) - 512  # kernels count tokens in 32 bits, and look a few chunks ahead
 MOST_SEQUENCES = 65535  # of a batch: what a grid has along z; and heads and groups, along y
 OPTIONS = ("D", "z", "dt_bias", "initial_states", "seq_idx", "cu_seqlens")  # tensors that may be None
 NO_LIMIT = (0.0, math.inf)
@@ -77,7 +78,8 @@ def expect_ssd(
     if x.is_cpu:
         _look_into(where, problem, seq_idx, cu_seqlens)
     if out is not None:
-        expect_apart(where, out, x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states)
+        inputs = dict(x=x, dt=dt, A=A, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states)
+        expect_apart(where, out, **inputs, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
     return problem
 
 
@@ -141,7 +143,7 @@ def _look(where, seen, chunk_size, dt_limit, varlen_states, state_dtype, lacks, 
     _expect(where, "B", B, (batch, seqlen, "ngroups", "dstate"), (dtype,), device)
     ngroups, dstate = B.shape[2:]
     _expect(where, "C", C, tuple(B.shape), (dtype,), device)
-    sizes = dict(nheads=nheads, ngroups=ngroups, batch=batch, headdim=headdim, dstate=dstate)
+    sizes = dict(nheads=nheads, ngroups=ngroups, batch=batch, seqlen=seqlen, headdim=headdim, dstate=dstate)
     _expect_sizes(where, sizes, most[1], most[2])
     if D is not None:
         _expect(where, "D", D, (nheads, headdim) if len(D.shape) == 2 else (nheads,), either, device, whole=True)
@@ -224,7 +226,9 @@ def _expect_sizes(where, sizes, most_headdim, most_dstate):
     if "ngroups" in sizes and sizes["nheads"] % sizes["ngroups"]:
         heads, groups = sizes["nheads"], sizes["ngroups"]
         raise ValueError(f"{where}: nheads must be a multiple of ngroups, got {heads} heads and {groups} groups")
-    limits = dict(batch=MOST_SEQUENCES, nheads=MOST_SEQUENCES, headdim=most_headdim, dstate=most_dstate)
+    limits = dict(
+        batch=MOST_SEQUENCES, seqlen=MOST_SEQLEN, nheads=MOST_SEQUENCES, headdim=most_headdim, dstate=most_dstate
+    )
     for name, most in limits.items():
         if sizes.get(name, 0) > most:
             raise ValueError(f"{where}: {name} must be at most {most}, got {sizes[name]}")
@@ -254,9 +258,11 @@ def _look_into(where, problem, seq_idx, cu_seqlens):
         raise ValueError(f"{where}: seq_idx must never fall along the sequence, got one that does")
     if cu_seqlens is not None:
         first, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
-        if (first, last) != (0, problem.seqlen) or bool((cu_seqlens.diff() < 0).any()):
+        falls = bool((cu_seqlens.diff() < 0).any())
+        if (first, last) != (0, problem.seqlen) or falls:
+            got = f"{first} to {last}" + ", falling between" * falls
             raise ValueError(
-                f"{where}: cu_seqlens must go from 0 to seqlen, {problem.seqlen}, and never fall, got {first} to {last}"
+                f"{where}: cu_seqlens must go from 0 to seqlen, {problem.seqlen}, and never fall, got {got}"
             )
 
 
