@@ -504,9 +504,21 @@ MUTATIONS += [
     for says, then in [
         ("rows are ranked before all are measured", "order_rows(s"),
         ("costs are summed up before all are known", "if (thread < 32)\n"),
-        ("shares are cut before costs are summed up", "if (thread <= sizes.tickets)"),
+        ("shares are cut before costs are summed up", "if (thread <= sizes.tickets >> sizes.side_by_side)"),
     ]
 ]
+MUTATIONS += [
+    Mutation(f"bundles: {says}", file, old, f"tests/test_ssd_{test}", new)
+    for says, file, old, new, test in [
+        ("a share takes all pairs of one", BRING, "pair -= share.together()", "pair--", "fused.py -k early_stop"),
+        ("a state comes from a neighbour", CHAIN, "ticket -= 1 << sizes.side_by_side", "ticket--",
+         "fused.py -k early_stop"),
+        ("they are cut as their last pair needs it", SHARES, "if (place % (ROWS << sizes.side_by_side) > 0) continue;",
+         "if (place % ROWS > 0) continue;", "shares.py"),
+        ("a ticket has its neighbour's pair, too", SHARES, "together() + ticket % together()", "together()",
+         "shares.py"),
+    ]
+]  # fmt: skip
 HAND, CHUNK, RING = (f"kernels/ssd/by_hand/{name}" for name in ("one_head.cuh", "chunk.cu", "ring.cu"))
 MUTATIONS += [
     Mutation(f"by hand: {says}", file, old, "tests/test_ssd_fused_by_hand.py -k test_no_race", new)

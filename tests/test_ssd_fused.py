@@ -60,6 +60,7 @@ def simple(seqlen, nheads=2, ngroups=1, dstate=64, dtype=HALF, rate=None, batch=
         ((1, 130, 2, 128, 2, 64), HALF, dict(processors=3)),
         ((1, 200, 4, 64, 2, 128), HALF, dict(processors=7, sort=1)),
         ((2, 300, 7, 64, 1, 64), HALF, dict(processors=19, sort=1)),
+        ((2, 190, 7, 64, 1, 64), BF16, dict(processors=12, sort=1, together=4)),
         ((1, 1, 1, 64, 1, 64), HALF, {}),
         ((1, 64, 2, 64, 1, 128), HALF, {}),
         # columns that fill no tile: of x, of B and C, and of both
@@ -109,6 +110,7 @@ def test_shares_and_an_early_stop_change_nothing(launched, rate):
     for how in (
         dict(processors=1),
         dict(processors=6, sort=1),
+        dict(processors=4, sort=1, together=2),
         dict(processors=5, sort=0),
     ):
         launched(**how)
@@ -209,7 +211,7 @@ def test_what_is_not_finite_reaches_what_it_should_and_nothing_else(launched, dt
         assert torch.allclose(y[~expected], clean[~expected], rtol=1e-3 if dtype is HALF else 1e-2, atol=1e-3), name
 
 
-@pytest.mark.parametrize("how", [dict(processors=3, sort=1), dict(processors=8, sort=0)])
+@pytest.mark.parametrize("how", [dict(processors=4, sort=1, together=2), dict(processors=8, sort=0)])
 def test_what_is_not_finite_goes_on_where_pass_1_stops_early(launched, how):
     """Decays so fast that no share looks further back than a chunk: the rows' pair is walked anew, twice in a row."""
     launched(**how)
@@ -333,6 +335,8 @@ def test_plans():
             assert p.blocks <= 132 and p.tickets <= min(MOST_TICKETS, p.pairs * p.chunks)
             assert p.flags == 2 * p.tickets + p.pairs and p.scratch == 2 * p.tickets * (64 * 128 + 1)
     assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[4:6] == (132, 132)  # tickets, blocks
+    bundles = [(47 << 10, 80, 132), (48 << 10, 80, 132), (48 << 10, 20, 132), (48 << 10, 80, 114), (48 << 10, 6, 132)]
+    assert [1 << plan(1, n, heads, 64, 1, 128, cards).side_by_side for n, heads, cards in bundles] == [1, 4, 2, 2, 1]
     halves = plan(2, 4096, 80, 96, 8, 136, 132)  # a row a pair, and a state in halves of 128 columns
     assert halves.pairs == 2 * 160 and halves.scratch == 2 * halves.tickets * (64 * 128 + 1)
     for dstate in (64, 128, 192, 256):

@@ -97,16 +97,16 @@ def test_float32_keeps_its_digits(shape, seqlen):
 
 @needs_hopper
 @pytest.mark.parametrize("rates", [(0.01, 0.1), (1, 16), (100, 1000)])
-@pytest.mark.parametrize("sort", [0, 1])
-def test_right_at_every_decay(monkeypatch, rates, sort):
+@pytest.mark.parametrize("how", [dict(sort=0), dict(sort=1), dict(sort=1, together=4)], ids=str)
+def test_right_at_every_decay(monkeypatch, rates, how):
     whole = MODULE.plan
-    monkeypatch.setattr(MODULE, "plan", lambda *sizes: whole(*sizes, sort=sort))
+    monkeypatch.setattr(MODULE, "plan", lambda *sizes: whole(*sizes, **how))
     MODULE._prepared.cache_clear()
     MODULE._ready.clear()
     call = inputs(5000, *MAMBA, rates=rates)
     check(call)
     check(call, stop=0)
-    if not sort:  # shares are the same with any stop
+    if not how["sort"]:  # shares are the same with any stop
         assert torch.equal(fused(**call), fused(**call, stop=0))
     MODULE._prepared.cache_clear()
     MODULE._ready.clear()

@@ -38,9 +38,10 @@
    is 64 columns of x: a head, or a part of one, filled up with zeros. Numbering as in ref/ssd.py: 1 decays, 2 C B^T, 3
    and 4 the state, 5 y.
 
-   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there), dt a sector for
-   each token and row, and 4 * 64 * STATE bytes of state a few times for each share. For each chunk and row STATE * 64 *
-   (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and additions; one row alone takes 32 * 64 * STATE more.
+   Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there; beyond that from
+   DRAM about once for each bundle of pairs), dt a sector for each token and row, and 4 * 64 * STATE bytes of state a few
+   times for each share. For each chunk and row STATE * 64 * (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and
+   additions; one row alone takes 32 * 64 * STATE more.
 
    Compile with SHAPE (shape.cuh) and SHARED_BYTES. Launch with THREADS on as many blocks as there are multiprocessors,
    or as tickets if these are fewer. Maps of x, y and z: arrays (batch, heads, HEAD_PARTS, seqlen, 64), boxes of a tile;
@@ -67,14 +68,13 @@ fused(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap
       const __grid_constant__ CUtensorMap c, const __grid_constant__ CUtensorMap z,
       const __grid_constant__ CUtensorMap y, const Dt *dt, const float *a, const Bias *dt_bias, const D *d_skip,
       const Initial *initial, float *final_states, float *scratch, Count *counters, int seqlen, int heads, int groups,
-      int pairs, int chunks, int tickets, int rows, int pairs_of_group, int sort, float log2_negligible, float dt_low,
-      float dt_high, long long dt_batch, long long dt_token, long long dt_head, const int *seq_idx, float *ends,
-      int sequences) {
+      int pairs, int chunks, int tickets, int rows, int pairs_of_group, int sort, int side_by_side,
+      float log2_negligible, float dt_low, float dt_high, long long dt_batch, long long dt_token, long long dt_head,
+      const int *seq_idx, float *ends, int sequences) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen,         heads, groups,          pairs,  chunks,  tickets,  rows,
-                      pairs_of_group, sort,  log2_negligible, dt_low, dt_high, dt_batch, dt_token, dt_head,
-                      side_by_side(chunks, pairs_of_group, tickets, sort)};
+    const Sizes sizes{seqlen, heads,        groups,          pairs,  chunks,  tickets,  rows,     pairs_of_group,
+                      sort,   side_by_side, log2_negligible, dt_low, dt_high, dt_batch, dt_token, dt_head};
     const Chain chain(sizes, scratch, counters);
     if (threadIdx.x == THREADS / 2) s.init(); // the first warps have rows to ask for
     Count taken = 0;

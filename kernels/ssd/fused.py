@@ -248,7 +248,7 @@ def _prepared(problem, dtype, device, dt, D, dt_bias, initial, z, sequences, sof
     kinds = f"{steps}, {skip}, {gate}, {TYPES[initial or torch.float32]}{', MANY_SEQUENCES' if sequences else ''}"
     shape = f"Shape<{TYPES[dtype]}, {headdim}, {dstate}, {kinds}>"
     kernel = _module(shape, shared).fused
-    sizes = seqlen, nheads, ngroups, p.pairs, p.chunks, p.tickets, p.rows, p.pairs_of_group, p.sort
+    sizes = seqlen, nheads, ngroups, p.pairs, p.chunks, p.tickets, p.rows, p.pairs_of_group, p.sort, p.side_by_side
     return p, kernel, shared, sizes
 
 

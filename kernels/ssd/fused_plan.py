@@ -6,10 +6,12 @@ of the cost (cost_in_pass_1 in shares.cuh); with decays as they are, a few chunk
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
 SORT = 12  # chunks of a share from which rows are sorted: no tile is asked for before they are
+FROM_CHUNKS, MOST_TOGETHER = 768, 4  # of a sequence, from which pairs are bundled; pairs of a bundle: shares.cuh
 STAGES, MOST_TICKETS, MOST_ROWS = 3, 159, 512  # as in shape.cuh
 
 
@@ -25,6 +27,7 @@ class Plan(NamedTuple):
     scratch: int  # floats: states at the ends of pass 1, and their decays
     flags: int  # two for each ticket, one for each pair
     sort: int  # whether to put rows of heads in order of their decay
+    side_by_side: int  # log2 of the pairs of a bundle, which are cut at the same places
 
 
 def halves(dstate):
@@ -38,7 +41,9 @@ def padded(dstate):
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets=None, sort=None):
+def plan(
+    batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets=None, sort=None, together=None
+):  # fmt: skip
     """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
     rows = nheads // ngroups * -(-headdim // WIDTH)
     pairs_of_group = rows if halves(dstate) else -(-rows // 2)
@@ -48,9 +53,13 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets
     if sort is None:
         sort = pairs * chunks >= SORT * tickets
     sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
+    if together is None:
+        together = MOST_TOGETHER if chunks >= FROM_CHUNKS else 1
+    together = math.gcd(together, pairs_of_group, tickets) if sort else 1
     part = padded(dstate) // 2 if halves(dstate) else padded(dstate)  # of a state, that a warpgroup has
     scratch, flags = 2 * tickets * (WIDTH * part + 1), 2 * tickets + pairs
-    return Plan(rows, pairs_of_group, pairs, chunks, tickets, min(processors, tickets), scratch, flags, sort)
+    blocks, side_by_side = min(processors, tickets), together.bit_length() - 1
+    return Plan(rows, pairs_of_group, pairs, chunks, tickets, blocks, scratch, flags, sort, side_by_side)
 
 
 def shared_bytes(dstate, z, sequences=False):

@@ -12,7 +12,7 @@ constexpr float NEVER = -1e30f; // what is below is -infinity: nothing is neglig
 
 /* Two warpgroups that walk in step ask the tensor cores for the same at the same time, and then both make y, while the
    tensor cores rest. With a gate y takes long: so there they take turns, and one starts the products of a chunk while
-   the other makes y. Without, turns cost 2 % more than they bring. */
+   the other makes y. Without, turns do not pay. */
 constexpr bool TURNS = S::GATED && !S::HALVES;
 constexpr int TURN_OF = 3; // and 4: barriers, of side 0 and of side 1
 __device__ __forceinline__ void wait_for_turn(int side) { named_barrier<256>(TURN_OF + side); }

@@ -62,10 +62,10 @@ struct Sizes {
     int chunks, tickets;              // chunks of a sequence; tickets, which are shares
     int rows, pairs_of_group;         // rows of heads in a group
     int sort;                         // whether rows are to be put in order
+    int side_by_side;                 // log2 of the pairs of a bundle: see shares.cuh
     float log2_negligible;            // log2 of the decay beyond which nothing of a state is left: see fused.cu
     float dt_low, dt_high;
     long long dt_batch, dt_token, dt_head; // strides
-    int side_by_side; // log2 of how many pairs, one behind the other, are cut at the same places: shares.cuh
 };
 
 __device__ __forceinline__ float as_float(float x) { return x; }

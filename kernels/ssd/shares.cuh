@@ -1,5 +1,11 @@
 /* Who does what in fused.cu. The chunks of all pairs of rows stand in one line, which is cut into shares that cost the
-   same, one for each ticket. */
+   same, one for each ticket.
+
+   Bundles. In long sequences B and C have left L2 before the next block comes to where this one is. There the line is
+   one of bundles: two or four pairs of a group side by side, which are cut at the same places, as the slowest of them
+   needs it. Tickets that follow each other have the same share of the pairs of a bundle, so that blocks that run at the
+   same time read the same B and C. What is said of pairs and shares below then holds for bundles and shares of these;
+   elsewhere a bundle is one pair. */
 #pragma once
 #include "shared.cuh"
 #include "steps.cuh"
@@ -8,20 +14,12 @@
    more where less is done with it. */
 __device__ __forceinline__ float cost_in_pass_1(int chunks) { return chunks > 768 ? 0.5f : 0.43f; }
 
-/* From so many chunks on B and C leave L2 before the next block has come to where they are. So two or four pairs of a
-   group lie side by side, a bundle, and the line is one of bundles: they are cut at the same places, as the slowest of
-   them needs it, and the blocks that walk a share of each read the same B and C at about the same time. */
-constexpr int FROM_CHUNKS = 768, MOST_SIDE_BY_SIDE = 2; // log2
-__device__ __forceinline__ int side_by_side(int chunks, int pairs_of_group, int tickets, int sort) {
-    if (!sort || chunks < FROM_CHUNKS) return 0;
-    return min(__ffs(pairs_of_group | tickets) - 1, MOST_SIDE_BY_SIDE);
-}
-
-/* Where a share begins in a pair, if not before it or behind it: cuts[share] holds a pair and, in 1 / 65536, what of it
-   lies before. */
-__device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int share, int pair) {
-    const unsigned cut = s.cuts[share];
-    if ((int)(cut >> 16) != pair) return (int)(cut >> 16) < pair ? 0 : sizes.chunks;
+/* Where the share of a ticket begins in a pair, if not before it or behind it: cuts[share] holds a bundle and, in
+   1 / 65536, what of it lies before. */
+__device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int ticket, int pair) {
+    const unsigned cut = s.cuts[ticket >> sizes.side_by_side];
+    const int bundle = pair >> sizes.side_by_side;
+    if ((int)(cut >> 16) != bundle) return (int)(cut >> 16) < bundle ? 0 : sizes.chunks;
     return (unsigned long long)(cut & 0xFFFF) * sizes.chunks >> 16;
 }
 
@@ -150,16 +148,19 @@ struct Share {
     const Sizes &sizes;
     int ticket;
 
-    __device__ __forceinline__ int share() const { return ticket >> sizes.side_by_side; } // of the line
+    __device__ __forceinline__ int together() const { return 1 << sizes.side_by_side; } // pairs of a bundle
+    /* The pair of a bundle that this ticket has. */
     __device__ __forceinline__ int pair_of(unsigned bundle) const {
-        return min((int)bundle, (sizes.pairs >> sizes.side_by_side) - 1) << sizes.side_by_side |
-               ticket - (share() << sizes.side_by_side);
+        const int last = (sizes.pairs >> sizes.side_by_side) - 1;
+        return min((int)bundle, last) * together() + ticket % together();
     }
-    __device__ __forceinline__ int first_pair() const { return pair_of(s.cuts[share()] >> 16); }
-    __device__ __forceinline__ int last_pair() const { return pair_of(s.cuts[share() + 1] >> 16); }
+    __device__ __forceinline__ int first_pair() const { return pair_of(s.cuts[ticket >> sizes.side_by_side] >> 16); }
+    __device__ __forceinline__ int last_pair() const {
+        return pair_of(s.cuts[(ticket >> sizes.side_by_side) + 1] >> 16);
+    }
     /* Chunks of a pair. */
-    __device__ __forceinline__ int begin(int pair) const { return cut(s, sizes, share(), pair >> sizes.side_by_side); }
-    __device__ __forceinline__ int end(int pair) const { return cut(s, sizes, share() + 1, pair >> sizes.side_by_side); }
+    __device__ __forceinline__ int begin(int pair) const { return cut(s, sizes, ticket, pair); }
+    __device__ __forceinline__ int end(int pair) const { return cut(s, sizes, ticket + together(), pair); }
     /* Whether the next share goes on from the last piece. */
     __device__ __forceinline__ bool hands_on() const {
         const int pair = last_pair();
