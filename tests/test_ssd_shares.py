@@ -105,7 +105,6 @@ def test_rows_that_decay_alike_keep_their_order():
         cuts, order = shared_out(p, len(A), 1, 64, 64, A, np.zeros(len(A)), negligible)
         if negligible == -127.0:
             assert order.tolist() == sorted(range(len(A)), key=lambda row: -left[row])
-        assert (
-            sorted(order) == list(range(len(A))) and cuts[0] == 0 and cuts[-1] == p.pairs << 16 and p.side_by_side == 0
-        )
+        assert sorted(order) == list(range(len(A)))
+        assert p.side_by_side == 0 and cuts[0] == 0 and cuts[-1] == p.pairs << 16
         assert (np.diff(cuts.astype(int)) > 0).all()

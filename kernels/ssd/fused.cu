@@ -39,9 +39,9 @@
    and 4 the state, 5 y.
 
    Moves, besides pass 1, x, z and y once, B and C once for each pair (from L2 while they fit there; beyond that from
-   DRAM about once for each bundle of pairs), dt a sector for each token and row, and 4 * 64 * STATE bytes of state a few
-   times for each share. For each chunk and row STATE * 64 * (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications and
-   additions; one row alone takes 32 * 64 * STATE more.
+   DRAM about once for each bundle of pairs), dt a sector for each token and row, and 4 * 64 * STATE bytes of state a
+   few times for each share. For each chunk and row STATE * 64 * (64 + 64 + 32) + 64 * 64 * 64 * 3 / 4 multiplications
+   and additions; one row alone takes 32 * 64 * STATE more.
 
    Compile with SHAPE (shape.cuh) and SHARED_BYTES. Launch with THREADS on as many blocks as there are multiprocessors,
    or as tickets if these are fewer. Maps of x, y and z: arrays (batch, heads, HEAD_PARTS, seqlen, 64), boxes of a tile;
