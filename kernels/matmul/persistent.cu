@@ -21,7 +21,6 @@
 #include "wide_tile.cuh"
 
 constexpr int BOX = 64, BUFFERS = 2; // rows and columns of y that one store takes; those of a consumer at a time
-using Order = TileOrder<GROUP>;
 
 struct Shared {
     alignas(1024) Stage stages[STAGES];
@@ -30,8 +29,8 @@ struct Shared {
 };
 
 /* The producer: stages of all the block's tiles, one after another. */
-__device__ __forceinline__ void fill_stages(Shared &shared, const CUtensorMap &x, const CUtensorMap &W, Order order,
-                                            int steps) {
+__device__ __forceinline__ void fill_stages(Shared &shared, const CUtensorMap &x, const CUtensorMap &W,
+                                            TileOrder<GROUP> order, int steps) {
     Phase<STAGES> phase;
     for (int i = blockIdx.x; i < order.count(); i += gridDim.x) {
         const int2 tile = order.at(i);
@@ -94,7 +93,7 @@ matmul(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     const int thread = threadIdx.x % 128, group = warp_uniform(threadIdx.x / 128), steps = divide_up(k, STEP);
-    const Order order{divide_up(m, ROWS), divide_up(n, COLUMNS)};
+    const TileOrder<GROUP> order{divide_up(m, ROWS), divide_up(n, COLUMNS)};
     if (threadIdx.x == 0) shared.ring.init(1, 4 * CONSUMERS);
     __syncthreads();
     if (group == CONSUMERS) { // the producer
