@@ -510,7 +510,7 @@ MUTATIONS += [
 MUTATIONS += [
     Mutation(f"bundles: {says}", file, old, f"tests/test_ssd_{test}", new)
     for says, file, old, new, test in [
-        ("a share takes all pairs of one", BRING, "pair -= share.together()", "pair--", "fused.py -k early_stop"),
+        ("a share takes all pairs of one", BRING, "pair -= share.together()", "pair--", "fused.py -k its_own_pairs"),
         ("a state comes from a neighbour", CHAIN, "ticket -= 1 << sizes.side_by_side", "ticket--",
          "fused.py -k early_stop"),
         ("they are cut as their last pair needs it", SHARES, "if (place % (ROWS << sizes.side_by_side) > 0) continue;",

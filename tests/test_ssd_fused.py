@@ -122,6 +122,12 @@ def test_shares_and_an_early_stop_change_nothing(launched, rate):
     assert all(off(y, seen[0].double()) < 5e-4 for y in seen)  # different sums, each rounded
 
 
+def test_a_ticket_walks_its_own_pairs_alone():
+    """Two bundles of two pairs, and two tickets for each: each chunk of a pair is walked once."""
+    report = counters(**simple(65, 8, rate=SLOW), tickets=4, sort=1, together=2)
+    assert report.counters["simt__wgmma.sum"] == 2 * 4 * (4 + 2 * (4 + 6 + 4))
+
+
 def test_a_large_state_is_seen_through_two_pieces(launched):
     """Pieces of a chunk, each of which decays by 2**-17: the third looks back on the first, whose end is huge."""
     launched(processors=5, sort=0)
