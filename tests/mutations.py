@@ -504,18 +504,19 @@ MUTATIONS += [
     for says, then in [
         ("rows are ranked before all are measured", "order_rows(s"),
         ("costs are summed up before all are known", "if (thread < 32)\n"),
-        ("shares are cut before costs are summed up", "if (thread <= sizes.tickets >> sizes.side_by_side)"),
+        ("shares are cut before costs are summed up", "if (thread <= sizes.share_of(sizes.tickets))"),
     ]
 ]
 MUTATIONS += [
     Mutation(f"bundles: {says}", file, old, f"tests/test_ssd_{test}", new)
     for says, file, old, new, test in [
-        ("a share takes all pairs of one", BRING, "pair -= share.together()", "pair--", "fused.py -k its_own_pairs"),
-        ("a state comes from a neighbour", CHAIN, "ticket -= 1 << sizes.side_by_side", "ticket--",
-         "fused.py -k early_stop"),
-        ("they are cut as their last pair needs it", SHARES, "if (place % (ROWS << sizes.side_by_side) > 0) continue;",
+        ("a share takes all pairs of one", BRING, "pair -= sizes.together()", "pair--",
+         "fused.py -k test_bundles_do_not_race"),
+        ("a state comes from a neighbour", CHAIN, "ticket -= sizes.together()", "ticket--",
+         "fused.py -k test_bundles_do_not_race"),
+        ("they are cut as their last pair needs it", SHARES, "if (place % (ROWS * sizes.together()) > 0) continue;",
          "if (place % ROWS > 0) continue;", "shares.py"),
-        ("a ticket has its neighbour's pair, too", SHARES, "together() + ticket % together()", "together()",
+        ("a ticket has its neighbour's pair, too", SHARES, "sizes.together() + ticket % sizes.together()", "sizes.together()",
          "shares.py"),
     ]
 ]  # fmt: skip

@@ -22,7 +22,7 @@ SLOW, FAST = 0.02, 30.0
 
 @pytest.fixture
 def launched(monkeypatch):
-    """launched(processors=..., sort=..., tickets=...): how fused.cu is launched from here on."""
+    """launched(processors=..., sort=..., tickets=..., together=...): how fused.cu is launched from here on."""
 
     def change(processors=132, **chosen):
         MODULE._prepared.cache_clear()
@@ -122,12 +122,6 @@ def test_shares_and_an_early_stop_change_nothing(launched, rate):
     assert all(off(y, seen[0].double()) < 5e-4 for y in seen)  # different sums, each rounded
 
 
-def test_a_ticket_walks_its_own_pairs_alone():
-    """Two bundles of two pairs, and two tickets for each: each chunk of a pair is walked once."""
-    report = counters(**simple(65, 8, rate=SLOW), tickets=4, sort=1, together=2)
-    assert report.counters["simt__wgmma.sum"] == 2 * 4 * (4 + 2 * (4 + 6 + 4))
-
-
 def test_a_large_state_is_seen_through_two_pieces(launched):
     """Pieces of a chunk, each of which decays by 2**-17: the third looks back on the first, whose end is huge."""
     launched(processors=5, sort=0)
@@ -174,6 +168,17 @@ def test_no_race(launched, rate):
         x[0, 20, 0, 5] = math.nan
         again = counters(**(call | {"x": x, "z": torch.ones_like(x)}), check_races=True)
         assert again.counters["simt__wgmma.sum"] >= products + 5 * (4 + 2 * (4 + 6 + 4))
+
+
+def test_bundles_do_not_race(launched):
+    """Two of two pairs, each in its group; a share that goes over the border, and fewer blocks than tickets."""
+    launched(processors=4)
+    call = simple(128, 8, ngroups=2, rate=SLOW)
+    report = counters(**call, sort=1, together=2, tickets=6, check_races=True)
+    walks = 2 * 4 * (4 + 2 * (4 + 6 + 4))  # chunks of pairs
+    assert report.counters["simt__wgmma.sum"] >= walks + 2 * 2 * 4  # and pass 1 of two tickets at least
+    launched(processors=4, sort=1, together=2, tickets=6)
+    run(call, HALF)
 
 
 def test_halves_of_a_state_do_not_race_and_know_what_is_not_finite(launched):
@@ -342,7 +347,9 @@ def test_plans():
             assert p.flags == 2 * p.tickets + p.pairs and p.scratch == 2 * p.tickets * (64 * 128 + 1)
     assert plan(1, 1 << 20, 80, 64, 1, 128, 132)[4:6] == (132, 132)  # tickets, blocks
     bundles = [(47 << 10, 80, 132), (48 << 10, 80, 132), (48 << 10, 20, 132), (48 << 10, 80, 114), (48 << 10, 6, 132)]
-    assert [1 << plan(1, n, heads, 64, 1, 128, cards).side_by_side for n, heads, cards in bundles] == [1, 4, 2, 2, 1]
+    found = [plan(1, n + 1, heads, 64, 1, 128, cards).side_by_side for n, heads, cards in bundles]
+    assert found == [0, 2, 0, 1, 0]
+    assert plan(1, 300, 6, 64, 1, 64, 12, sort=1, together=3).side_by_side == 0  # three pairs
     halves = plan(2, 4096, 80, 96, 8, 136, 132)  # a row a pair, and a state in halves of 128 columns
     assert halves.pairs == 2 * 160 and halves.scratch == 2 * halves.tickets * (64 * 128 + 1)
     for dstate in (64, 128, 192, 256):

@@ -27,7 +27,7 @@ extern "C" __global__ void share(const float *a, const float *dt_bias, unsigned 
     for (int i = threadIdx.x; i < rows * groups; i += blockDim.x) order[i] = s.order[i];
     if (threadIdx.x >= tickets) return;
     const Share share{s, sizes, (int)threadIdx.x};
-    for (int pair = share.last_pair(); pair >= share.first_pair(); pair -= share.together())
+    for (int pair = share.last_pair(); pair >= share.first_pair(); pair -= sizes.together())
         for (int i = share.begin(pair); i < share.end(pair); i++) walked[(long long)pair * chunks + i]++;
 }
 """

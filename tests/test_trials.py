@@ -176,11 +176,19 @@ def test_the_trials_of_words(card, monkeypatch):
 def test_the_trials_of_ssd(card, monkeypatch):
     small = dict(nheads=2, headdim=16, dstate=16)
     monkeypatch.setattr(ssd_trials, "compile_ahead", lambda: None)
-    monkeypatch.setattr(ssd_trials, "inputs", lambda seqlen: ssd_bench.inputs(seqlen, **small))
+    monkeypatch.setattr(ssd_trials, "inputs", lambda seqlen, **how: ssd_bench.inputs(seqlen, **how, **small))
     monkeypatch.setattr(ssd_trials, "copies", lambda call: [call])
     for name, value in {"LONG": 70, "FEW_TOKENS": 140, "CHUNK": 128, "LAYER": (2, 16, 1, 16), "RUNS": 2}.items():
         monkeypatch.setattr(ssd_trials, name, value)
-    scan, few, once = ssd_trials.ladders()
+    call, launched = ssd_trials.inputs(70), ssd_trials.in_bundles
+    out = torch.empty_like(call["x"])
+    launched(2, call, out)()
+    assert (out - ssd_bench.truth(call)).norm() < 2e-3 * out.double().norm()
+    monkeypatch.setattr(ssd_trials, "BUNDLED", 70)  # by another rung: fused.cu takes a second each time
+    monkeypatch.setattr(ssd_trials, "in_bundles", lambda n, call, out: lambda: ssd_trials.five(**call, out=out))
+    scan, few, once, bundles, slow = ssd_trials.ladders()
+    assert [f.name for f in slow.figures][1:] == ["2 pairs in a bundle", "4 pairs in a bundle"]
+    assert slow.title == f"{bundles.title}, slow decay"
     assert [f.name for f in scan.figures] == ["as it is", "num_stages=2", "num_stages=3"]
     assert [f.name for f in few.figures] == ["as it is", "a whole chunk a program"]
     assert [f.name for f in once.figures][1] == "two-pass segments, dt once"

@@ -96,7 +96,7 @@ struct Bringer {
                 if (!bring(LOCAL | (i == end - 1 ? FIRST : 0), i)) break;
             publish = PUBLISH;
         }
-        for (int pair = last; pair >= share.first_pair(); pair -= share.together()) {
+        for (int pair = last; pair >= share.first_pair(); pair -= sizes.together()) {
             const int end = share.end(pair);
             choose(pair);
             int i = share.begin(pair);

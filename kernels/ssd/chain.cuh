@@ -88,7 +88,7 @@ __device__ __forceinline__ void look_back(float (&state)[THREAD_NUMBERS], const 
     float log = 0;
     const unsigned launch = s.launch;
     for (int ticket = step.ticket, spot = step.chunk; spot > 0;) {
-        ticket -= 1 << sizes.side_by_side;
+        ticket -= sizes.together();
         const int begin = cut(s, sizes, ticket, step.pair);
         if (begin == spot) continue; // nothing of this pair
         const int number = 2 * ticket + side;

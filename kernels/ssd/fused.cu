@@ -14,7 +14,7 @@
    - Sums of A dt begin at each multiple of 16 tokens. Between blocks of 16 the decay is a number of the row times one
      of the column, so that only blocks on the diagonal take an exponential for each pair of tokens, and no difference
      of long sums loses digits.
-   - All multiprocessors have work of equal cost, which need not be whole segments (shares.cuh).
+   - All multiprocessors have work of about equal cost, which need not be whole segments (shares.cuh).
 
    Two passes, as in segments: a share whose last piece of a pair goes on in another share first walks it backwards for
    its end state (pass 1; it ends where what is left has decayed by log2_negligible), publishes that (chain.cuh), and

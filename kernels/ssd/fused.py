@@ -58,8 +58,8 @@ def fused(
     too), and add in float32: in float16 a state, or C_i B_j times its decay and dt, plus such a D where i = j, beyond
     65504 is infinite; states and scores in mamba_ssm too. The same from run to run, bit for bit. Infinity and NaN reach
     the tokens that they should, and no others; heads in which a state is not finite are slow. Moves x, z, y, dt once, B
-    and C once for each pair of heads, from L2 while they fit there, and 4 P N bytes a few times for each head and
-    multiprocessor.
+    and C once for each pair of heads, from L2 while they fit there, or in long sequences about once for each bundle of
+    pairs, and 4 P N bytes a few times for each head and multiprocessor.
     """
     how = chunk_size, type(chunk_size), dt_limit, return_varlen_states, state_dtype, stop, type(stop), dt_softplus
     key, ready = _find((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, out), how)

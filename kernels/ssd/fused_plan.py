@@ -1,8 +1,9 @@
 """How fused.cu is launched: tickets, and the memory between blocks.
 
-The chunks of all pairs of heads stand in one line, which is cut into one share of equal cost for each multiprocessor,
-so all are busy to the end. A share that ends within a pair walks its last piece twice, the first time for about half
-of the cost (cost_in_pass_1 in shares.cuh); with decays as they are, a few chunks of it.
+The chunks of all pairs of heads stand in one line, which is cut into one share of about equal cost for each
+multiprocessor, so all are busy to the end. In long sequences pairs are bundled, as shares.cuh says. A share that ends
+within a pair walks its last piece twice, the first time for about half of the cost (cost_in_pass_1 in shares.cuh); with
+decays as they are, a few chunks of it.
 """
 
 import functools
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
 SORT = 12  # chunks of a share from which rows are sorted: no tile is asked for before they are
-FROM_CHUNKS, MOST_TOGETHER = 768, 4  # of a sequence, from which pairs are bundled; pairs of a bundle: shares.cuh
+LONG = 768  # chunks of a sequence beyond which pairs are bundled
+MOST_TOGETHER, BUNDLES = 4, 8  # pairs of a bundle at most; bundles of a group at least, as these are cut alike
 STAGES, MOST_TICKETS, MOST_ROWS = 3, 159, 512  # as in shape.cuh
 
 
@@ -44,7 +46,8 @@ def padded(dstate):
 def plan(
     batch, seqlen, nheads, headdim, ngroups, dstate, processors, *, tickets=None, sort=None, together=None
 ):  # fmt: skip
-    """The plan on a card of so many multiprocessors. What is given by name is taken as it is, for measurements."""
+    """The plan on a card of so many multiprocessors. tickets and sort that are given are taken as they are,
+    for measurements; together: pairs of a bundle at most, if rows are sorted."""
     rows = nheads // ngroups * -(-headdim // WIDTH)
     pairs_of_group = rows if halves(dstate) else -(-rows // 2)
     pairs = batch * ngroups * pairs_of_group
@@ -54,8 +57,8 @@ def plan(
         sort = pairs * chunks >= SORT * tickets
     sort = int(bool(sort) and rows * ngroups <= MOST_ROWS and pairs < 1 << 16)
     if together is None:
-        together = MOST_TOGETHER if chunks >= FROM_CHUNKS else 1
-    together = math.gcd(together, pairs_of_group, tickets) if sort else 1
+        together = min(MOST_TOGETHER, max(1, pairs_of_group // BUNDLES)) if chunks > LONG else 1
+    together = math.gcd(1 << together.bit_length() - 1, pairs_of_group, tickets) if sort else 1
     part = padded(dstate) // 2 if halves(dstate) else padded(dstate)  # of a state, that a warpgroup has
     scratch, flags = 2 * tickets * (WIDTH * part + 1), 2 * tickets + pairs
     blocks, side_by_side = min(processors, tickets), together.bit_length() - 1

@@ -59,13 +59,17 @@ constexpr int MOST_TICKETS = 159, MOST_ROWS = 512;
 /* Of a launch. */
 struct Sizes {
     int seqlen, heads, groups, pairs; // pairs: of the whole batch
-    int chunks, tickets;              // chunks of a sequence; tickets, which are shares
+    int chunks, tickets;              // chunks of a sequence; tickets
     int rows, pairs_of_group;         // rows of heads in a group
     int sort;                         // whether rows are to be put in order
     int side_by_side;                 // log2 of the pairs of a bundle: see shares.cuh
     float log2_negligible;            // log2 of the decay beyond which nothing of a state is left: see fused.cu
     float dt_low, dt_high;
     long long dt_batch, dt_token, dt_head; // strides
+
+    __device__ __forceinline__ int together() const { return 1 << side_by_side; } // pairs of a bundle
+    __device__ __forceinline__ int bundle_of(int pair) const { return pair >> side_by_side; }
+    __device__ __forceinline__ int share_of(int ticket) const { return ticket >> side_by_side; } // of a bundle
 };
 
 __device__ __forceinline__ float as_float(float x) { return x; }

@@ -94,7 +94,7 @@ struct Shared {
     Decays decays[STAGES][ROWS];
     unsigned raw_dt[ROWS][DT_RING][CHUNK]; // as in memory, of chunks to come; two bytes of it in a word that holds them
     Step steps[STAGES];
-    unsigned cuts[MOST_TICKETS + 1]; // where shares begin: see shares.cuh
+    unsigned cuts[MOST_TICKETS + 1]; // where shares begin, at most one for each ticket: see shares.cuh
     unsigned short order[MOST_ROWS]; // rows of a batch, those of a group together, slowly decaying ones first
     Barrier planned[STAGES];         // it is known what the step is
     Ring<STAGES> ring;               // of steps: full when tiles and decays are there, empty when all have used them

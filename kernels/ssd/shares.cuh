@@ -1,11 +1,12 @@
 /* Who does what in fused.cu. The chunks of all pairs of rows stand in one line, which is cut into shares that cost the
-   same, one for each ticket.
+   same by a guess: as many as there are tickets.
 
-   Bundles. In long sequences B and C have left L2 before the next block comes to where this one is. There the line is
-   one of bundles: two or four pairs of a group side by side, which are cut at the same places, as the slowest of them
-   needs it. Tickets that follow each other have the same share of the pairs of a bundle, so that blocks that run at the
-   same time read the same B and C. What is said of pairs and shares below then holds for bundles and shares of these;
-   elsewhere a bundle is one pair. */
+   Bundles. In long sequences B and C have left L2 before the next block comes to where this one is. There two or four
+   pairs of a group lie side by side, a bundle, and the line is one of bundles. All pairs of a bundle are cut at the
+   same places, as the slowest of them needs it, and tickets that follow each other have one share of a bundle, a pair
+   each: blocks that run at the same time read the same B and C at about the same time. fused_plan.py says when: a
+   bundle's pairs must divide those of a group, and the tickets. Elsewhere a bundle is one pair, and a share a ticket's
+   own. */
 #pragma once
 #include "shared.cuh"
 #include "steps.cuh"
@@ -17,8 +18,8 @@ __device__ __forceinline__ float cost_in_pass_1(int chunks) { return chunks > 76
 /* Where the share of a ticket begins in a pair, if not before it or behind it: cuts[share] holds a bundle and, in
    1 / 65536, what of it lies before. */
 __device__ __forceinline__ int cut(const Shared &s, const Sizes &sizes, int ticket, int pair) {
-    const unsigned cut = s.cuts[ticket >> sizes.side_by_side];
-    const int bundle = pair >> sizes.side_by_side;
+    const unsigned cut = s.cuts[sizes.share_of(ticket)];
+    const int bundle = sizes.bundle_of(pair);
     if ((int)(cut >> 16) != bundle) return (int)(cut >> 16) < bundle ? 0 : sizes.chunks;
     return (unsigned long long)(cut & 0xFFFF) * sizes.chunks >> 16;
 }
@@ -60,7 +61,7 @@ __device__ __forceinline__ void share_out_evenly(Shared &s, const Sizes &sizes) 
 }
 
 /* Rows of a group, slow ones first: before a row come those with higher keys, which a team of threads counts. The
-   slower row of a pair says how long its pass 1 is. share: chunks of one. */
+   slowest row of a bundle says how long its pass 1 is. share: chunks of one. */
 __device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &line, float share) {
     constexpr int TEAM = 4;
     const int rows = sizes.groups * sizes.rows, member = threadIdx.x % TEAM;
@@ -75,19 +76,19 @@ __device__ __forceinline__ void order_rows(Shared &s, const Sizes &sizes, Line &
         for (int apart = 1; apart < TEAM; apart *= 2) place += __shfl_xor_sync(~0u, place, apart);
         if (row >= rows || member > 0) continue;
         s.order[begin + place] = row;
-        if (place % (ROWS << sizes.side_by_side) > 0) continue;
+        if (place % (ROWS * sizes.together()) > 0) continue;
         const float left = chunks_of(key);
-        line.before[(group * sizes.pairs_of_group + place / ROWS >> sizes.side_by_side) + 1] = left;
+        line.before[sizes.bundle_of(group * sizes.pairs_of_group + place / ROWS) + 1] = left;
         atomicAdd(&line.guess, (unsigned)(cost_of_chunk(left, 1.2f * share, cost_in_pass_1(sizes.chunks)) * 65536));
     }
 }
 
-/* What all pairs up to each cost, by a warp: a lane has some that lie together. share: what one costs. */
-__device__ __forceinline__ void sum_up(float *pairs, int count, float share, float pass_1, int lane) {
+/* What all bundles up to each cost, by a warp: a lane has some that lie together. share: what one costs. */
+__device__ __forceinline__ void sum_up(float *bundles, int count, float share, float pass_1, int lane) {
     const int each = (count + 31) / 32, begin = min(lane * each, count), end = min(begin + each, count);
     float own = 0;
 #pragma unroll 1
-    for (int i = begin; i < end; i++) own += pairs[i] = cost_of_chunk(pairs[i], share, pass_1);
+    for (int i = begin; i < end; i++) own += bundles[i] = cost_of_chunk(bundles[i], share, pass_1);
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {
         const float before = __shfl_up_sync(~0u, own, apart);
@@ -96,26 +97,26 @@ __device__ __forceinline__ void sum_up(float *pairs, int count, float share, flo
     const float before = __shfl_up_sync(~0u, own, 1);
     float sum = lane > 0 ? before : 0;
 #pragma unroll 1
-    for (int i = begin; i < end; i++) pairs[i] = sum += pairs[i];
+    for (int i = begin; i < end; i++) bundles[i] = sum += bundles[i];
 }
 
-/* Where share i of the line begins; pairs lie in it batch by batch. */
+/* Where share i of the line begins; bundles lie in it batch by batch. */
 __device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const float *before, int of_batch) {
-    const int shares = sizes.tickets >> sizes.side_by_side, pairs = sizes.pairs >> sizes.side_by_side;
-    if (i == shares) return (unsigned)pairs << 16;
+    const int shares = sizes.share_of(sizes.tickets), bundles = sizes.bundle_of(sizes.pairs);
+    if (i == shares) return (unsigned)bundles << 16;
     int batch = 0, rest = i; // of a batch, in 1 / shares
-    if (of_batch < pairs) rest *= pairs / of_batch, batch = rest / shares, rest %= shares;
+    if (of_batch < bundles) rest *= bundles / of_batch, batch = rest / shares, rest %= shares;
     const float at = __fdividef(before[of_batch] * rest, shares);
-    int pair = 0; // the last that begins there or before
+    int bundle = 0; // the last that begins there or before
 #pragma unroll 1
     for (int step = 1 << (31 - __clz(of_batch) & ~1); step > 0; step /= 4) {
         int steps = 0;
 #pragma unroll
-        for (int i = 1; i < 4; i++) steps += pair + i * step < of_batch && before[pair + i * step] <= at;
-        pair += steps * step;
+        for (int i = 1; i < 4; i++) steps += bundle + i * step < of_batch && before[bundle + i * step] <= at;
+        bundle += steps * step;
     }
-    const float part = __fdividef(at - before[pair], before[pair + 1] - before[pair]);
-    return (unsigned)(batch * of_batch + pair) << 16 | min((unsigned)(part * 65536), 65535u);
+    const float part = __fdividef(at - before[bundle], before[bundle + 1] - before[bundle]);
+    return (unsigned)(batch * of_batch + bundle) << 16 | min((unsigned)(part * 65536), 65535u);
 }
 
 /* Cut the line of all pairs, one behind the other, into shares that cost the same, by all threads; the same numbers
@@ -128,7 +129,7 @@ __device__ __forceinline__ unsigned cut_at(const Sizes &sizes, int i, const floa
 __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const float *a, const Bias *dt_bias) {
     if (!sizes.sort) return share_out_evenly(s, sizes);
     Line &line = *reinterpret_cast<Line *>(s.scores);
-    const int thread = threadIdx.x, of_batch = sizes.groups * sizes.pairs_of_group >> sizes.side_by_side;
+    const int thread = threadIdx.x, of_batch = sizes.bundle_of(sizes.groups * sizes.pairs_of_group);
     const float share = __fdividef((float)sizes.chunks * sizes.pairs, sizes.tickets);
     if (thread < sizes.groups * sizes.rows) line.keys[thread] = key_of(chunks_left(sizes, thread, a, dt_bias), thread);
     if (thread == 0) line.before[0] = line.guess = 0;
@@ -139,7 +140,7 @@ __device__ __forceinline__ void share_out(Shared &s, const Sizes &sizes, const f
         sum_up(line.before + 1, of_batch, share * __fdividef(line.guess, 65536.f * of_batch),
                cost_in_pass_1(sizes.chunks), thread);
     __syncthreads();
-    if (thread <= sizes.tickets >> sizes.side_by_side) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
+    if (thread <= sizes.share_of(sizes.tickets)) s.cuts[thread] = cut_at(sizes, thread, line.before, of_batch);
 }
 
 /* What a ticket stands for: pieces of pairs, the last of which may go on in the next share. */
@@ -148,19 +149,16 @@ struct Share {
     const Sizes &sizes;
     int ticket;
 
-    __device__ __forceinline__ int together() const { return 1 << sizes.side_by_side; } // pairs of a bundle
-    /* The pair of a bundle that this ticket has. */
-    __device__ __forceinline__ int pair_of(unsigned bundle) const {
-        const int last = (sizes.pairs >> sizes.side_by_side) - 1;
-        return min((int)bundle, last) * together() + ticket % together();
+    /* The pair of the bundle in which share i of the line begins, that this ticket has; or of the last one. */
+    __device__ __forceinline__ int pair_at(int i) const {
+        const int bundle = min((int)(s.cuts[i] >> 16), sizes.bundle_of(sizes.pairs) - 1);
+        return bundle * sizes.together() + ticket % sizes.together();
     }
-    __device__ __forceinline__ int first_pair() const { return pair_of(s.cuts[ticket >> sizes.side_by_side] >> 16); }
-    __device__ __forceinline__ int last_pair() const {
-        return pair_of(s.cuts[(ticket >> sizes.side_by_side) + 1] >> 16);
-    }
+    __device__ __forceinline__ int first_pair() const { return pair_at(sizes.share_of(ticket)); }
+    __device__ __forceinline__ int last_pair() const { return pair_at(sizes.share_of(ticket) + 1); }
     /* Chunks of a pair. */
     __device__ __forceinline__ int begin(int pair) const { return cut(s, sizes, ticket, pair); }
-    __device__ __forceinline__ int end(int pair) const { return cut(s, sizes, ticket + together(), pair); }
+    __device__ __forceinline__ int end(int pair) const { return cut(s, sizes, ticket + sizes.together(), pair); }
     /* Whether the next share goes on from the last piece. */
     __device__ __forceinline__ bool hands_on() const {
         const int pair = last_pair();

@@ -2,12 +2,14 @@
 
 - `chunk_scan` with loads ahead of their use, and with a program for a whole or half a chunk where programs are few;
 - rung 4 with dt made once, the first of rung 5's two changes, alone;
+- fused.cu with pairs by themselves and in bundles, on long sequences;
 - rung 1 without its barriers, many times: how often are its bits other ones?
 - kernels that go on for seconds, with the card's clock and power beside them.
 """
 
 import contextlib
 import functools
+import importlib
 import math
 import multiprocessing
 import subprocess
@@ -23,6 +25,7 @@ import triton
 from kernels.attention import bench
 from kernels.attention.bench import Row, ladder_of, short
 from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, published, registers, segments, state_passing
+from kernels.ssd.arguments import NO_LIMIT, expect_ssd
 from kernels.ssd.bench import LONG, TOLERANCE, copies, inputs, truth
 from kernels.ssd.calls import prepare
 from kernels.ssd.five import CHUNK, SOURCES, five, least, work
@@ -33,8 +36,10 @@ from kernels.ssd.tiles import chunk_decay_once
 from lab import cuda_timing
 from lab.table import Table
 
+launching = importlib.import_module("kernels.ssd.fused")  # kernels.ssd.fused is the function
 HERE = "kernels/ssd/trials.py"
 LAYER = 80, 64, 1, 128  # heads, headdim, groups, dstate
+BUNDLED = 128 << 10  # tokens
 FEW_TOKENS = 2048  # where chunks of 256 make no more than chunk_scan.FEW programs
 STAGES = (2, 3)
 RUNS = 200
@@ -65,7 +70,8 @@ def ladders(seconds=0.1):
     """Trials that are times. Returns the Ladders."""
     cuda_timing.expect_gpu("the trials of SSD")
     compile_ahead()
-    return [_scan(LONG, seconds), _scan(FEW_TOKENS, seconds), _once(seconds)]
+    scans = [_scan(LONG, seconds), _scan(FEW_TOKENS, seconds)]
+    return [*scans, _once(seconds), _bundles(False, seconds), _bundles(True, seconds)]
 
 
 def compile_ahead():
@@ -145,6 +151,31 @@ def _once(seconds):
         calls = [functools.partial(function, **each, out=out) for each, out in zip(every, outs)]
         rows.append(Row(title, calls, outs=outs, sources=sources, **facts))
     return ladder_of(f"trial: SSD prefill, 2.7B, {short(LONG)}", rows, seconds)
+
+
+def _bundles(slow, seconds):
+    """fused.cu with pairs of heads by themselves, and with two and four side by side."""
+    bench.empty()
+    call = inputs(BUNDLED, slow=slow)
+    moved, flops = least(1, BUNDLED, *LAYER)
+    facts = {"wanted": truth(call), "tolerance": TOLERANCE[torch.float16], "bytes": moved, "flops": flops}
+    rows = []
+    for together in (1, 2, 4):
+        every = copies(call)
+        outs = [torch.full_like(each["x"], torch.nan) for each in every]
+        calls = [in_bundles(together, each, out) for each, out in zip(every, outs)]
+        name = "pairs by themselves" if together == 1 else f"{together} pairs in a bundle"
+        rows.append(Row(name, calls, outs=outs, sources=(*FUSED, HERE), **facts))
+    return ladder_of(f"trial: bundles, 2.7B, {short(BUNDLED)}{', slow decay' if slow else ''}", rows, seconds)
+
+
+def in_bundles(together, call, out):
+    """A function that launches fused.cu for this call, with so many pairs in a bundle, and writes to `out`."""
+    x, dt, A, B, C, D, dt_bias = (call[name] for name in ("x", "dt", "A", "B", "C", "D", "dt_bias"))
+    problem = expect_ssd("trial", x, dt, A, B, C, D=D, dt_bias=dt_bias)
+    how = False, call["dt_softplus"], NO_LIMIT, launching.STOP  # one sequence
+    ready = launching._prepare(problem, x, dt, B, C, D, None, dt_bias, None, *how, together=together)
+    return functools.partial(launching._launch, ready, dt, A, D, dt_bias, None, out, None)
 
 
 def tables():
