@@ -516,8 +516,8 @@ MUTATIONS += [
          "fused.py -k test_bundles_do_not_race"),
         ("they are cut as their last pair needs it", SHARES, "if (place % (ROWS * sizes.together()) > 0) continue;",
          "if (place % ROWS > 0) continue;", "shares.py"),
-        ("a ticket has its neighbour's pair, too", SHARES, "sizes.together() + ticket % sizes.together()", "sizes.together()",
-         "shares.py"),
+        ("a ticket has its neighbour's pair, too", SHARES, "sizes.together() + ticket % sizes.together()",
+         "sizes.together()", "shares.py"),
     ]
 ]  # fmt: skip
 HAND, CHUNK, RING = (f"kernels/ssd/by_hand/{name}" for name in ("one_head.cuh", "chunk.cu", "ring.cu"))

@@ -182,7 +182,7 @@ def test_the_trials_of_ssd(card, monkeypatch):
         monkeypatch.setattr(ssd_trials, name, value)
     call, launched = ssd_trials.inputs(70), ssd_trials.in_bundles
     out = torch.empty_like(call["x"])
-    launched(2, call, out)()
+    assert launched(2, call, out)() is out
     assert (out - ssd_bench.truth(call)).norm() < 2e-3 * out.double().norm()
     monkeypatch.setattr(ssd_trials, "BUNDLED", 70)  # by another rung: fused.cu takes a second each time
     monkeypatch.setattr(ssd_trials, "in_bundles", lambda n, call, out: lambda: ssd_trials.five(**call, out=out))

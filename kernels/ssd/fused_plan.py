@@ -13,7 +13,7 @@ from typing import NamedTuple
 CHUNK, WIDTH = 64, 64  # tokens; columns of a row of heads
 SORT = 12  # chunks of a share from which rows are sorted: no tile is asked for before they are
 LONG = 768  # chunks of a sequence beyond which pairs are bundled
-MOST_TOGETHER, BUNDLES = 4, 8  # pairs of a bundle at most; bundles of a group at least, as these are cut alike
+MOST_TOGETHER, BUNDLES = 4, 4  # pairs of a bundle at most; bundles of a group at least, as their pairs are cut alike
 STAGES, MOST_TICKETS, MOST_ROWS = 3, 159, 512  # as in shape.cuh
 
 

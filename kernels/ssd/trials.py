@@ -170,12 +170,17 @@ def _bundles(slow, seconds):
 
 
 def in_bundles(together, call, out):
-    """A function that launches fused.cu for this call, with so many pairs in a bundle, and writes to `out`."""
+    """A function that launches fused.cu for this call, with so many pairs in a bundle; it writes to `out`."""
     x, dt, A, B, C, D, dt_bias = (call[name] for name in ("x", "dt", "A", "B", "C", "D", "dt_bias"))
     problem = expect_ssd("trial", x, dt, A, B, C, D=D, dt_bias=dt_bias)
     how = False, call["dt_softplus"], NO_LIMIT, launching.STOP  # one sequence
     ready = launching._prepare(problem, x, dt, B, C, D, None, dt_bias, None, *how, together=together)
-    return functools.partial(launching._launch, ready, dt, A, D, dt_bias, None, out, None)
+
+    def launch():
+        launching._launch(ready, dt, A, D, dt_bias, None, out, None)
+        return out
+
+    return launch
 
 
 def tables():
