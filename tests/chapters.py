@@ -28,7 +28,7 @@ TESTS = {
     "12": "exercises_five_kernels ssd_five* ssd_stack* ssd_dropin ssd_bench",
     "13": "exercises_one_launch lab_plots_order lab_triton_on_simt ssd_rungs* ssd_orderings ssd_bench",
     "14": "exercises_matmul lab_plots_matmul matmul*",
-    "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_bench ssd_studies",
+    "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
 }
 HOUSE = """
     compiling copies forked_kernels house imports lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing
