@@ -32,6 +32,7 @@ from kernels.ssd.arguments import DTYPES, MOST_DSTATE, NO_LIMIT
 from kernels.ssd.five import SOURCES, five, least, work
 from kernels.ssd.fused import SOURCES as FUSED
 from kernels.ssd.fused import fused
+from kernels.ssd.fused_choice import TUNED_DSTATE
 from lab import cuda_timing
 from lab.check import Verdict, check
 
@@ -125,7 +126,13 @@ RUNGS = [  # a rung takes the arguments of `five`
         "five, 16-bit states", functools.partial(five, chunk_size=256, state_dtype=torch.float16), SOURCES, None, False
     ),
     *(Entry(rung.title, rung.function, rung.sources, STEPS_ON_THE_WAY, False) for rung in rungs.RUNGS[:-1]),
-    Entry(rungs.RUNGS[-1].title, rungs.RUNGS[-1].function, rungs.RUNGS[-1].sources, dtypes=DTYPES[:2], most_dstate=128),
+    Entry(
+        rungs.RUNGS[-1].title,
+        rungs.RUNGS[-1].function,
+        rungs.RUNGS[-1].sources,
+        dtypes=DTYPES[:2],
+        most_dstate=TUNED_DSTATE,
+    ),  # fmt: skip
     Entry("fused.cu", fused, FUSED, dtypes=DTYPES[:2], seq_idx=True),
 ]
 CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
@@ -344,10 +351,7 @@ def prefill(case, seconds):
     every, rows = copies(call), []
     for entry in RUNGS:
         if entry.timed(case):
-            outs = [torch.full_like(each["x"], torch.nan) for each in every]
-            bound = [functools.partial(entry.function, **each, out=out) for each, out in zip(every, outs)]
-            verdict = checked(entry.function)
-            rows.append(Row(entry.title, bound, outs=outs, verdict=verdict, sources=entry.sources, **facts))
+            rows.append(row_of(entry, every, verdict=checked(entry.function), **facts))
     if peers.mamba() is not None:
         peers.tune_anew()
         sizes = [q for q in PEER_CHUNKS if not (case.other and q == 64)]
@@ -417,10 +421,15 @@ def climb(seqlen, seconds):
     facts = {"wanted": truth(call), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[torch.float16]}
     every, rows = copies(call), []
     for rung in by_hand.RUNGS:
-        outs = [torch.full_like(each["x"], torch.nan) for each in every]
-        bound = [functools.partial(rung.function, **each, out=out) for each, out in zip(every, outs)]
-        rows.append(Row(rung.title, bound, outs=outs, verdict=checked(rung.function), sources=rung.sources, **facts))
+        rows.append(row_of(rung, every, verdict=checked(rung.function), **facts))
     return ladder_of(f"SSD by hand, 2.7B, {short(seqlen)}", rows, seconds)
+
+
+def row_of(rung, every, **facts):
+    """The Row of a rung, on these arguments by name, with an `out` for each."""
+    outs = [torch.full_like(each["x"], torch.nan) for each in every]
+    calls = [functools.partial(rung.function, **each, out=out) for each, out in zip(every, outs)]
+    return Row(rung.title, calls, outs=outs, sources=rung.sources, **facts)
 
 
 @functools.cache

@@ -42,21 +42,8 @@ __device__ __forceinline__ void write_y_of_half(const float (&from_state)[16], c
                                                 const unsigned (&z)[2][4], int side, int thread) {
     const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
-    for (int k = 0; k < 2; k++) { // 16 tokens
-        float2 y[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 decay =
-                i / 2 ? make_float2(decays[k].z, decays[k].w) : make_float2(decays[k].x, decays[k].y);
-            const int n = 8 * k + 2 * i;
-            y[i].x = from_state[n] * decay.x + own[n], y[i].y = from_state[n + 1] * decay.y + own[n + 1];
-        }
-        const unsigned spot = spot_of_tokens(x, 2 * side + k, warp, lane);
-        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot, warp, lane);
-        if constexpr (S::GATED) gate(y, z[k]);
-        stmatrix_x4_trans(spot, {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
-                                 pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
-    }
+    for (int k = 0; k < 2; k++)
+        write_tokens(from_state + 8 * k, own + 8 * k, decays[k], x, 2 * side + k, d, columns, z[k], thread);
 }
 
 /* Pass 2 of a chunk: y of 32 tokens, and the half of the state behind it. As write_chunk in multiply.cuh. */

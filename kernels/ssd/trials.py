@@ -26,17 +26,17 @@ from kernels.attention import bench
 from kernels.attention.bench import Row, ladder_of, short
 from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, published, registers, segments, state_passing
 from kernels.ssd.arguments import NO_LIMIT, expect_ssd
-from kernels.ssd.bench import LONG, TOLERANCE, copies, inputs, truth
+from kernels.ssd.bench import LONG, TOLERANCE, copies, inputs, row_of, truth
 from kernels.ssd.calls import prepare
 from kernels.ssd.five import CHUNK, SOURCES, five, least, work
 from kernels.ssd.fused import SOURCES as FUSED
 from kernels.ssd.fused import fused
 from kernels.ssd.rungs import RUNGS
 from kernels.ssd.tiles import chunk_decay_once
-from lab import cuda_timing
+from lab import Rung, cuda_timing
 from lab.table import Table
 
-launching = importlib.import_module("kernels.ssd.fused")  # kernels.ssd.fused is the function
+fused_module = importlib.import_module("kernels.ssd.fused")  # kernels.ssd.fused is the function
 HERE = "kernels/ssd/trials.py"
 LAYER = 80, 64, 1, 128  # heads, headdim, groups, dstate
 BUNDLED = 128 << 10  # tokens
@@ -140,16 +140,8 @@ def _once(seconds):
     moved, flops = least(1, LONG, *LAYER)
     facts = {"wanted": truth(call), "tolerance": TOLERANCE[torch.float16], "bytes": moved, "flops": flops}
     four, five_ = RUNGS[3:5]
-    rows = []
-    for title, function, sources in (
-        (four.title, four.function, four.sources),
-        ("two-pass segments, dt once", fused_once, (*four.sources, HERE)),
-        (five_.title, five_.function, five_.sources),
-    ):
-        every = copies(call)
-        outs = [torch.full_like(each["x"], torch.nan) for each in every]
-        calls = [functools.partial(function, **each, out=out) for each, out in zip(every, outs)]
-        rows.append(Row(title, calls, outs=outs, sources=sources, **facts))
+    once = Rung("once", "two-pass segments, dt once", fused_once, (*four.sources, HERE))
+    rows = [row_of(rung, copies(call), **facts) for rung in (four, once, five_)]
     return ladder_of(f"trial: SSD prefill, 2.7B, {short(LONG)}", rows, seconds)
 
 
@@ -173,11 +165,11 @@ def in_bundles(together, call, out):
     """A function that launches fused.cu for this call, with so many pairs in a bundle; it writes to `out`."""
     x, dt, A, B, C, D, dt_bias = (call[name] for name in ("x", "dt", "A", "B", "C", "D", "dt_bias"))
     problem = expect_ssd("trial", x, dt, A, B, C, D=D, dt_bias=dt_bias)
-    how = False, call["dt_softplus"], NO_LIMIT, launching.STOP  # one sequence
-    ready = launching._prepare(problem, x, dt, B, C, D, None, dt_bias, None, *how, together=together)
+    how = False, call["dt_softplus"], NO_LIMIT, fused_module.STOP  # one sequence
+    ready = fused_module._prepare(problem, x, dt, B, C, D, None, dt_bias, None, *how, together=together)
 
     def launch():
-        launching._launch(ready, dt, A, D, dt_bias, None, out, None)
+        fused_module._launch(ready, dt, A, D, dt_bias, None, out, None)
         return out
 
     return launch

@@ -29,26 +29,30 @@ __device__ __forceinline__ void gate(float2 (&y)[4], const unsigned (&z)[4]) {
     }
 }
 
-/* y to the place of x: a warp writes the columns that it alone has read. d: D of the row, which has `columns`; z^T: for
-   a gate. */
+/* y of 16 tokens, of which a thread has 8 sums over the state and 8 of the chunk's own tokens, to the place of x: from
+   token 16 k on, the columns that the warp alone has read. d: D of the row, which has `columns`; z^T: for a gate. */
+__device__ __forceinline__ void write_tokens(const float *from_state, const float *own, float4 decays, unsigned x,
+                                             int k, const D *d, int columns, const unsigned (&z)[4], int thread) {
+    const int lane = thread % 32, warp = thread / 32;
+    float2 y[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 decay = i / 2 ? make_float2(decays.z, decays.w) : make_float2(decays.x, decays.y);
+        y[i].x = from_state[2 * i] * decay.x + own[2 * i];
+        y[i].y = from_state[2 * i + 1] * decay.y + own[2 * i + 1];
+    }
+    const unsigned spot = spot_of_tokens(x, k, warp, lane);
+    if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot, warp, lane);
+    if constexpr (S::GATED) gate(y, z);
+    stmatrix_x4_trans(spot, {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
+                             pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
+}
+
+/* All y of a chunk. */
 __device__ __forceinline__ void write_y(const YSums &sums, const float4 (&decays)[4], unsigned x, const D *d,
                                         int columns, const unsigned (&z)[4][4], int thread) {
-    const int lane = thread % 32, warp = thread / 32;
 #pragma unroll
-    for (int k = 0; k < 4; k++) { // 16 tokens
-        float2 y[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 decay =
-                i / 2 ? make_float2(decays[k].z, decays[k].w) : make_float2(decays[k].x, decays[k].y);
-            const int n = 8 * k + 2 * i;
-            const float *own = k < 2 ? sums.early + n : sums.late + n - 16;
-            y[i].x = sums.from_state[n] * decay.x + own[0], y[i].y = sums.from_state[n + 1] * decay.y + own[1];
-        }
-        const unsigned spot = spot_of_tokens(x, k, warp, lane);
-        if constexpr (S::Skip::KIND == D_PER_COLUMN) add_skip(y, d, columns, spot, warp, lane);
-        if constexpr (S::GATED) gate(y, z[k]);
-        stmatrix_x4_trans(spot, {pack(y[0].x, y[0].y, T()), pack(y[1].x, y[1].y, T()),
-                                 pack(y[2].x, y[2].y, T()), pack(y[3].x, y[3].y, T())});
-    }
+    for (int k = 0; k < 4; k++)
+        write_tokens(sums.from_state + 8 * k, k < 2 ? sums.early + 8 * k : sums.late + 8 * (k - 2), decays[k], x,
+                     k, d, columns, z[k], thread);
 }

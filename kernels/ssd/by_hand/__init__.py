@@ -19,14 +19,13 @@ from pathlib import Path
 import torch
 
 from kernels.ssd.arguments import expect_ssd
-from kernels.ssd.fused import SOURCES, fused
+from kernels.ssd.fused import SOURCES, TYPES, _line, fused
 from kernels.ssd.fused_plan import STAGES, shared_bytes
 from lab import Rung, cuda
 from lab.source import inlined
 from lab.tensor_map import TensorMap
 
 HERE = Path(__file__).resolve().parent
-TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 TILE, REST = 8192, 4096  # bytes of a tile; room for decays of a chunk and mbarriers
 
 
@@ -103,11 +102,8 @@ def _launch(name, x, dt, A, B, C, D, dt_bias, out, *, changes=(), **options):
     if name == "roles":
         blocks, threads = batch * groups * -(-heads // groups // 2), 512
     maps = _tiles(x, 1), _tiles(B, dstate // 64), _tiles(C, dstate // 64), _tiles(out, 1)
-    strides = dt.stride()
-    if dt.is_cpu and dt.element_size() == 2:  # the SIMT machine wants the whole words that a card reads a half of
-        dt = torch.cat([dt.flatten(), dt.new_zeros(2)])
-    numbers = seqlen, heads, groups, *strides
-    return kernel(blocks, threads, *maps, dt, A, dt_bias, D, *numbers, shared=shared, **options)
+    numbers = seqlen, heads, groups, *dt.stride()
+    return kernel(blocks, threads, *maps, _line(dt), A, dt_bias, D, *numbers, shared=shared, **options)
 
 
 def _tiles(tensor, together):
