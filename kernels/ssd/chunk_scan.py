@@ -112,11 +112,11 @@ def scan_kernel(
             cum_i = tl.load(cum + i)
             cs = C + (start + first_row) * c_token + r[:, None] * c_token + n[None, :]
             c = tl.load(cs, (i < end)[:, None] & (n < DSTATE)[None, :], other=0)
-            acc = tl.dot(c, first_part, input_precision="tf32x3")
+            acc = tl.dot(c, first_part, input_precision="bf16x3")
             for first in tl.static_range(N, DSTATE, N):
                 c = tl.load(cs + first, (i < end)[:, None] & (first + n < DSTATE)[None, :], other=0)
                 part = tl.load(before + first, (first + n < DSTATE)[:, None] & there_p[None, :], other=0).to(c.dtype)
-                acc = tl.dot(c, part, acc, input_precision="tf32x3")
+                acc = tl.dot(c, part, acc, input_precision="bf16x3")
             acc *= tl.exp2(cum_i)[:, None]
             if seq_idx is not None:  # that state belongs to the sequence of the token before the chunk, or of token 0
                 sequence_i = tl.load(seq_idx + start + i, i < end, other=-1)
@@ -135,7 +135,7 @@ def scan_kernel(
                         sequence_j = tl.load(seq_idx + start + j, j < end, other=-2)
                         reaches = reaches & (sequence_i[:, None] == sequence_j[None, :])
                     weight = tl.where(reaches, weight, 0)
-                acc = tl.dot(weight.to(xj.dtype), xj, acc, input_precision="tf32x3")
+                acc = tl.dot(weight.to(xj.dtype), xj, acc, input_precision="bf16x3")
             _finish(acc, x, x_token, D, h, z, z_token, y, nheads, start, first_row, p, end, HEADDIM, D_ROW, ROWS)
     else:
         for first_row in range(begin, stop, CAREFUL_ROWS):
@@ -212,7 +212,7 @@ def tiling(x, dstate, chunk_size, rows=64, columns=32, **options):
     multiprocessor: on an H200 that hid more of the waiting than loads ahead did. With D, z or seq_idx a few spill.
     """
     P, narrow = min(64, filled_up(x.shape[3])), x.element_size() == 2
-    N = min(128 if narrow else 64, filled_up(dstate))
+    N = min(128, filled_up(dstate))
     rows = min(rows, chunk_size)
     few = {"maxnreg": 128} if narrow and x.is_cuda else {}
     return P, N, rows, min(columns, rows), {"num_warps": 4, "num_stages": 1} | few | options

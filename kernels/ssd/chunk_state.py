@@ -26,7 +26,7 @@ def _times_b(acc, xt, bt, j, there, dt, cum, last):
     """acc + (x, scaled by what is left of each token at the end) times B. xt (P, SPAN), bt (SPAN, N)."""
     scale = tl.exp2(last - tl.load(cum + j, there, other=0)) * tl.load(dt + j, there, other=0)
     scaled = tl.where(there[None, :], xt * scale[None, :], 0).to(bt.dtype)
-    return tl.dot(scaled, bt, acc, input_precision="tf32x3")
+    return tl.dot(scaled, bt, acc, input_precision="bf16x3")  # float32 as three products of bfloat16 parts
 
 
 @triton.jit
@@ -171,12 +171,12 @@ def varlen_states(x, B, dt, cum, cu_seqlens, starts):
     return states
 
 
-def tiling(x, dstate, chunk_size, span=None, num_warps=4, num_stages=2, **options):
+def tiling(x, dstate, chunk_size, span=64, num_warps=4, num_stages=None, **options):
     """(P, N, SPAN, options of the launch): the tile of a state that a program has, and how many tokens it takes."""
     P = min(64, filled_up(x.shape[3]))
     N = min(128, filled_up(dstate))
-    span = min(span or (64 if x.element_size() == 2 else 32), chunk_size)
-    return P, N, span, {"num_warps": num_warps, "num_stages": num_stages} | options
+    num_stages = num_stages or (2 if x.element_size() == 2 else 1)
+    return P, N, min(span, chunk_size), {"num_warps": num_warps, "num_stages": num_stages} | options
 
 
 def work(batch, seqlen, nheads, headdim, ngroups, dstate, chunk_size, size=2, state_size=4):

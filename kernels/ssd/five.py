@@ -16,7 +16,8 @@ from kernels.ssd.arguments import NO_LIMIT, expect_ssd
 
 FILES = ("arguments", "launching", "chunk_cumsum", "chunk_bmm", "chunk_state", "state_passing", "chunk_scan", "five")
 SOURCES = tuple(f"kernels/ssd/{name}.py" for name in FILES)
-CHUNK = 256  # where none is given: of 64, 128 and 256 the fastest on an H200 from 1K tokens to 256K
+CHUNK = 256  # where none is given: of 64, 128 and 256 the fastest on an H200 from 1K tokens to 256K; but half of it in
+# float32, of which a tile takes twice the room
 
 
 def five(
@@ -30,7 +31,7 @@ def five(
     dt              (batch, L, H), like x or float32
     A               (H,) float32, below 0 and finite
     B, C            (batch, L, G, N), like x; head h reads group h // (H // G); N at most 256
-    chunk_size      a power of two from 16 to 512; CHUNK unless given
+    chunk_size      a power of two from 16 to 512; CHUNK unless given, or half of it in float32
     D, z            D (H,) or (H, P): adds D x. z (batch, L, H, P): y is multiplied by silu(z)
     dt_bias, dt_softplus, dt_limit    what dt takes, in this order; dt_bias (H,)
     initial_states  (batch, H, P, N): the state before token 0
@@ -44,8 +45,9 @@ def five(
     state_dtype     of the states in memory between kernels 3, 4 and 5: float32, or the dtype of x, at half the bytes
 
     Products of matrices take factors rounded to the dtype of x (states too), and add in float32. In float32 factors
-    are split in two parts of 11 bits, whose three products lose less than 1e-6; decays are off by 1e-7 of the longest
-    exponent of a chunk. The same from run to run, bit for bit.
+    are split in two bfloat16, of 8 bits each, and three products of these are added (C B^T: two parts of 11 bits): y and
+    states are off by 3e-6 to 6e-6 of their norm, single numbers by some 1e-5 of the largest. Decays are
+    off by 1e-7 of the longest exponent of a chunk. The same from run to run, bit for bit.
     On the CPU, bfloat16 is computed in float32. `work` gives the bytes and flops. What is not finite reaches the
     outputs that it should, as NaN or infinity, and no others.
     """
@@ -54,7 +56,7 @@ def five(
         seq_idx=seq_idx, cu_seqlens=cu_seqlens, dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out,
         state_dtype=state_dtype,
     )  # fmt: skip
-    chunk_size = chunk_size or CHUNK
+    chunk_size = chunk_size or (CHUNK if x.element_size() == 2 else CHUNK // 2)
     if seq_idx is None and cu_seqlens is not None:
         seq_idx = sequence_numbers(cu_seqlens, problem.seqlen)
     y = x.new_empty(x.shape) if out is None else out
