@@ -40,9 +40,9 @@ def test_without_a_gpu_they_say_so():
 
 
 def test_truth_is_the_recurrence(card):
-    for slow, sequences in ((False, 1), (True, 1), (True, 9)):
-        call = bench.inputs(100, 2, 4, 8, 2, 16, slow=slow, sequences=sequences)
-        assert ("seq_idx" in call) == (sequences > 1)
+    for slow, sequences, extra in ((False, 1, ()), (True, 1, ("z",)), (True, 9, ("initial_states", "z"))):
+        call = bench.inputs(100, 2, 4, 8, 2, 16, slow=slow, sequences=sequences, extra=extra)
+        assert ("seq_idx" in call) == (sequences > 1) and {"z", "initial_states"} & set(call) == set(extra)
         wanted, _ = recurrence(**call)
         np.testing.assert_allclose(bench.truth(call, 32).numpy(), wanted.numpy(), rtol=1e-9, atol=1e-9)
 
@@ -67,8 +67,8 @@ def test_inputs_decay_as_they_say(card):
 
 def test_copies_are_cold(card, monkeypatch):
     monkeypatch.setattr(bench.cuda_timing, "COLD", 3 * 2 * 20 * 2 * 8)
-    found = bench.copies(bench.inputs(20, 1, 2, 8, 1, 8))
-    assert len(found) == 3 and len({each["x"].data_ptr() for each in found}) == 3
+    found = bench.copies(bench.inputs(20, 1, 2, 8, 1, 8, extra=("z",)))
+    assert len(found) == 3 and all(len({each[name].data_ptr() for each in found}) == 3 for name in "xz")
     assert all(torch.equal(each["B"], found[0]["B"]) for each in found)
 
 
@@ -300,7 +300,7 @@ def test_all_is_compiled_ahead(card, monkeypatch):
     cases = [bench.CASES[n] for kind, n, *_ in asked if kind == "peer"]
     assert len(cases) == len(set(cases)) * (len(peers.PARTS) + 1)
     assert {case.dtype for case in cases} == {torch.float16, torch.bfloat16, torch.float32}
-    assert {case.shape.dstate for case in cases} == {64, 128, 256} and any(case.seqlen % 16 for case in cases)
+    assert {case.shape.dstate for case in cases} == {16, 64, 128, 256} and any(case.seqlen % 16 for case in cases)
     assert {job[1] for job in asked if job[0] == "chain"} == set(bench.CHAIN[0])
 
 

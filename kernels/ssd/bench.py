@@ -70,14 +70,15 @@ class Case(NamedTuple):
     slow: bool = False
     other: bool = False
     sequences: int = 1  # of any lengths, in a row of tokens: seq_idx
+    extra: tuple = ()  # what the call has besides: "z", "initial_states"
 
     @property
     def title(self):
         return f"SSD prefill, {self.name}, {short(self.seqlen)}{', slow decay' if self.slow else ''}"
 
 
-def _other(name, seqlen, dtype=torch.float16, sequences=1, **shape):
-    return Case(name, seqlen, Shape(**shape), dtype, other=True, sequences=sequences)
+def _other(name, seqlen, dtype=torch.float16, sequences=1, extra=(), **shape):
+    return Case(name, seqlen, Shape(**shape), dtype, other=True, sequences=sequences, extra=extra)
 
 
 CASES = [
@@ -92,6 +93,11 @@ CASES = [
     _other("headdim 128", 16384, headdim=128),
     _other("a prime length", 10007),
     _other("16 sequences in a row", 16384, sequences=16),
+    *(_other("z", n, extra=("z",)) for n in (8192, 65536)),
+    _other("headdim 80", 4096, headdim=80),
+    _other("headdim 32", 8192, headdim=32),
+    _other("dstate 16", 8192, dstate=16),
+    _other("fp16 initial states", 4096, extra=("initial_states",)),
 ]
 
 
@@ -193,8 +199,15 @@ def _kinds(cases):
     """One case of each kind that mamba_ssm's kernels are compiled for anew. Sizes of heads are no constants there."""
     found = {}
     for case in cases:
-        shape, many = case.shape, case.sequences > 1
-        found.setdefault((case.dtype, shape.dstate, shape.batch == 1, case.seqlen % 16 == 0, many), case)
+        kind = (
+            case.dtype,
+            case.shape.dstate,
+            case.shape.batch == 1,
+            case.seqlen % 16 == 0,
+            case.sequences > 1,
+            case.extra,
+        )
+        found.setdefault(kind, case)
     return list(found.values())
 
 
@@ -256,13 +269,15 @@ def _compile_rung(number, cases):
 
 
 def _warm(case):
-    return inputs(case.seqlen, *case.shape, dtype=case.dtype, sequences=case.sequences)
+    return inputs(case.seqlen, *case.shape, dtype=case.dtype, sequences=case.sequences, extra=case.extra)
 
 
 def inputs(
-    seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, dtype=torch.float16, slow=False, sequences=1
-):
-    """Random arguments of a call, by name, but for the chunk size. sequences: how many, of random lengths, in a row."""
+    seqlen, batch=1, nheads=80, headdim=64, ngroups=1, dstate=128, *, dtype=torch.float16, slow=False, sequences=1,
+    extra=(),
+):  # fmt: skip
+    """Random arguments of a call, by name, but for the chunk size. sequences: how many, of random lengths, in a row.
+    extra: "z" and "initial_states", of this dtype."""
 
     def draw(*shape):
         return torch.randn(shape, device=benching.DEVICE)
@@ -275,22 +290,30 @@ def inputs(
         tokens = torch.arange(seqlen, device=benching.DEVICE)
         number = torch.bucketize(tokens, begins.sort().values, right=True)
         several["seq_idx"] = number.int().expand(batch, seqlen).contiguous()
-    return several | {
-        "x": draw(batch, seqlen, nheads, headdim).to(dtype),
-        "dt": (0.1 * draw(batch, seqlen, nheads)).to(dtype),
-        "A": -torch.empty(nheads, device=benching.DEVICE).uniform_(low, high),
-        "B": draw(batch, seqlen, ngroups, dstate).to(dtype),
-        "C": draw(batch, seqlen, ngroups, dstate).to(dtype),
-        "D": draw(nheads),
-        "dt_bias": steps + torch.log(-torch.expm1(-steps)),  # softplus of it gives the steps
-        "dt_softplus": True,
-    }
+    shapes = {"z": (batch, seqlen, nheads, headdim), "initial_states": (batch, nheads, headdim, dstate)}
+    further = {name: draw(*shapes[name]).to(dtype) for name in extra}
+    return (
+        several
+        | further
+        | {
+            "x": draw(batch, seqlen, nheads, headdim).to(dtype),
+            "dt": (0.1 * draw(batch, seqlen, nheads)).to(dtype),
+            "A": -torch.empty(nheads, device=benching.DEVICE).uniform_(low, high),
+            "B": draw(batch, seqlen, ngroups, dstate).to(dtype),
+            "C": draw(batch, seqlen, ngroups, dstate).to(dtype),
+            "D": draw(nheads),
+            "dt_bias": steps + torch.log(-torch.expm1(-steps)),  # softplus of it gives the steps
+            "dt_softplus": True,
+        }
+    )
 
 
 def copies(call, total=None):
     """The call's arguments, several times over, so that each call finds its cache cold. total: bytes of x in all."""
     count = math.ceil((total or cuda_timing.COLD) / call["x"].nbytes)
-    again = [{k: v.clone() if k in ("x", "dt", "B", "C") else v for k, v in call.items()} for _ in range(count - 1)]
+    again = [
+        {k: v.clone() if k in ("x", "dt", "B", "C", "z") else v for k, v in call.items()} for _ in range(count - 1)
+    ]
     return [call, *again]
 
 
@@ -330,6 +353,8 @@ def truth(call, chunk_size=256, heads=slice(None)):
         ..., None, None
     ]  # (chunks, chosen, batch, 1, 1)
     state = torch.zeros_like(states[0])
+    if "initial_states" in call:
+        state += call["initial_states"][:, heads].double().transpose(0, 1)
     for chunk in range(nchunks):  # from here on, the state before each chunk
         after = kept[chunk] * state + states[chunk]
         states[chunk], state = state, after
@@ -337,6 +362,8 @@ def truth(call, chunk_size=256, heads=slice(None)):
         c = chunks(C[:, :, h * ngroups // nheads])
         before = (torch.exp(total[..., n]) * old)[..., None] * (c @ states[:, n].transpose(0, 1).mT)
         y[:, :, n] += before.flatten(1, 2)[:, :seqlen]
+    if "z" in call:
+        y *= torch.nn.functional.silu(call["z"][:, :, heads].double())
     return y
 
 
@@ -344,8 +371,9 @@ def prefill(case, seconds):
     """All rungs, and the peers at their best chunk sizes, tuned for this case."""
     empty()
     seqlen, shape = case.seqlen, case.shape
-    call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow, sequences=case.sequences)
+    call = inputs(seqlen, *shape, dtype=case.dtype, slow=case.slow, sequences=case.sequences, extra=case.extra)
     moved, flops = least(shape.batch, seqlen, *shape[1:], size=call["x"].element_size())
+    moved += sum(call[name].nbytes for name in case.extra)
     facts = {"wanted": truth(call), "bytes": moved, "flops": flops, "tolerance": TOLERANCE[case.dtype]}
     loose = facts | {"tolerance": PUBLISHED_TOLERANCE}
     every, rows = copies(call), []

@@ -45,9 +45,9 @@ def five(
     state_dtype     of the states in memory between kernels 3, 4 and 5: float32, or the dtype of x, at half the bytes
 
     Products of matrices take factors rounded to the dtype of x (states too), and add in float32. In float32 factors
-    are split in two bfloat16, of 8 bits each, and three products of these are added (C B^T: two parts of 11 bits): y and
-    states are off by 3e-6 to 6e-6 of their norm, single numbers by some 1e-5 of the largest. Decays are
-    off by 1e-7 of the longest exponent of a chunk. The same from run to run, bit for bit.
+    are split in two bfloat16, of 8 bits each, and three products of these are added (C B^T: two parts of 11 bits): y
+    and states are off by 3e-6 to 6e-6 of their norm, single numbers by some 1e-5 of the largest. Decays are off by
+    1e-7 of the longest exponent of a chunk. The same from run to run, bit for bit.
     On the CPU, bfloat16 is computed in float32. `work` gives the bytes and flops. What is not finite reaches the
     outputs that it should, as NaN or infinity, and no others.
     """
