@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.ssd.launching import filled_up, launch
+from kernels.ssd.tiles import log_decay, step_sizes
 
 CHUNK = 64  # of fused.cu
 LOG2_E = math.log2(math.e)
@@ -46,19 +47,11 @@ def ends_kernel(
     elif end > start:  # else all of it is there
         j = start + tl.arange(0, CHUNK)
         own = (j >= begin) & (j < end)
-        step = tl.load(dt + j * dt_token + h * dt_head, own, other=0).to(tl.float32)
+        bias = 0.0
         if dt_bias is not None:
-            step += tl.load(dt_bias + h).to(tl.float32)
-        if SOFTPLUS:  # as in chunk_cumsum
-            e = tl.exp(-tl.abs(step))
-            s = e / (2 + e)
-            u = s * s
-            series = 1 + u * (1 / 3 + u * (1 / 5 + u * (1 / 7 + u * (1 / 9 + u * (1 / 11 + u * (1 / 13 + u / 15))))))
-            step = tl.where(step > 0, step, 0) + 2 * s * series
-        step = tl.where(step < low, low, step)
-        step = tl.where(step > high, high, step)
-        step = tl.where(own, step, 0)
-        log = tl.where(own, step * (tl.load(A + h) * log2_e), 0)
+            bias += tl.load(dt_bias + h).to(tl.float32)
+        step = step_sizes(tl.load(dt + j * dt_token + h * dt_head, own, other=0), own, bias, low, high, SOFTPLUS)
+        log = tl.where(own, log_decay(tl.load(A + h) * log2_e, step), 0)
         behind = tl.cumsum(log, 0, reverse=True) - log  # tokens behind each, to the end
         xt = tl.load(x + h * x_head + j[None, :] * x_token + p[:, None], own[None, :] & (p < HEADDIM)[:, None], other=0)
         bs = B + (h // heads_a_group) * b_group + j[:, None] * b_token + n[None, :]
