@@ -130,7 +130,7 @@ def test_the_card_and_the_interpreter_agree():
     """The interpreter first: what is compiled after it must be right, too."""
     call = problem(1, 70, 2, 16, 1, 16)
     there, here = five(**call, chunk_size=32), five(**on_card(call), chunk_size=32).cpu()
-    assert off(here, there.double()) < 5e-6  # there, float32 is multiplied as it is
+    assert off(here, there.double()) < 1e-5  # there, float32 is multiplied as it is
 
 
 def test_mamba_ssm_agrees(monkeypatch):
