@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import ref.gemv
-from kernels import compiling
-from kernels.benching import peer_rows
+from kernels import compiling, running
+from kernels.benching import empty, measure, peer_rows
 from kernels.gemv import DEPENDENT, RUNGS, work
 from kernels.gemv.ring_plan import product, ring_plan
 from lab import Ladder, check, cuda_timing, hostile_shapes
@@ -30,7 +30,7 @@ def ladders(seconds=0.15):
     """Check, then time, every rung and peer. Returns one Ladder for each dtype and shape."""
     cuda_timing.expect_gpu("the GEMV ladder")
     compiling.ahead("kernels.gemv.bench")
-    return [_ladder(*case, seconds) for case in _cases()]
+    return [_ladder(*case, seconds) for case in _cases() if running.wants(_title(*case[::2]))]
 
 
 def _cases():
@@ -40,8 +40,8 @@ def _cases():
 
 
 def ways():
-    """What torch.compile tunes for each ladder."""
-    return [functools.partial(_ways, *case) for case in _cases()]
+    """What torch.compile tunes for each ladder, by its title."""
+    return {_title(*case[::2]): functools.partial(_ways, *case) for case in _cases()}
 
 
 def further(roof, versions):
@@ -61,6 +61,7 @@ def _title(name, shape):
 
 
 def _ladder(name, dtype, shape, seconds):
+    empty()
     rows, cols = shape
     weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
     x = torch.randn(cols, device=DEVICE).to(dtype)
@@ -79,14 +80,14 @@ def _ladder(name, dtype, shape, seconds):
         ladder.plan(title, calls, bytes=moved, flops=flops, verdict=verdict, sources=sources)
     facts = {"wanted": wanted, "bytes": moved, "flops": flops}
     families = [(way.name, compiling.modes(way)) for way in _ways(name, dtype, shape, weights, x)]
-    for row in peer_rows(families, tolerance(dtype), **facts):
+    for row in peer_rows(families, tolerance(dtype), ladder=ladder.title, **facts):
         ladder.plan(row.title, row.calls, bytes=moved, flops=flops, verdict=Verdict(shapes=1))
     for y in (y for outs in written.values() for y in outs):
         y.fill_(torch.nan)
     # its flops are those of the product, so that its speed-up compares
     alone = {"bytes": weights[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
     ladder.plan("reading the weights only", cuda_timing.read_calls(weights), **alone)
-    ladder.again(seconds, sustain=(RUNGS[-1].title, rungs(dtype, shape)[-1].title))
+    measure(ladder, seconds, sustain=(RUNGS[-1].title, rungs(dtype, shape)[-1].title))
     for title, outs in written.items():
         _error(title, outs, wanted, dtype)
     ladder.calls.clear()  # they hold 1 GB of copies
@@ -118,7 +119,7 @@ def _cublas(W, x, y):
 def _ways(name, dtype, shape, weights=None, x=None):
     """The two ways to write the product, for torch.compile. Reset, as it gives up after a few shapes."""
     if weights is None:
-        weights = [torch.randn(shape, device=DEVICE).to(dtype)]
+        weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
         x = torch.randn(shape[1], device=DEVICE).to(dtype)
 
     def bind(run):

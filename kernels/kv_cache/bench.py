@@ -12,7 +12,7 @@ import math
 import torch
 
 import ref.attention
-from kernels import kv_cache
+from kernels import kv_cache, running
 from kernels.attention import bench, peers
 from kernels.benching import empty, ladder_of, our_row, peer_rows, reading, short
 from kernels.kv_cache import rungs
@@ -27,7 +27,7 @@ FP8_PRODUCTS = 0.06  # of a peer that rounds q and the weights to e4m3
 def ladders(seconds=0.1):
     """Check, then time, every format, rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of the quantised cache")
-    found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS]
+    found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS if running.wants(_mix_title(kv_len))]
     return found + [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
 
 
@@ -38,18 +38,25 @@ def further(roof, versions):
     return trials.store("kv_cache", roof, versions)
 
 
+def _title(name, batch, kv_len):
+    return f"decode {name}, batch {batch}, {short(kv_len)}"
+
+
 def _cell(batch, kv_len, seconds):
     """A ladder for each format. All decode the same q and the same cache, quantised."""
+    wanted = {name: bits for name, bits in BITS.items() if running.wants(_title(name, batch, kv_len))}
+    if not wanted:
+        return
     empty()
     homes, plain, facts = bench.problem(torch.bfloat16, batch, kv_len)
-    for name, bits in BITS.items():
+    for name, bits in wanted.items():
+        title = _title(name, batch, kv_len)
         rows = [*_ours(bits, plain[0], facts), *bench.decode_rows(plain, facts, "decode, bf16 cache")]
         if name == "fp8":
-            rows += _fp8_peers(*plain[0], facts)
+            rows += _fp8_peers(title, *plain[0], facts)
         moved = rows[0].bytes
         rows.append(reading(_as_many_bytes(moved), moved, facts["flops"]))
-        title, sustain = f"decode {name}, batch {batch}, {short(kv_len)}", ("decode", "decode, PDL")
-        yield ladder_of(title, rows, seconds, sustain=sustain if name == "fp8" else ())
+        yield ladder_of(title, rows, seconds, sustain=("decode", "decode, PDL") if name == "fp8" else ())
         del rows
         empty()
 
@@ -102,7 +109,7 @@ def _reference(bits):
     return decode
 
 
-def _fp8_peers(q, k, v, facts):
+def _fp8_peers(title, q, k, v, facts):
     """FlashInfer on the cache as e4m3, each number rounded as it is: ours divides by scales first."""
     k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
     held = k.nbytes + v.nbytes
@@ -110,13 +117,17 @@ def _fp8_peers(q, k, v, facts):
     facts = facts | {"wanted": bench.truth(q, k, v), "bytes": held + 2 * q.nbytes}
     for name, modes in peers.eight_bit(q, caches):
         tolerance = FP8_PRODUCTS if peers.IN_FP8 in name else 2 * torch.finfo(q.dtype).eps
-        yield from peer_rows([(name, modes)], tolerance, **facts)
+        yield from peer_rows([(name, modes)], tolerance, ladder=title, **facts)
 
 
 def _as_many_bytes(count, step=1 << 17):
     """Tensors of so many bytes, a little more to be a multiple of `step`: for a call that only reads."""
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (step // 4 * math.ceil(count / step),), device=bench.DEVICE)
     return cuda_timing.cold_copies(words.to(torch.int32))
+
+
+def _mix_title(kv_len):
+    return f"attention mix, fp32 and fp16 cache, {kv_len} tokens"
 
 
 def _mix(kv_len, seconds):
@@ -129,5 +140,4 @@ def _mix(kv_len, seconds):
         *found, reading = bench.mix_rows(ladder, inputs, *rungs.work(*inputs[0]))
         reading.title += f", {'fp32' if dtype == torch.float32 else 'fp16'}"
         rows += [*found, reading]
-    title = f"attention mix, fp32 and fp16 cache, {kv_len} tokens"
-    return ladder_of(title, rows, seconds)
+    return ladder_of(_mix_title(kv_len), rows, seconds)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels import benching, compiling, gemv, lowbit
+from kernels import benching, compiling, gemv, lowbit, running
 from kernels.lowbit import RUNGS, peers, work
 from lab import cuda_timing
 from lab.check import Verdict
@@ -41,7 +41,7 @@ def ladders(seconds=0.1):
     compile_ahead(check_ahead)
     compiling.ahead("kernels.lowbit.bench")
     try:
-        return [_cell(*cell, seconds) for cell in _cells()]
+        return [_cell(*cell, seconds) for cell in _wanted()]
     finally:
         gc.unfreeze()
 
@@ -59,6 +59,10 @@ def _cells():
     return [*one, *(("int4 g128", shape, 16) for shape in SHAPES)]
 
 
+def _wanted():
+    return [cell for cell in _cells() if running.wants(title_of(*cell))]
+
+
 def compile_ahead(meanwhile=lambda: None):
     """Have the peers compile what they want, on all cores, in processes of their own: one after another would take
     minutes. This process does `meanwhile`. What fails here is compiled later, and fails there.
@@ -74,14 +78,14 @@ def compile_ahead(meanwhile=lambda: None):
             subprocess.run(command, timeout=90, **quiet)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting = pool.map(apart, range(len(_cells())))
+        waiting = pool.map(apart, [number for number, cell in enumerate(_cells()) if cell in _wanted()])
         meanwhile()
         list(waiting)
 
 
 def check_ahead():
     """Hold ours on hostile shapes, and call it once on those to be timed, which compiles it."""
-    for name, shape, m in _cells():
+    for name, shape, m in _wanted():
         _, x, Wq = _inputs(name, shape, m)
         for rung, pdl in _rungs(name, m):
             _checked(rung, pdl, *FORMATS[name], m)
@@ -98,13 +102,13 @@ def _call_peers(number):
 
 
 def ways():
-    """What torch.compile tunes for each ladder of 8 bits."""
-    return [functools.partial(_ways, *cell) for cell in _cells() if FORMATS[cell[0]][0] == 8]
+    """What torch.compile tunes for each ladder of 8 bits, by its title."""
+    return {title_of(*cell): functools.partial(_ways, *cell) for cell in _cells() if FORMATS[cell[0]][0] == 8}
 
 
 def _ways(*cell):
-    W, x, _ = _inputs(*cell)
-    return [peers.compiled(W, x, 1)[0]]
+    W, x, Wq = _inputs(*cell)
+    return [peers.compiled(W, x, math.ceil(cuda_timing.COLD / Wq.nbytes))[0]]
 
 
 def _inputs(name, shape, m):
@@ -134,7 +138,8 @@ def _cell(name, shape, m, seconds):
     count = math.ceil(cuda_timing.COLD / Wq.nbytes)
     for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count):
         fewer = facts | {"flops": flops * len(of_peer) // m}  # of the rows that it computes
-        rows += benching.peer_rows([(title, modes)], tolerance, wanted=of_peer, **fewer)
+        ladder = title_of(name, shape, m)
+        rows += benching.peer_rows([(title, modes)], tolerance, ladder=ladder, wanted=of_peer, **fewer)
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (math.ceil(moved / READ) * READ // 4,), device=DEVICE)
     words = words.to(torch.int32)
     rows.append(benching.reading(cuda_timing.cold_copies(words), words.nbytes, flops))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import ref.matmul
-from kernels import matmul
+from kernels import matmul, running
 from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows
 from kernels.matmul import RUNGS, work
 from lab import Rung, check, cuda_timing
@@ -35,8 +35,10 @@ LINEAR = Rung("linear", "ours", matmul.linear, matmul.BEST)
 def ladders(seconds=0.15):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the matmul ladder")
-    verdicts = {rung.name: _check(rung) for rung in (*RUNGS, LINEAR)}
-    return [ladder(title(name, *shape), name, shape, rungs, verdicts, seconds) for name, shape, rungs in works()]
+    cases = [(title(name, *shape), name, shape, rungs) for name, shape, rungs in works()]
+    cases = [case for case in cases if running.wants(case[0])]
+    verdicts = {rung.name: _check(rung) for rung in (*RUNGS, LINEAR) if any(rung in case[-1] for case in cases)}
+    return [ladder(*case, verdicts, seconds) for case in cases]
 
 
 def works():
@@ -85,7 +87,7 @@ def ladder(name, dtype, shape, rungs, verdicts, seconds):
         our_row(r.title, r.function, inputs, like, verdict=verdicts[r.name], sources=r.sources, **facts) for r in rungs
     ]
     limit = facts.pop("tolerance")
-    rows += peer_rows([("cuBLAS", cublas(inputs, like))], limit, **facts)
+    rows += peer_rows([("cuBLAS", cublas(inputs, like))], limit, ladder=name, **facts)
     return ladder_of(name, rows, seconds, sustain=(rows[len(rungs) - 1].title,), bound="flops")
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import ref.ssd
-from kernels import benching
+from kernels import benching, running
 from kernels.benching import Row, between_nans, empty, ladder_of, peer_rows, short
 from kernels.ssd import by_hand, chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, stack, state_passing
 from kernels.ssd.arguments import DTYPES, MOST_DSTATE, NO_LIMIT
@@ -142,6 +142,7 @@ RUNGS = [  # a rung takes the arguments of `five`
     Entry("fused.cu", fused, FUSED, dtypes=DTYPES[:2], seq_idx=True),
 ]
 CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
+CHAIN_TITLE = f"{rungs.RUNGS[0].title}, {short(LONG)}, by heads"
 CLIMB = (8192, 65536)  # lengths at which chapter 15's rungs are timed
 
 
@@ -151,16 +152,22 @@ PARTS = ("lengths", "shapes", "studies")  # the 2.7B model's layer; other layers
 def ladders(seconds=0.05, parts=PARTS):
     """Check, then time, every rung and peer. Returns the Ladders. parts: some of PARTS"""
     cuda_timing.expect_gpu("the SSD ladders")
-    cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts]
-    told("compiling ahead", compile_ahead, cases, "studies" in parts)
+    cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts and running.wants(case.title)]
+    others = {title: make for title, make in _studies(seconds).items() if "studies" in parts and running.wants(title)}
+    told("compiling ahead", compile_ahead, cases, CHAIN_TITLE in others)
     found = [told(case.title, prefill, case, seconds) for case in cases]
-    if "studies" in parts:
-        found.append(told("1M tokens", longest, seconds))
-        found.append(told("the chain", chain, seconds))
-        found += [told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
-        found += [told("by hand", climb, seqlen, seconds) for seqlen in CLIMB]
+    found += [told(title, make) for title, make in others.items()]
+    if "studies" in parts and not running.narrowed():
         found += told("whole prefills", stack.ladders)
     return found
+
+
+def _studies(seconds):
+    """{title: function that gives the ladder} of those that are no prefill beside peers."""
+    found = {Case("2.7B", LONGEST).title: longest, CHAIN_TITLE: chain}
+    found |= {_steps_title(LONG, q): functools.partial(steps, LONG, q) for q in (128, 256)}
+    found |= {_climb_title(seqlen): functools.partial(climb, seqlen) for seqlen in CLIMB}
+    return {title: functools.partial(make, seconds) for title, make in found.items()}
 
 
 def told(title, function, *arguments):
@@ -386,11 +393,11 @@ def prefill(case, seconds):
         sizes = [q for q in sizes if peers.within_32_bits(seqlen, shape.nheads, shape.headdim, shape.dstate, q)]
         modes = {f"chunk {q}": functools.partial(peers.calls, every, q) for q in sizes}
         limit = loose | {"verdict": Loose()} if case.dtype == torch.float32 else facts
-        rows += peer_rows([("mamba_ssm", modes)], **limit)
+        rows += peer_rows([("mamba_ssm", modes)], ladder=case.title, **limit)
     if peers.published() is not None:
         ways = [way for way in _ways(case) if (case, *way) not in _refused]
         modes = {f"{way[0]}, chunk {way[1]}": functools.partial(peers.published_calls, every, *way) for way in ways}
-        rows += peer_rows([("published fused kernel", modes)], **loose, verdict=Loose())
+        rows += peer_rows([("published fused kernel", modes)], ladder=case.title, **loose, verdict=Loose())
     return ladder_of(case.title, rows, seconds, sustain=() if case.other else ("five, chunk 256", "fused.cu"))
 
 
@@ -434,11 +441,15 @@ def chain(seconds):
         for chunk_size in CHAIN[1]:
             calls = [_one_chain(each, chunk_size) for each in every]
             rows.append(Row(f"{heads} heads, chunk {chunk_size}", calls, sources=entry.sources, **facts))
-    return ladder_of(f"{entry.title}, {short(LONG)}, by heads", rows, seconds)
+    return ladder_of(CHAIN_TITLE, rows, seconds)
 
 
 def _one_chain(call, chunk_size):
     return functools.partial(rungs.RUNGS[0].function, **call, chunk_size=chunk_size)
+
+
+def _climb_title(seqlen):
+    return f"SSD by hand, 2.7B, {short(seqlen)}"
 
 
 def climb(seqlen, seconds):
@@ -450,7 +461,7 @@ def climb(seqlen, seconds):
     every, rows = copies(call), []
     for rung in by_hand.RUNGS:
         rows.append(row_of(rung, every, verdict=checked(rung.function), **facts))
-    return ladder_of(f"SSD by hand, 2.7B, {short(seqlen)}", rows, seconds)
+    return ladder_of(_climb_title(seqlen), rows, seconds)
 
 
 def row_of(rung, every, **facts):
@@ -494,6 +505,10 @@ def _recurrent(*arrays):
 _walked = {}
 
 
+def _steps_title(seqlen, chunk_size):
+    return f"SSD steps, 2.7B, {short(seqlen)}, chunk {chunk_size}"
+
+
 def steps(seqlen, chunk_size, seconds):
     """Each of the five kernels alone, with the bytes and flops that it is predicted to move and do."""
     empty()
@@ -518,7 +533,7 @@ def steps(seqlen, chunk_size, seconds):
         Row(name, calls, bytes=predicted[name][0], flops=predicted[name][1], sources=SOURCES)
         for name, calls in every.items()
     ]
-    return ladder_of(f"SSD steps, 2.7B, {short(seqlen)}, chunk {chunk_size}", rows, seconds)
+    return ladder_of(_steps_title(seqlen, chunk_size), rows, seconds)
 
 
 if __name__ == "__main__":
