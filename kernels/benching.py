@@ -73,7 +73,7 @@ def ladder_of(title, rows, seconds, sustain=(), **limit):
         f"timing {timed - checked:.1f}), made in {made:.1f} s",
         flush=True,
     )
-    return ladder
+    return running.done(ladder)
 
 
 def measure(ladder, seconds, sustain=()):

@@ -5,6 +5,7 @@ Benches ask it, so that what is not wanted is neither made nor compiled:
     running.wants(title)            whether this ladder is measured
     running.modes(title, name, modes)   of a peer's {mode: make} those that are measured
     running.only_called()           whether graphs are left out
+    running.done(ladder)            a ladder is measured
     with running.set_to(Run(...)):  a run; without it all is measured
 """
 
@@ -25,6 +26,7 @@ class Run:
     stored: dict = field(default_factory=dict)
     changed: bool = False
     current: set = field(default_factory=set)  # titles of stored ladders that need not be measured for `changed`
+    store: object = None  # called with each ladder as soon as it is measured: what ends a run early loses no more
 
 
 _run = Run()
@@ -58,6 +60,13 @@ def wants(title):
     if _run.called and title not in _run.stored:
         return False
     return not (_run.changed and title in _run.current)
+
+
+def done(ladder):
+    """A ladder is measured: store it, if the run does so at once. Returns it."""
+    if _run.store and ladder.figures:
+        _run.store(ladder)
+    return ladder
 
 
 def stored(title):

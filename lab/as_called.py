@@ -3,7 +3,7 @@
     calls = {"ours": [...], "peer": [...]}    # lists of functions, as lab/cuda_timing.py takes them
     together(calls)                           # {name: Timing} by the wall clock, until the card is done
     host(calls)                               # {name: Timing} of the processor alone, which never waits for the card
-    passed_through(calls["ours"][0])          # the course's Python files that a call runs
+    passed_through(calls["ours"][0])          # the course's files that a call runs on the processor
 
 What a short kernel takes as called depends on the processor, and its clock drifts. So calls are timed in many short
 rounds, one row after another: a drift hits ours and the peers' alike. Medians over rounds, each of which gives the mean
@@ -27,6 +27,7 @@ ROUNDS = 15  # of each, at the least
 BATCH = 64  # calls that the processor makes on end, at most: the card's queue, of a thousand launches, never fills
 BACKLOG = 0.01  # seconds of the card's work that such a batch may leave behind
 ROOMS = ("kernels", "lab", "models", "simt", "ref")
+PREPARED = "lab.prepared"  # makes calls in C, which no profiler sees
 
 
 def together(calls, *, seconds=0.1, least_rounds=ROUNDS):
@@ -70,8 +71,8 @@ def host(calls, *, seconds=0.03, least_rounds=ROUNDS):
 
 
 def passed_through(call, root=ROOT):
-    """The Python files of the course that a call runs, as paths from the course's folder: code that decides what it
-    takes as called, and that no kernel's source shows."""
+    """The files of the course that a call runs on the processor, as paths from the course's folder: code that decides
+    what it takes as called, and that no kernel's source shows."""
     found = set()
 
     def note(frame, event, _):
@@ -84,6 +85,8 @@ def passed_through(call, root=ROOT):
         call()
     finally:
         sys.setprofile(before)
+    if prepared := sys.modules.get(PREPARED):
+        found |= {str(path) for path in Path(prepared.__file__).parent.iterdir() if path.suffix in (".py", ".c", ".h")}
     inside = (Path(name).relative_to(root).as_posix() for name in found if root in Path(name).parents)
     return sorted(path for path in inside if path.split("/")[0] in ROOMS)
 

@@ -12,20 +12,18 @@ code, `python -m lab.results same SOURCE WHY` keeps the figures, and WHY beside 
     results.measured(stored, "GEMV fp16, 4096 × 4096", "one warp a row")    rows of one of its ladders; and `table`
 """
 
-import ast
 import datetime
 import hashlib
-import io
 import json
 import math
 import os
 import re
 import sys
-import tokenize
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from lab import machine, stored_called
+from lab.code_hash import code_hash
 from lab.compiler import BASE_FLAGS
 from lab.figure import Figure
 from lab.ladder import Ladder
@@ -44,44 +42,6 @@ NOTHING = "no stored run of these kernels yet (`make bench` with an NVIDIA GPU m
 
 class ResultsError(RuntimeError):
     """A results file that cannot be read; the message names it and says what to do."""
-
-
-def code_hash(path):
-    """sha256 of a source file's code, without comments, docstrings and blank lines."""
-    text = path.read_text(encoding="utf-8")
-    text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _bare_c(text):
-    """C or CUDA source without comments and with single spaces; string literals are kept as they are."""
-    pattern = r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|(?:[ \t]|//[^\n]*|/\*.*?\*/)+'
-    text = re.sub(pattern, lambda m: m[1] or " ", text, flags=re.S)
-    return "\n".join(line.strip() for line in text.split("\n"))
-
-
-def _bare_python(text):
-    """Python source without comments and docstrings."""
-    lines = text.split("\n")
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if ast.get_docstring(node, clean=False) is not None:
-                _blank(lines, node.body[0])
-    return "\n".join(lines)
-
-
-def _blank(lines, node):
-    """Cut a node out of the lines; its columns count bytes. Code beside it, as in `def f(): "doc"; g()`, stays."""
-    for row in range(node.lineno - 1, node.end_lineno):
-        line = lines[row].encode()
-        start = node.col_offset if row == node.lineno - 1 else 0
-        stop = node.end_col_offset if row == node.end_lineno - 1 else len(line)
-        lines[row] = (line[:start] + line[stop:]).decode()
 
 
 def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", keep=False):
@@ -124,7 +84,7 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", kee
     }
     if tables:
         record["tables"] = [{"title": x.title, "rows": x.rows, "sources": x.sources} for x in tables]
-    path = folder / "measured" / f"{_stem(roof.card, name)}.json"
+    path = folder / "measured" / file_of(roof.card, name)
     if keep and path.is_file():
         _keep(record, Stored(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +100,7 @@ def save_called(folder, ladders, card, versions):
     versions  as for `save`
     Returns the path, None if nothing was put.
     """
-    path = folder / "measured" / f"{_stem(card)}.json"
+    path = folder / "measured" / file_of(card)
     record, new, put = Stored(path).record, {ladder.title: ladder for ladder in ladders}, []
     today, items = datetime.date.today().isoformat(), []
     for item in record["ladders"]:
@@ -173,19 +133,27 @@ def _keep(record, before):
     """Add to a record what was stored before, and is not measured now."""
     gone = {source for source, then in before.sources.items() if _hash_now(source) != then}
     for kind in ("ladders", "tables"):
-        new = {item["title"] for item in record.get(kind, ())}
+        new, kept = {item["title"]: item for item in record.get(kind, ())}, []
         for item in before.record.get(kind, ()):
             if item["title"] in new:
+                kept.append(new.pop(item["title"]))  # in the place that it had
                 continue
             rests_on = {s for part in item.get("figures", [item]) for s in part["sources"]}
             rests_on |= _flags(rests_on)
             if changed := sorted(rests_on & gone):
                 print(f"notice: {item['title']} is not kept: {', '.join(changed)} changed since it was measured")
                 continue
-            record.setdefault(kind, []).append({"date": before.date} | item)
+            kept.append({"date": before.date} | item)
             record["sources"] |= {source: before.sources[source] for source in rests_on}
             same = [one for one in before.record.get("same", ()) if one["source"] in rests_on]
             record["same"] = record.get("same", []) + [one for one in same if one not in record.get("same", ())]
+        if found := [*kept, *new.values()]:
+            record[kind] = found
+
+
+def file_of(card, name=""):
+    """The name of a card's file."""
+    return f"{_stem(card, name)}.json"
 
 
 def _stem(card, name=""):
@@ -283,6 +251,13 @@ class Stored:
         """Sources whose code is no longer the code that was measured, and that nobody has marked stale."""
         found = [s for s, then in self.sources.items() if s not in self.stale and _hash_now(s) != then]
         return list(dict.fromkeys([*found, *stored_called.changed(self.record, _hash_now)]))
+
+    def current(self, called=False):
+        """Titles of the ladders that rest on the code as it is, unmarked: their figures, or their times as called."""
+        if called:
+            return stored_called.current(self.record, _hash_now)
+        old = {s for s, then in self.sources.items() if s in self.stale or _hash_now(s) != then}
+        return {x.title for x in self.ladders if not any(old & {*f.sources, *_flags(f.sources)} for f in x.figures)}
 
     def mark_stale(self):
         """Mark every changed source, so that tables and plots show its figures as stale. Returns them."""

@@ -67,6 +67,16 @@ def changed(record, hash_of):
     return list(found)
 
 
+def current(record, hash_of):
+    """Titles of the ladders whose times as called, unmarked, rest on the code as it is."""
+    accounts = {item["title"]: item[KEY] for item in record["ladders"] if item.get(KEY)}
+    return {
+        title
+        for title, found in accounts.items()
+        if not found["stale"] and all(hash_of(s) == then for s, then in found["sources"].items())
+    }
+
+
 def marked(record, hash_of):
     """The record with a mark at each ladder whose times as called rest on changed code."""
     return record | {"ladders": [_mark(item, hash_of) for item in record["ladders"]]}

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from lab import Timing, cuda_timing
+from lab import Timing, as_called, cuda_timing
 
 
 def put_in(monkeypatch):
@@ -26,7 +26,8 @@ def put_in(monkeypatch):
     monkeypatch.setattr(cuda_timing, "read_probe", lambda: (lambda: None, 1 << 30))
     monkeypatch.setattr(cuda_timing, "flops_probe", lambda: (lambda: None, 1 << 40))
     monkeypatch.setattr(cuda_timing, "against", against)
-    monkeypatch.setattr(cuda_timing, "as_called", lambda calls: Timing.of([2e-5]))
+    monkeypatch.setattr(as_called, "together", lambda calls, **_: {name: Timing.of([2e-5]) for name in calls})
+    monkeypatch.setattr(as_called, "host", lambda calls, **_: {name: Timing.of([5e-6]) for name in calls})
     monkeypatch.setattr(cuda_timing, "sustained", lambda calls: Timing.of([1.1e-5]))
     monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: [len([c() for c in calls])]))
     return made

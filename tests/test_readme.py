@@ -8,7 +8,7 @@ import pytest
 
 from kernels import bench, headline
 from lab import Ladder, Roof, Timing, notebooks, results
-from lab.ladder import Figure
+from lab.figure import Figure
 
 README = (results.ROOT / "README.md").read_text()
 MEASURED = any(item.card == bench.README_CARD for item in results.stored("gemv"))
@@ -141,7 +141,7 @@ def test_a_readme_without_a_picture_is_refused():
 
 def test_a_gpus_topics_need_a_gpu(course, monkeypatch, capsys):
     monkeypatch.setattr(bench, "gpu_roof", lambda: None)
-    monkeypatch.setattr(bench, "measure", lambda topic: asked.append(topic) or [])
+    monkeypatch.setattr(bench, "measure", lambda topic, options=None: asked.append(topic) or [])
     asked, path = [], store(course, bench.README_CARD)
     before = path.read_bytes()
     assert bench.main([]) == 0 and asked == [t for t in bench.TOPICS if t not in bench.GPU_TOPICS]

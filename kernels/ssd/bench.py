@@ -35,12 +35,15 @@ from kernels.ssd.fused import fused
 from kernels.ssd.fused_choice import TUNED_DSTATE
 from lab import cuda_timing
 from lab.check import Verdict, check
+from lab.figure import AsCalled
+from lab.processor import cpu_name
 
 LENGTHS = [1 << power for power in range(10, 19)]
 LONG = 65536  # of the steps, and of the chain
 SLOW = (65536, 131072)  # lengths with slow decay
 LONGEST, SAMPLE = 1 << 20, slice(0, None, 27)  # tokens, and the heads that are looked at there
 PEER_CHUNKS = (64, 128, 256)
+FUSED_PEER = "published fused kernel"
 PUBLISHED = [("medium", 128), ("medium", 256)]  # precision and chunk size of the published fused kernel
 PUBLISHED_HIGH = [("high", 128), ("high", 256)]  # of bfloat16, which its "medium" does not take, and of float32
 WARM = 65536  # tokens of a call that only compiles, at most
@@ -158,7 +161,9 @@ def ladders(seconds=0.05, parts=PARTS):
     found = [told(case.title, prefill, case, seconds) for case in cases]
     found += [told(title, make) for title, make in others.items()]
     if "studies" in parts and not running.narrowed():
-        found += told("whole prefills", stack.ladders)
+        for ladder in told("whole prefills", stack.ladders):
+            ladder.called_on = AsCalled(cpu_name(), dict.fromkeys(stack.OURS))
+            found.append(ladder)
     return found
 
 
@@ -184,7 +189,7 @@ def compile_ahead(cases=None, studies=True):
     cases = CASES if cases is None else cases
     jobs = [functools.partial(_apart, "chain", heads) for heads in CHAIN[0] if studies]
     if peers.published() is not None:
-        jobs += [functools.partial(_try, case, number) for case in cases for number in range(len(_ways(case)))]
+        jobs += [functools.partial(_try, case, number) for case in cases for number in _asked(case)]
     if peers.mamba() is not None:
         parts = range(len(peers.PARTS) + 1)
         jobs += [functools.partial(_apart, "peer", CASES.index(case), part) for case in _kinds(cases) for part in parts]
@@ -246,6 +251,12 @@ def _ways(case):
     found = PUBLISHED if case.dtype == torch.float16 else PUBLISHED_HIGH
     sizes = case.shape.nheads, case.shape.headdim, case.shape.dstate
     return [(precision, q) for precision, q in found if peers.within_32_bits(case.seqlen + q, *sizes, q)]
+
+
+def _asked(case):
+    """Those of them that this run measures, by their numbers."""
+    every = {f"{precision}, chunk {q}": n for n, (precision, q) in enumerate(_ways(case))}
+    return list(running.modes(case.title, FUSED_PEER, every).values())
 
 
 def _compile(what, *numbers):
@@ -397,7 +408,7 @@ def prefill(case, seconds):
     if peers.published() is not None:
         ways = [way for way in _ways(case) if (case, *way) not in _refused]
         modes = {f"{way[0]}, chunk {way[1]}": functools.partial(peers.published_calls, every, *way) for way in ways}
-        rows += peer_rows([("published fused kernel", modes)], ladder=case.title, **loose, verdict=Loose())
+        rows += peer_rows([(FUSED_PEER, modes)], ladder=case.title, **loose, verdict=Loose())
     return ladder_of(case.title, rows, seconds, sustain=() if case.other else ("five, chunk 256", "fused.cu"))
 
 
