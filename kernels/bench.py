@@ -39,7 +39,7 @@ TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
 PARTS = {"ssd": ("lengths", "shapes", "studies")}  # of a topic; the last has what is no ladder, too
 STUDIES = ("ssd",)  # topics that have a module for what is no ladder
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
-README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")
+README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "processor", "rate", "of the roof", "speed-up")
 
 
 def versions():
@@ -142,7 +142,10 @@ def readme():
 def ladder_block(ladder):
     """The README's table of a ladder, in Markdown, with where its figures come from."""
     note = "time: in a CUDA graph, weights not in the cache; as called: from Python, one call after another"
-    return f"{ladder.markdown(README_COLUMNS)}\n\n*{ladder.source}; {note}*"
+    if "processor" in ladder.headings:
+        note += "; processor: its part of that"
+    columns = [column for column in README_COLUMNS if column in ladder.headings]
+    return f"{ladder.markdown(columns)}\n\n*{ladder.source}; {note}*"
 
 
 def picture_line(ladder):
