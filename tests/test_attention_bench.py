@@ -188,6 +188,23 @@ def test_of_a_peer_the_fastest_mode_counts(monkeypatch, capsys):
     assert [row.title for row in benching.peer_rows(families, 0.1, bytes=3)] == ["A: fast", "A: later"]
 
 
+def test_what_compiles_is_called_ahead(card, capsys):
+    called = []
+
+    def fails():
+        raise ValueError("told of where it is timed")
+
+    benching.ahead([functools.partial(called.append, n) for n in range(20)] + [fails])
+    assert sorted(called) == list(range(20)) and "21 calls ahead" in (said := capsys.readouterr().out)
+    assert "1 of them in vain" in said
+    calls = bench.hostile_calls(
+        [lambda *found: called.append([t.shape for t in found])], bench.mix_arrays, [torch.float16]
+    )
+    called.clear()
+    benching.ahead(calls)
+    assert called == [[(4, 37), (37, 2, 64)]] and "vain" not in capsys.readouterr().out
+
+
 def test_a_run_that_only_calls_takes_the_modes_that_are_stored(card, monkeypatch):
     monkeypatch.setattr(cuda_timing, "Graph", lambda calls: pytest.fail("a graph was captured"))
     wanted, made = torch.tensor([3.0, 4.0], dtype=torch.float64), []

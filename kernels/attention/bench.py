@@ -16,7 +16,7 @@ import ref.attention
 from kernels import running
 from kernels.attention import decoding, mix, mix_answers, peers, rungs
 from kernels.benching import Row as Row  # trials take it from here
-from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows, reading, short, wait
+from kernels.benching import ahead, between_nans, empty, ladder_of, our_row, peer_rows, reading, short, wait
 from lab import check, cuda_timing
 
 DEVICE = "cuda"
@@ -41,9 +41,15 @@ DECODE = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu",
 def ladders(seconds=0.1):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the attention ladders")
-    found = [_mix(*cell, seconds) for cell in MIX_CELLS if running.wants(_mix_title(*cell))]
+    mixes = [cell for cell in MIX_CELLS if running.wants(_mix_title(*cell))]
     cells = [("bf16", *cell) for cell in CELLS] + [("fp16", *cell) for cell in FP16_CELLS]
-    found += [_decode(*cell, seconds) for cell in cells if running.wants(_title(*cell))]
+    cells = [cell for cell in cells if running.wants(_title(*cell))]
+    mix_rungs = [rung.function for rung in (*mix.RUNGS, *mix_answers.RUNGS)]
+    in_cuda = [rung.function for rung in rungs.RUNGS if rung.name != "split_triton"]  # Triton is not for threads
+    decode_rungs = [*in_cuda, decoding.decode, _dependent]
+    calls = hostile_calls(mix_rungs, mix_arrays, {DTYPES[name] for name, *_ in mixes})
+    ahead(calls + hostile_calls(decode_rungs, decode_arrays, {DTYPES[name] for name, *_ in cells}))
+    found = [_mix(*cell, seconds) for cell in mixes] + [_decode(*cell, seconds) for cell in cells]
     return found + [_splits(*cell, seconds) for cell in SPLITS.items() if running.wants(_splits_title(cell[0]))]
 
 
@@ -52,6 +58,15 @@ def further(roof, versions):
     from kernels import trials  # whose modules stand on this one
 
     return trials.store("attention", roof, versions)
+
+
+def hostile_calls(functions, arrays, dtypes):
+    """Calls of these functions on the shapes of HOSTILE, for what it compiles. arrays: as for `checked`"""
+
+    def call(function, shape, dtype):
+        function(*(torch.randn(size, device=DEVICE).to(dtype) for size in arrays(*shape)))
+
+    return [functools.partial(call, f, shape, dtype) for dtype in dtypes for shape in HOSTILE for f in functions]
 
 
 def decode_arrays(batch, n_heads, n_kv_heads, kv_len, head_dim):

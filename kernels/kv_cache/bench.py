@@ -14,7 +14,7 @@ import torch
 import ref.attention
 from kernels import kv_cache, running
 from kernels.attention import bench, peers
-from kernels.benching import empty, ladder_of, our_row, peer_rows, reading, short
+from kernels.benching import ahead, empty, ladder_of, our_row, peer_rows, reading, short
 from kernels.kv_cache import rungs
 from lab import cuda_timing
 
@@ -27,6 +27,9 @@ FP8_PRODUCTS = 0.06  # of a peer that rounds q and the weights to e4m3
 def ladders(seconds=0.1):
     """Check, then time, every format, rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of the quantised cache")
+    found = [name for name in BITS for cell in bench.CELLS if running.wants(_title(name, *cell))]
+    decodes = [_through(BITS[name], pdl) for name in dict.fromkeys(found) for pdl in (False, True)]
+    ahead(bench.hostile_calls(decodes, bench.decode_arrays, [torch.bfloat16]))
     found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS if running.wants(_mix_title(kv_len))]
     return found + [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 import ref.matmul
 from kernels import matmul, running
-from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows
+from kernels.benching import ahead, between_nans, empty, ladder_of, our_row, peer_rows
 from kernels.matmul import RUNGS, work
 from lab import Rung, check, cuda_timing
 
@@ -37,7 +37,10 @@ def ladders(seconds=0.15):
     cuda_timing.expect_gpu("the matmul ladder")
     cases = [(title(name, *shape), name, shape, rungs) for name, shape, rungs in works()]
     cases = [case for case in cases if running.wants(case[0])]
-    verdicts = {rung.name: _check(rung) for rung in (*RUNGS, LINEAR) if any(rung in case[-1] for case in cases)}
+    needed = [rung for rung in (*RUNGS, LINEAR) if any(rung in case[-1] for case in cases)]
+    kinds = [(dtype, *sizes) for dtype in DTYPES.values() for sizes in HOSTILE]
+    ahead(functools.partial(_once, rung, *kind) for rung in needed for kind in kinds)
+    verdicts = {rung.name: _check(rung) for rung in needed}
     return [ladder(*case, verdicts, seconds) for case in cases]
 
 
@@ -98,6 +101,11 @@ def cublas(inputs, like):
         "F.linear": lambda: [functools.partial(F.linear, x, W) for x, W in inputs],
         "torch.mm": lambda: [functools.partial(torch.mm, x, W.T, out=out) for x, W in inputs],
     }
+
+
+def _once(rung, dtype, m, n, k):
+    """A call, for what it compiles."""
+    rung.function(torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, k, device=DEVICE).to(dtype))
 
 
 def _check(rung):

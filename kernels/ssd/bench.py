@@ -145,7 +145,6 @@ RUNGS = [  # a rung takes the arguments of `five`
     Entry("fused.cu", fused, FUSED, dtypes=DTYPES[:2], seq_idx=True),
 ]
 CHAIN = (2, 10, 40, 80), (64, 128)  # heads and chunk sizes of rung 1, alone
-CHAIN_TITLE = f"{rungs.RUNGS[0].title}, {short(LONG)}, by heads"
 CLIMB = (8192, 65536)  # lengths at which chapter 15's rungs are timed
 
 
@@ -157,7 +156,7 @@ def ladders(seconds=0.05, parts=PARTS):
     cuda_timing.expect_gpu("the SSD ladders")
     cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts and running.wants(case.title)]
     others = {title: make for title, make in _studies(seconds).items() if "studies" in parts and running.wants(title)}
-    told("compiling ahead", compile_ahead, cases, CHAIN_TITLE in others)
+    told("compiling ahead", compile_ahead, cases, _chain_title() in others)
     found = [told(case.title, prefill, case, seconds) for case in cases]
     found += [told(title, make) for title, make in others.items()]
     if "studies" in parts and not running.narrowed():
@@ -169,7 +168,7 @@ def ladders(seconds=0.05, parts=PARTS):
 
 def _studies(seconds):
     """{title: function that gives the ladder} of those that are no prefill beside peers."""
-    found = {Case("2.7B", LONGEST).title: longest, CHAIN_TITLE: chain}
+    found = {Case("2.7B", LONGEST).title: longest, _chain_title(): chain}
     found |= {_steps_title(LONG, q): functools.partial(steps, LONG, q) for q in (128, 256)}
     found |= {_climb_title(seqlen): functools.partial(climb, seqlen) for seqlen in CLIMB}
     return {title: functools.partial(make, seconds) for title, make in found.items()}
@@ -438,6 +437,10 @@ def longest(seconds):
     return ladder_of(case.title, [row], seconds)
 
 
+def _chain_title():
+    return f"{rungs.RUNGS[0].title}, {short(LONG)}, by heads"
+
+
 def chain(seconds):
     """Rung 1 over the number of heads. With few of them the card is nearly empty, and what it takes is what the chain
     of states takes. Four copies of the inputs: all of them are more than L2 holds."""
@@ -452,7 +455,7 @@ def chain(seconds):
         for chunk_size in CHAIN[1]:
             calls = [_one_chain(each, chunk_size) for each in every]
             rows.append(Row(f"{heads} heads, chunk {chunk_size}", calls, sources=entry.sources, **facts))
-    return ladder_of(CHAIN_TITLE, rows, seconds)
+    return ladder_of(_chain_title(), rows, seconds)
 
 
 def _one_chain(call, chunk_size):
