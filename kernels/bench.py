@@ -8,6 +8,7 @@ A long topic can be measured in parts, one after another: `ssd:lengths`, `ssd:sh
 the GPU a run can measure less:
 
     --only TEXT    the ladders with this text in their titles (may be given again: one of the texts)
+    --headline     the ladders that the README's headline shows
     --changed      the ladders that are not stored, or rest on code that has changed since
     --called       of what is stored, the times as called from Python alone; the times in graphs stay as they are
 
@@ -29,7 +30,7 @@ import time
 from pathlib import Path
 
 from kernels import running
-from kernels.headline import headline
+from kernels.headline import CASES, headline
 from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
@@ -74,13 +75,13 @@ def measure(topic, options=None):
         found = [(roof(), "lab/roof.c"), (gpu_roof(), "lab/roof_cuda.py")]
         return [results.save(results.ROOT / "lab", [], r, versions(), [source]) for r, source in found if r]
     topic, _, part = topic.partition(":")
-    bench = importlib.import_module(f"kernels.{topic}.bench")
+    bench = importlib.import_module(f"{__package__}.{topic}.bench")
     about = gpu_roof() if topic in GPU_TOPICS else roof()
     with running.set_to(_run(topic, about, options)):
         ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
         left_out = running.narrowed()
     rest = not left_out and (not part or part == PARTS[topic][-1])
-    studies = importlib.import_module(f"kernels.{topic}.studies") if topic in STUDIES else bench
+    studies = importlib.import_module(f"{__package__}.{topic}.studies") if topic in STUDIES else bench
     tables = getattr(studies, "tables", list)() if rest else []
     for found in (*ladders, *tables):
         print(f"\n{found}")
@@ -100,8 +101,9 @@ def _run(topic, about, options):
     stored = next((item for item in results.stored(topic) if item.card == about.card), None)
     if options.called and stored is None:
         raise results.ResultsError(f"nothing of {topic} is stored for {about.card}: there is no ladder to call again")
+    shown = [case.ladder for case in CASES if case.topic == topic] if options.headline else []
     return running.Run(
-        only=tuple(options.only),
+        only=(*options.only, *shown),
         called=options.called,
         stored={ladder.title: ladder for ladder in stored.ladders} if stored else {},
         changed=options.changed,
@@ -176,6 +178,7 @@ def _options(arguments):
     parser.add_argument(
         "--only", metavar="TEXT", action="append", default=[], help="ladders with this text in the title"
     )
+    parser.add_argument("--headline", action="store_true", help="the ladders that the README's headline shows")
     parser.add_argument("--changed", action="store_true", help="ladders that are not stored, or rest on changed code")
     parser.add_argument("--called", action="store_true", help="the times as called alone, of what is stored")
     return parser.parse_args(arguments)
@@ -184,13 +187,15 @@ def _options(arguments):
 def main(arguments):
     """Measure the topics named (default: all). Returns the exit status."""
     options = _options(arguments)
-    arguments, less = options.topics, options.only or options.changed or options.called
+    arguments, less = options.topics, any((options.only, options.headline, options.changed, options.called))
     parts = [f"{topic}:{part}" for topic in PARTS for part in PARTS[topic]]
     if unknown := [a for a in arguments if a not in (*TOPICS, *parts, "readme")]:
         print(f"bench: no topic named {', '.join(unknown)}; there are: {', '.join([*TOPICS, *parts])}, readme")
         return 2
     if less and (others := [a for a in arguments if a.partition(":")[0] not in GPU_TOPICS]):
-        print(f"bench: --only, --changed and --called are for the GPU's topics, not for {', '.join(others)}")
+        print(
+            f"bench: --only, --headline, --changed and --called are for the GPU's topics, not for {', '.join(others)}"
+        )
         return 2
     arguments = arguments or (GPU_TOPICS if less else [])
     topics = arguments or TOPICS

@@ -27,7 +27,7 @@ ROUNDS = 15  # of each, at the least
 BATCH = 64  # calls that the processor makes on end, at most: the card's queue, of a thousand launches, never fills
 BACKLOG = 0.01  # seconds of the card's work that such a batch may leave behind
 ROOMS = ("kernels", "lab", "models", "simt", "ref")
-PREPARED = "lab.prepared"  # makes calls in C, which no profiler sees
+PREPARED = f"{__package__}.prepared"  # makes calls in C, which no profiler sees
 
 
 def together(calls, *, seconds=0.1, least_rounds=ROUNDS):

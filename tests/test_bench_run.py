@@ -137,6 +137,12 @@ def test_some_ladders_alone(course):
     assert [x.title for x in stored(course).ladders] == list(TITLES)
 
 
+def test_the_ladders_of_the_headline_alone(course, monkeypatch):
+    monkeypatch.setattr(bench, "CASES", [bench.CASES[0]._replace(ladder="sec"), bench.CASES[0]._replace(topic="ssd")])
+    bench.main(["gemv", "--headline"])
+    assert course.measured == [("second", False)]
+
+
 def test_what_has_changed(course):
     bench.main(["gemv", "--changed"])
     assert course.measured == [("first", False), ("second", False)]  # neither is stored
