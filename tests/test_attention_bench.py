@@ -142,7 +142,7 @@ def test_results_are_looked_at_again_after_timing(card):
 
     with pytest.raises(ValueError, match="a is not right"):
         benching.ladder_of("title", [row(wanted, tired)], 0.1)
-    assert card.timed == ["a"] and len(calls) == 3  # the last: through which files it passes
+    assert card.timed == card.called == ["a"] and len(calls) == 4  # in a graph, as called, and through which files
 
 
 def test_a_call_that_writes_nothing_is_seen(card):

@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import made_up_card
 import pytest
 import torch
 
-from kernels import benching, lowbit
+from kernels import benching, lowbit, running
 from kernels.lowbit import bench, peers
 from lab import Rung, cuda_timing, results
 from lab.check import Verdict
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 @pytest.fixture
 def card(monkeypatch):
     """A card that is this CPU, and small matrices."""
-    made_up_card.put_in(monkeypatch)
+    made = made_up_card.put_in(monkeypatch)
     for module in (bench, benching):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])
@@ -32,6 +33,7 @@ def card(monkeypatch):
     monkeypatch.setattr(bench.compiling, "ahead", lambda module: None)
     monkeypatch.setattr(bench, "gc", Noted())
     bench._checked.cache_clear()
+    return made
 
 
 class Noted:
@@ -67,6 +69,23 @@ def test_every_format_has_a_ladder(card):
     # What was there is kept from Python's look for garbage, before inputs are made and before they are timed; then all
     # is given back.
     assert bench.gc.asked == ["unfreeze", "collect", "freeze", "freeze"] * len(found) + ["unfreeze"]
+
+
+def test_of_stored_ladders_the_times_as_called_alone(card, monkeypatch):
+    stored = {ladder.title: ladder for ladder in bench.ladders()}
+    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: pytest.fail("a graph was captured"))
+    card.as_called = 7e-5
+    with running.set_to(running.Run(called=True, stored=stored, only=("int4",))):
+        found = bench.ladders()
+    assert [ladder.title for ladder in found] == [title for title in stored if "int4" in title]
+    for ladder in found:
+        before = stored[ladder.title]
+        assert [f.name for f in ladder.figures] == [f.name for f in before.figures]
+        assert [replace(f, called=None, host=None) for f in ladder.figures] == [
+            replace(f, called=None, host=None) for f in before.figures
+        ]
+        assert {f.called.median for f in ladder.figures} == {7e-5} and all(f.host for f in ladder.figures)
+        assert {"kernels/lowbit/gemv.py", "lab/cuda/launch.py"} <= set(ladder.called_on.sources)
 
 
 def test_a_wrong_rung_is_not_timed(card, monkeypatch):
