@@ -71,7 +71,7 @@ def _title(name, shape):
 def _ladder(name, dtype, shape, seconds):
     empty()
     rows, cols = shape
-    weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
+    weights = _cold_weights(dtype, shape)
     x = torch.randn(cols, device=DEVICE).to(dtype)
     wanted = torch.mv(weights[0].double(), x.double())
     moved, flops = work(weights[0])
@@ -102,6 +102,10 @@ def _ladder(name, dtype, shape, seconds):
     return running.done(ladder)
 
 
+def _cold_weights(dtype, shape):
+    return cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
+
+
 def rungs(dtype, shape):
     """The rungs of a ladder: those with a ring where the matrix is for it, rung 8 where gemv then is."""
     card = torch.device(DEVICE)
@@ -127,7 +131,7 @@ def _cublas(W, x, y):
 def _ways(name, dtype, shape, weights=None, x=None):
     """The two ways to write the product, for torch.compile. Reset, as it gives up after a few shapes."""
     if weights is None:
-        weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
+        weights = _cold_weights(dtype, shape)
         x = torch.randn(shape[1], device=DEVICE).to(dtype)
 
     def bind(run):
