@@ -95,7 +95,9 @@ def read_config(folder):
             f"{folder}: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
         )
     if head_dim % 2:
-        raise BadModel(f"{folder}: head_dim must be even, as positions turn pairs of numbers, got {head_dim}")
+        raise BadModel(
+            f"{folder}/config.json: head_dim must be even, as positions turn pairs of numbers, got {head_dim}"
+        )
     _refuse(folder, found, kind)
     theta, scaling = _positions(folder, found)
     stops, begin = _ends(folder, found)

@@ -62,7 +62,7 @@ class Engine:
     def __init__(self, config, checkpoint, progress, threads=None):
         self.config, self.threads = config, machine.thread_count() if threads is None else threads
         self.weights = _weights(config, checkpoint, progress)
-        self.weight_bytes = self.weights.head.element_size()
+        self.weight_bytes, self.kv_bytes = self.weights.head.element_size(), 2
         self.reset()
 
     def reset(self):

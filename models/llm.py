@@ -4,9 +4,6 @@ Llama 2 and 3, Mistral, Qwen2 and Qwen3, as Hugging Face lays them out: config.j
 ref/llm.py says what is computed. Where: on the processor by chapter 02's kernels (models/cpu.py).
 """
 
-import sys
-import time
-
 import torch
 
 from lab.arguments import expect_count
@@ -63,6 +60,10 @@ class Model:
         seed = expect_sampling(temperature, top_k, top_p, seed)
         return self._generate(ids, max_tokens, seed, temperature, top_k, top_p)
 
+    def step_bytes(self, position):
+        """Bytes that the step of the token at a position must read, with the types that are kept here."""
+        return self.config.step_bytes(position, self.engine.weight_bytes, self.engine.kv_bytes)
+
     def _generate(self, ids, max_tokens, seed, *sampling):
         engine = self.engine
         engine.reset()
@@ -72,7 +73,7 @@ class Model:
             if token in self.config.stops:
                 return
             yield token
-            if count + 1 == max_tokens or len(ids) + count + 1 > self.config.context - 1:
+            if count + 1 == max_tokens or len(ids) + count >= self.config.context:
                 return
             logits = engine.step(token)
 
@@ -109,12 +110,3 @@ def _counting(total, progress):
             progress(done, total)
 
     return add
-
-
-def bar(done, total, *, start=time.perf_counter()):
-    """A progress bar on one line of stderr."""
-    share = done / total if total else 1
-    filled = round(30 * share)
-    text = f"\rloading {'█' * filled}{'·' * (30 - filled)} {done / 1e9:.1f} of {total / 1e9:.1f} GB"
-    sys.stderr.write(text + ("\n" if done >= total else ""))
-    sys.stderr.flush()

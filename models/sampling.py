@@ -15,9 +15,7 @@ MASK = 2**64 - 1
 def expect_sampling(temperature, top_k, top_p, seed):
     """Raise unless these say how to sample. Returns the seed: a number."""
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < 1e6:
-        raise ValueError(
-            f"generate: temperature must be a number, 0 (the likeliest token) or more, got {temperature!r}"
-        )
+        raise ValueError(f"generate: temperature must be a number, 0 (the likeliest) or more, got {temperature!r}")
     if top_k is not None:
         expect_count("generate", "top_k", top_k)
     if top_p is not None and (isinstance(top_p, bool) or not isinstance(top_p, (int, float)) or not 0 < top_p <= 1):

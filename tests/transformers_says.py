@@ -1,7 +1,8 @@
 """What transformers computes, in a process of its own: python transformers_says.py OUT FOLDER… TOKENS
 
-It runs outside of the course's folder, because transformers looks for a package called `kernels`, which is not this
-one. OUT.npz gets, for each folder by its name, logits in float32 and the greedy continuation by 64 tokens.
+The course's `kernels` is imported first: transformers looks for a package of that name, which is another project's,
+and must get by with this one. OUT.npz gets, for each folder by its name, logits in float32 and the greedy continuation
+by 64 tokens.
 """
 
 import json
@@ -10,6 +11,8 @@ import sys
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
+
+import kernels.gemv  # noqa: F401
 
 
 def main(out, *rest):
