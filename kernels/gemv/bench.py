@@ -1,4 +1,5 @@
-"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them.
+"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them;
+and bf16 on a small one.
 
 Peers: cuBLAS through torch.mv (F.linear calls the same kernel, in the same time), and two ways to write the product,
 as torch.compile makes them in its fastest mode (kernels/compiling.py: with PDL or without, the best of three compiles).
@@ -22,6 +23,7 @@ from lab.card import multiprocessors, shared_memory
 from lab.check import Verdict
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
+SMALL = (2048, 2048)  # where a call from Python takes longer than the kernel, with every one of the peers
 DEVICE = "cuda"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 GUARD = 256  # elements of NaN on each side of an input and an output
@@ -44,7 +46,7 @@ def check_ahead():
 def _cases():
     """(name of a dtype, dtype, shape) of each ladder."""
     cases = [(name, dtype, shape) for name, dtype in DTYPES.items() for shape in SHAPES]
-    return [*cases, ("fp32", torch.float32, SHAPES[1])]
+    return [*cases, ("bf16", torch.bfloat16, SMALL), ("fp32", torch.float32, SHAPES[1])]
 
 
 def ways():
