@@ -18,6 +18,7 @@ measured. What is no ladder (trials, tables) is measured where nothing is left o
 
 import argparse
 import functools
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -80,6 +81,7 @@ def measure(topic, options=None):
     with running.set_to(_run(topic, about, options)):
         ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
         left_out = running.narrowed()
+    gc.unfreeze()  # what benching.empty has put out of sight
     rest = not left_out and (not part or part == PARTS[topic][-1])
     studies = importlib.import_module(f"{__package__}.{topic}.studies") if topic in STUDIES else bench
     tables = getattr(studies, "tables", list)() if rest else []

@@ -6,6 +6,7 @@ out with a printed sentence. Each ladder says where its seconds went. What a run
 
 import dataclasses
 import functools
+import gc
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -81,6 +82,7 @@ def ladder_of(title, rows, seconds, sustain=(), **limit):
 def measure(ladder, seconds, sustain=()):
     """Time a planned ladder as this run wants it: in graphs and as called, or as called alone. Then its figures are the
     stored ones with these times; rows that are not stored have none."""
+    gc.freeze()  # what was made for this ladder, too
     if not running.only_called():
         ladder.again(seconds, sustain=sustain)
         return
@@ -185,8 +187,15 @@ def wait():
 
 
 def empty():
-    """Give back what earlier ladders held: the longest caches need the room in one piece. Ladders begin with this."""
+    """Give back what earlier ladders held: the longest caches need the room in one piece. Ladders begin with this.
+
+    A graph's capture has Python look for garbage among all objects that it may free: those of compilers, by the hundred
+    thousand, are taken out of its sight, or they would cost more time than all that is measured.
+    """
     _since[""] = time.perf_counter()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,8 +1,21 @@
 """A card that is this CPU, for tests of benches: every call is made once and takes 10 µs; two copies of each tensor."""
 
+import gc
 from types import SimpleNamespace
 
+from kernels import benching
 from lab import Timing, as_called, cuda_timing
+
+
+class Noted:
+    """Python's look for garbage: what is asked of it. It would go through all that other tests have left, each time."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        assert hasattr(gc, name)
+        return lambda: self.asked.append(name)
 
 
 def put_in(monkeypatch):
@@ -26,6 +39,7 @@ def put_in(monkeypatch):
             c()
         return {name: Timing.of([made.as_called]) for name in calls}
 
+    monkeypatch.setattr(benching, "gc", Noted())
     monkeypatch.setattr(cuda_timing, "expect_gpu", lambda where: None)
     monkeypatch.setattr(cuda_timing, "cold_copies", lambda tensor: [tensor, tensor.clone()])
     monkeypatch.setattr(cuda_timing, "COLD", 1)

@@ -1,6 +1,5 @@
 """The bench of low-bit weights on a made-up card: every row is held against its own truth; a wrong one is not timed."""
 
-import gc
 import json
 import sys
 from dataclasses import replace
@@ -31,20 +30,8 @@ def card(monkeypatch):
     monkeypatch.setattr(peers, "families", lambda *args: [])
     monkeypatch.setattr(bench, "compile_ahead", lambda meanwhile: meanwhile())
     monkeypatch.setattr(bench.compiling, "ahead", lambda module: None)
-    monkeypatch.setattr(bench, "gc", Noted())
     bench._checked.cache_clear()
     return made
-
-
-class Noted:
-    """Python's look for garbage: what is asked of it. It would go through all that other tests have left, each time."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __getattr__(self, name):
-        assert hasattr(gc, name)
-        return lambda: self.asked.append(name)
 
 
 def test_every_format_has_a_ladder(card):
@@ -66,9 +53,8 @@ def test_every_format_has_a_ladder(card):
     nbytes = ladder[titles[-1]].bytes
     assert nbytes == 48 * 384 // 4 + 48 * 4 * 4 + 2 * (48 + 384)  # three groups, kept as four
     assert ladder["reading the weights only"].bytes == 1 << 17 >= nbytes
-    # What was there is kept from Python's look for garbage, before inputs are made and before they are timed; then all
-    # is given back.
-    assert bench.gc.asked == ["unfreeze", "collect", "freeze", "freeze"] * len(found) + ["unfreeze"]
+    # What was there is kept from Python's look for garbage, before inputs are made and before they are timed.
+    assert benching.gc.asked == ["unfreeze", "collect", "freeze", "freeze"] * len(found)
 
 
 def test_of_stored_ladders_the_times_as_called_alone(card, monkeypatch):

@@ -9,7 +9,6 @@ call moves, x and y too, up to a multiple of 128 KiB: what a plain launch over t
 import contextlib
 import copy
 import functools
-import gc
 import math
 import os
 import subprocess
@@ -40,10 +39,7 @@ def ladders(seconds=0.1):
     cuda_timing.expect_gpu("the ladders of low-bit weights")
     compile_ahead(check_ahead)
     compiling.ahead("kernels.lowbit.bench")
-    try:
-        return [_cell(*cell, seconds) for cell in _wanted()]
-    finally:
-        gc.unfreeze()
+    return [_cell(*cell, seconds) for cell in _wanted()]
 
 
 def further(roof, versions):
@@ -123,11 +119,6 @@ def title_of(name, shape, m=1):
 
 
 def _cell(name, shape, m, seconds):
-    """A ladder. A graph's capture has Python look for garbage among all objects that it may free: those of compilers,
-    by the hundred thousand, are taken out of its sight, or they would cost more time than all that is measured."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
     benching.empty()
     W, x, Wq = _inputs(name, shape, m)
     moved, flops = work(Wq, x)
@@ -144,7 +135,6 @@ def _cell(name, shape, m, seconds):
     words = words.to(torch.int32)
     rows.append(benching.reading(cuda_timing.cold_copies(words), words.nbytes, flops))
     rows[-1].title = "reading the weights only"
-    gc.freeze()
     best = RUNGS[-1].title
     return benching.ladder_of(title_of(name, shape, m), rows, seconds, sustain=(best, f"{best}, PDL") if m == 1 else ())
 
