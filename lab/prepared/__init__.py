@@ -40,18 +40,21 @@ What `preparing` must see, and what may not be:
 - A tensor map of an input: TensorMap(x, box) in the block. It needs its tensor while the block runs.
 
 On the CPU, `run` gives None, and `preparing` does nothing. At most 1024 kinds are kept; then they are forgotten. Safe
-from threads, under CUDA graphs (scratch comes from the graph's pool), with streams and several cards: on another card
-than the current one the checked way is taken. No Python header is needed, but a C compiler: without, a warning says
-once why calls are not prepared.
+from threads, under CUDA graphs (scratch comes from the graph's pool), with streams and several cards. No Python header
+is needed, but a C compiler: without, a warning says once why calls are not prepared.
 """
 
 import functools
+import threading
 import warnings
 
 from lab.prepared import native
 from lab.prepared.recording import NOW, Recording, scratch, supply
 
 __all__ = ["Calls", "scratch", "supply"]
+
+
+_LOCK = threading.Lock()
 
 
 def _nothing(*args):
@@ -67,7 +70,8 @@ class Calls:
 
     def clear(self):
         """Forget all kinds."""
-        self.run, self._keep = _nothing, None
+        with _LOCK:
+            self.run, self._keep = _nothing, None
         self.kept = 0  # kinds that were prepared, in all
 
     def preparing(self, options, given, outputs, others):
@@ -81,15 +85,17 @@ class Calls:
 
     def keep(self, options, given, recording):
         """Prepare what was recorded."""
-        if not self._keep:
-            if (library := _library()) is None:
-                return
-            self.run, self._keep = library.prepared_table(self.outs)
+        if (library := _library()) is None:
+            return
+        with _LOCK:
+            if not self._keep:
+                self.run, self._keep = library.prepared_table(self.outs)
+            keep = self._keep
         plan = recording.plan()
         if plan is not None:
             made = tuple(one is None for one in given)
             supplies = tuple(function for function, _ in recording.supplies)
-            self.kept += self._keep(options, made, recording.tensors, plan, supplies) is not None
+            self.kept += keep(options, made, recording.tensors, plan, supplies) is not None
         elif recording.why:
             _warn(f"{self.name}: not prepared, so every call takes longer: {recording.why}")
 

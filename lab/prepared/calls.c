@@ -98,14 +98,16 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     for (; record; record = record->next) {
         int same = record->hash == hash && record->count == count;
         for (int i = 0; same && i < count; i++) same = same_kind(&kinds[i], &record->kinds[i]);
-        if (same && same_options(args[0], record->options)) break;
+        if (!same) continue;
+        record->users++;  // to compare options may run any code
+        if (!record->dead && same_options(args[0], record->options)) break;
+        if (!--record->users && record->dead) return let_go(record), nothing();
     }
     if (!record) return nothing();
     char *addresses[TENSORS + 2 * EXTRA];
     Handle made[TENSORS + EXTRA] = {0};
     PyObject *supplied[EXTRA];
     for (int i = 0; i < count; i++) addresses[i] = places[i].begin;
-    record->users++;
     Py_ssize_t supplies = PyTuple_Size(record->supplies);
     for (; held < supplies; held++) {  // tensors that a function gives for each launch, such as counters
         Kind kind;
@@ -137,7 +139,7 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     Py_ssize_t length;
     Place place;
     if (argc != 5 || count > TENSORS || PyTuple_Size(args[4]) > EXTRA) return nothing();
-    if (PyBytes_AsStringAndSize(args[3], &plan, &length)) return nothing();
+    if (PyBytes_AsStringAndSize(args[3], &plan, &length) || ((int64_t *)plan)[1] > EXTRA) return nothing();
     Py_ssize_t options = PyObject_Hash(args[0]);
     if (options == -1) return nothing();
     Record *record = calloc(1, sizeof *record + sizeof(Kind) * (size_t)count);

@@ -47,9 +47,9 @@ static int make(const Kind *like, Handle *made, Kind *kind, Place *place) {
            measure(*made, kind, place);
 }
 
-// Find memory and launch, without Python's lock. 0: done; -1: nothing was done; else what the driver said to a launch
-// that follows another.
-static int launch_all(const Record *record, int outs, char **addresses, Handle *made) {
+// Find memory and launch, on the card that is the current one. 0: done; -1: nothing was done; else what the driver said
+// to a launch that follows another.
+static int launch_here(const Record *record, int outs, char **addresses, Handle *made) {
     const int64_t *plan = record->plan;
     int device = (int)plan[0], scratches = (int)plan[1], launches = (int)plan[2], now, status = 0;
     void *stream;
@@ -73,5 +73,16 @@ static int launch_all(const Record *record, int outs, char **addresses, Handle *
         status = launch(&plan, addresses, stream);
         if (status && !i) return -1;
     }
+    return status;
+}
+
+// The same on whatever card. Python's lock is not held.
+static int launch_all(const Record *record, int outs, char **addresses, Handle *made) {
+    int device = (int)record->plan[0], now, status;
+    void *guard;
+    if (!api.context(&now) && now == device) return launch_here(record, outs, addresses, made);
+    if (api.enter(device, &guard)) return -1;
+    status = launch_here(record, outs, addresses, made);
+    api.leave(guard);
     return status;
 }
