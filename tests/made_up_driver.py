@@ -4,6 +4,7 @@ What is launched comes to a Python function, from the checked way and from prepa
 """
 
 import ctypes
+import hashlib
 import struct
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import lab.prepared
 from lab import cuda_driver
 from lab.cuda.launch import MAX_SHARED, Kernel
 from lab.prepared import native
+from lab.tensor_map import TensorMap
 
 CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
@@ -60,7 +62,8 @@ class Driver:
 
     def take(self, way, function, shape, values, stream, pdl, cluster):
         self.launches.append(SimpleNamespace(
-            way=way, kernel=function.name, shape=shape, values=values, stream=stream, pdl=bool(pdl), cluster=cluster,
+            way=way, kernel=function.name, function=function, shape=shape, values=values, stream=stream, pdl=bool(pdl),
+            cluster=cluster,
         ))  # fmt: skip
         self.does(function, shape, values)
 
@@ -104,12 +107,13 @@ def put_in(monkeypatch):
     plan, entry = Kernel._plan, Kernel.entry
 
     def planned(kernel, args):
-        *found, function = plan(kernel, args)
-        if all(arg.device.type == "cpu" for arg in args if isinstance(arg, torch.Tensor)):
+        tensors, integers, others, function = plan(kernel, args)
+        others = [(index, as_bytes if isinstance(args[index], TensorMap) else how) for index, how in others]
+        if all(arg.device.type == "cpu" for arg in args if isinstance(arg, (torch.Tensor, TensorMap))):
             if kernel not in driver.of_kernel:
                 driver.of_kernel[kernel] = MadeUpFunction(driver, kernel)
             function = driver.of_kernel[kernel]
-        return *found, function
+        return tensors, integers, others, function
 
     monkeypatch.setattr(Kernel, "_plan", planned)
     monkeypatch.setattr(
@@ -122,6 +126,38 @@ def put_in(monkeypatch):
     monkeypatch.setattr(lab.prepared, "_loaded", [library])
     monkeypatch.setattr(lab.prepared, "_library", lambda: library)
     return driver
+
+
+def as_bytes(map):
+    """A tensor map as if the driver had made it: its address, and what else it was made of."""
+    tensor = map.tensor
+    rest = repr((tensor.shape, tensor.stride(), tensor.dtype, map.box, map.swizzle)).encode()
+    return struct.pack("=Q", tensor.data_ptr()) + hashlib.sha512(rest).digest() + bytes(56)
+
+
+def expect_the_same(driver, calls, first, second, *, apart=()):
+    """Fail unless calls, an unprepared lab.prepared.Calls, launches `second` alike before and after `first`, a call of
+    its kind with other tensors, was made. Both are functions without arguments, `second` with outputs of its own.
+    apart: "kernel.parameter" of scratch memory, which calls of several launches have. Returns what `second` launched."""
+    calls.clear()
+    driver.launches.clear()
+    second()
+    checked = driver.launches[:]
+    calls.clear()
+    first()
+    driver.launches.clear()
+    second()
+    prepared = driver.launches[:]
+    assert [launch.way for launch in checked] == ["checked"] * len(checked)
+    assert [launch.way for launch in prepared] == ["prepared"] * len(checked)
+    for one, two in zip(checked, prepared):
+        names = [parameter.name for parameter in one.function.parameters]
+        for name, a, b in zip(names, one.values, two.values):
+            other = len(checked) > 1 and f"{one.kernel}.{name}" in apart
+            assert a == b or other, f"{one.kernel}: {name}: {a} checked, {b} prepared"
+        for fact in ("kernel", "function", "shape", "stream", "pdl", "cluster"):
+            assert getattr(one, fact) == getattr(two, fact), fact
+    return prepared
 
 
 def array(address, shape, dtype):
