@@ -138,7 +138,7 @@ def as_bytes(map):
 def expect_the_same(driver, calls, first, second, *, apart=()):
     """Fail unless calls, an unprepared lab.prepared.Calls, launches `second` alike before and after `first`, a call of
     its kind with other tensors, was made. Both are functions without arguments, `second` with outputs of its own.
-    apart: "kernel.parameter" of scratch memory, which calls of several launches have. Returns what `second` launched."""
+    apart: "kernel.parameter" of scratch memory, which calls of several launches have. Returns the launches."""
     calls.clear()
     driver.launches.clear()
     second()

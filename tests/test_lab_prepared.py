@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernels import gemv as topic
-from lab import cuda
-from lab.prepared import Calls, scratch, supply
+from lab import cuda, host
+from lab.prepared import Calls, native, scratch, supply
 
 gemv = topic.gemv
 
@@ -356,3 +356,16 @@ def test_no_compiler_is_said_once_and_calls_go_the_checked_way(driver, monkeypat
     with pytest.warns(RuntimeWarning, match="calls are not prepared.*no compiler"):
         assert lab.prepared._library() is None
     lab.prepared._library.cache_clear()
+
+
+def test_what_a_call_costs_without_the_driver(driver):
+    """A prepared call is a few µs of Python and C; made-up launches are not asked, and come back."""
+    W, x = tensors()
+    y = gemv(W, x)
+    gemv(W, x, out=y)
+    ways(driver)
+    with native.without_driver(made_up_driver.DEVICE):
+        assert 0 < host.cost(lambda: gemv(W, x, out=y), turns=5) < 200
+        assert gemv(W, x, out=y) is y and not driver.launches
+    gemv(W, x, out=y)
+    assert ways(driver) == ["prepared"]

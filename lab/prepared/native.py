@@ -1,5 +1,6 @@
 """calls.c, compiled on first use and told where the functions of PyTorch and of the driver are."""
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -17,6 +18,13 @@ LOOKS = (*(f"get_{name}" for name in LOOKS), "get_storage_offset", "empty_stride
 LOOKS = (*LOOKS, "layout_strided", "dtype_uint8", "dtype_element_size", "create_device_guard", "delete_device_guard")
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # PyObject *THPVariable_Wrap(const at::TensorBase &)
 STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+IDLE = """
+int stream(int32_t device, void **found) { *found = 0; return 0; }
+int context(int *device) { *device = DEVICE; return 0; }
+int launch(const void *config, void *function, void **parameters, void **extra) { return 0; }
+int move(void *map, void *address) { return 0; }
+"""  # in the place of the driver
 
 
 class Unprepared(RuntimeError):
@@ -62,6 +70,7 @@ def _stream():
 
 
 _KEPT = []  # what C has the addresses of
+_launching = None  # as `begin` was last told
 
 
 @functools.cache
@@ -84,7 +93,8 @@ def _library():
 
 def begin(launching):
     """Tell calls.c what it calls; `launching`: as of_driver gives it. Raises Unprepared if it sees tensors wrongly."""
-    library = _library()
+    global _launching
+    library, _launching = _library(), launching
     objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, cuda_driver.CudaError)]
     addresses = [*of_torch(), *launching, *objects]
     library.prepared_begin((ctypes.c_void_p * len(addresses))(*addresses))
@@ -97,6 +107,19 @@ def begin(launching):
     if not good or found[0] != 3 or list(found)[4:] != wanted:
         raise Unprepared(f"PyTorch {torch.__version__} lays tensors out in an unknown way")
     return library
+
+
+@contextlib.contextmanager
+def without_driver(device):
+    """Prepared calls on this card (-1: the CPU) end where they would ask the driver. Not while other threads launch."""
+    before = _launching
+    idle = compile_c(IDLE.replace("DEVICE", str(device)), name="idle.c", openmp=False)
+    library = ctypes.CDLL(str(idle.path))
+    begin([address(getattr(library, name)) for name in ("stream", "context", "launch", "move")])
+    try:
+        yield
+    finally:
+        begin(before)
 
 
 @functools.cache
