@@ -5,6 +5,7 @@ import threading
 import warnings
 
 import made_up_driver
+import numpy as np
 import pytest
 import torch
 
@@ -309,6 +310,17 @@ def test_an_argument_that_is_not_the_calls_is_not_prepared_and_said(driver):
         with calls.preparing((), (y,), (y,), ()):
             kernel(1, 1, hidden, y)
     assert calls.run((), y) is None
+
+
+def test_an_option_that_can_change_is_not_prepared(driver):
+    """The value of a tensor, say: what was noted would be launched with the old one."""
+    calls = Calls("changing")
+    kernel = cuda.compile('extern "C" __global__ void fill(float *y, float a) { y[0] = a; }').fill
+    y, scale = torch.empty(1), torch.tensor(2.0)
+    for option, taken in ((scale,), None), (([1],), None), ((np.float32(2), (1, "a"), torch.float16), y):
+        with calls.preparing(option, (y,), (y,), ()):
+            kernel(1, 1, y, float(scale))
+        assert calls.run(option, y) is taken
 
 
 def test_two_arguments_that_are_one_are_told_apart_later(driver):

@@ -224,3 +224,22 @@ def test_a_prepared_call_costs_a_fraction_of_the_checked_one():
     topic.CALLS.run = lambda *args: None
     checked = host.cost(lambda: gemv(W, x), turns=5)
     assert prepared < checked / 2, (prepared, checked)
+
+
+def test_modes_see_what_is_allocated():
+    """Under a mode that watches, calls are as ever; under one that fakes tensors, nothing is launched for them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    W, x = tensors()
+    gemv(W, x)
+    with Watch():
+        y = gemv(W, x)
+    right(y, W, x)
+    with FakeTensorMode(), pytest.raises((RuntimeError, TypeError, ValueError, AssertionError)):
+        gemv(W, x)
+    right(gemv(W, x), W, x)

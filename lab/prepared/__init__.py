@@ -27,8 +27,8 @@ made the first time, dense or not. An argument that may be None (kv_lens) stands
 
 What `preparing` must see, and what may not be:
 
-- Options are hashable and decide, together with the kinds of the tensors, every number that the launches get. Options
-  compare with their class (True is not 1). What is no argument but decides, a setting say, is an option too.
+- Options are numbers, strings, dtypes and tuples of such. They decide, together with the kinds of the tensors, every
+  number that the launches get. True is not 1. What is no argument but decides, a setting say, is an option too.
 - Only launches of lab.cuda kernels are noted, on the current stream. Nothing else may happen in the block that a later
   call needs: no zero_(), no copy, no Triton. Leave the block out where such is needed: that kind is not prepared.
 - A launch's tensors and tensor maps are tensors of the call, views of them, `scratch`, or `supply`. Pass the call's own
@@ -48,6 +48,9 @@ import functools
 import threading
 import warnings
 
+import numpy as np
+import torch
+
 from lab.prepared import native
 from lab.prepared.recording import NOW, Recording, scratch, supply
 
@@ -55,6 +58,7 @@ __all__ = ["Calls", "scratch", "supply"]
 
 
 _LOCK = threading.Lock()
+_STAYING = str, int, float, type(None), np.generic, torch.dtype, torch.device
 
 
 def _nothing(*args):
@@ -91,13 +95,18 @@ class Calls:
             if not self._keep:
                 self.run, self._keep = library.prepared_table(self.outs)
             keep = self._keep
-        plan = recording.plan()
+        plan = recording.plan() if all(map(_stays, options)) else None
         if plan is not None:
             made = tuple(one is None for one in given)
             supplies = tuple(function for function, _ in recording.supplies)
             self.kept += keep(options, made, recording.tensors, plan, supplies) is not None
         elif recording.why:
             _warn(f"{self.name}: not prepared, so every call takes longer: {recording.why}")
+
+
+def _stays(option):
+    """Whether this is a value that cannot change later, as that of a tensor can."""
+    return isinstance(option, _STAYING) or (isinstance(option, tuple) and all(map(_stays, option)))
 
 
 class _Preparing:
