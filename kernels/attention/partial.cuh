@@ -56,21 +56,22 @@ struct StorePartial {
         *reinterpret_cast<Sum *>(partial_out + place(head_tile, head) * HEAD_DIM + channel) = sum;
         if (channel == 0) max_and_sum[place(head_tile, head)] = found;
     }
-    /* From a head tile's only warp. */
-    __device__ __forceinline__ void store(int head_tile, const SoftmaxSums &sums, int lane) const {
-        const int g = lane / 4, c = lane % 4;
-#pragma unroll
-        for (int r = 0; r < LANE_HEADS; r++)
-            if (g + 8 * r < HEADS) {
-                const long long at = place(head_tile, g) + 8 * r;
-#pragma unroll
-                for (int n = 0; n < 2 * STEPS; n++)
-                    *reinterpret_cast<float2 *>(partial_out + at * HEAD_DIM + 8 * n + 2 * c) =
-                        make_float2(sums.values[n][2 * r], sums.values[n][2 * r + 1]);
-                if (c == 0) max_and_sum[at] = make_float2(sums.maximum[r], sums.weights[2 * r]);
-            }
-    }
 };
+
+/* Hand on what a head tile's only warp has. */
+template <class Epilogue>
+__device__ __forceinline__ void store(const Epilogue &epilogue, int head_tile, const SoftmaxSums &sums, int lane) {
+    const int g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int r = 0; r < LANE_HEADS; r++)
+        if (g + 8 * r < HEADS) {
+            const float2 found = make_float2(sums.maximum[r], sums.weights[2 * r]);
+#pragma unroll
+            for (int n = 0; n < 2 * STEPS; n++)
+                epilogue.store(head_tile, g + 8 * r, 8 * n + 2 * c,
+                               make_float2(sums.values[n][2 * r], sums.values[n][2 * r + 1]), found);
+        }
+}
 
 /* Shared memory in which the warps of a block are joined. */
 struct WarpSums {

@@ -15,8 +15,10 @@ from lab.card import multiprocessors, shared_memory
 
 TILE = 16  # tokens
 HEAD_TILE = 16  # query heads of an mma, at most
-WHOLE_LEAST, WHOLE_MOST = 0.95, 512  # multiprocessors that must get a row, of all; tiles of a row, at most
+EVEN, WHOLE_MOST = 0.95, 512  # of multiprocessors, the least share that must be busy; tiles of 16 tokens of a row
 LONG, LONG_PDL = 24, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
+ON_THE_WAY = 192 << 10  # bytes that a multiprocessor asks for ahead: more of them bring nothing
+TEAM_WARPS = 12  # of a block in which several warps share a ring, at most
 DEPTH = 5  # segments that a thread of merge.cu loads at once
 MERGE_THREADS = 512  # of a block of merge.cu, at most
 
@@ -30,55 +32,59 @@ class Plan(NamedTuple):
     stages: int
     rows: int  # of a sequence: its head tiles, so many of a block at a time
     shares: int  # blocks of decode.cu
-    each: int  # tiles of a share, where all sequences are of the same length
+    each: int  # tiles of a share, where all sequences are of the same length; if whole, rows
     rest: int  # shares that have one more
     shared: int  # bytes
     threads: int  # of merge.cu
     together: int  # heads of one of its blocks
-    whole: bool  # a share is a row: no merge
+    whole: bool  # shares are of whole rows: no merge
     floats: int  # that all segments may need of scratch memory: sums and their two numbers
     sums_at: int  # where the numbers begin
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=False, lens=False, *, warps=None,
-         side=None, stages=None, shares=None, threads=None, whole=None):  # fmt: skip
+         tile=None, side=None, stages=None, shares=None, threads=None, whole=None):  # fmt: skip
     """The plan for tensors of these sizes, on a card of so many multiprocessors and bytes of shared memory for a block.
-    What is given by name is taken as it is, for measurements; with whole=True, side and shares are not."""
+    What is given by name is taken as it is, for measurements; with whole=True, shares is not."""
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
-    heads = -(-group // head_tiles)
-    tokens = -(-kv_len // TILE)  # in tiles
-    # Where rows are almost as many as multiprocessors, a row each saves the merge and costs the others' idle time,
-    # which grows with kv_len. Lengths of their own would leave the shares unequal, and head tiles of one kv head in
-    # different blocks would read it twice.
-    rows = batch * n_kv_heads * head_tiles
+    heads, all_tiles = -(-group // head_tiles), n_kv_heads * head_tiles
+    even = _even_side(batch, all_tiles, head_tiles, processors)
     if whole is None:
-        free = not (lens or warps or side or shares) and head_tiles == 1
-        whole = free and WHOLE_LEAST * processors <= rows <= processors and tokens <= WHOLE_MOST
+        free = even and not (lens or warps or side or shares)
+        whole = bool(free) and -(-kv_len // TILE) * even <= WHOLE_MOST
     if whole:
-        if lens or warps == 1:
-            raise ValueError(f"plan: whole takes no lengths and two warps at least, got lens={lens}, warps={warps}")
-        side, shares = 1, rows
+        if lens:
+            raise ValueError(f"plan: whole takes no lengths, got lens={lens}")
+        side = side or even or 1
+    tile = tile or (32 if head_dim <= 64 else TILE)
+    tokens = -(-kv_len // tile)  # in tiles
+
     # Eight warps copy faster; four leave registers to merge.cu, which then starts early, and fewer segments.
-    share = batch * n_kv_heads * head_tiles * tokens / processors / 8
-    ladder = (8, 4, 2, 1) if batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
-    if whole:
-        ladder = (8, 4, 2)
-    for w in (warps,) if warps else ladder:  # the first that leaves room for two tiles of each warp
-        wide = side or next(s for s in (8, 4, 2, 1) if n_kv_heads * head_tiles % s == 0 and w % s == 0)
-        slot = w * 2 * TILE * head_dim * 2
+    share = batch * all_tiles * tokens / processors / 8
+    ladder = (8, 4, 2, 1) if whole or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
+    if head_tiles > 1:
+        ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= TEAM_WARPS) + ladder
+    for w in (warps,) if warps else ladder:  # the first that leaves room for two tiles of each ring
+        wide = side or next(s for s in range(w, 0, -1) if w % s == 0 and _fits(s, all_tiles, head_tiles))
+        slot = w // min(wide, head_tiles) * 2 * tile * head_dim * 2
         fixed = w * heads * (head_dim + 8) * 2 + (4 * w * heads * (head_dim + 10) if wide < w else 0)
         fit = (room - fixed) // slot
-        if fit >= 2:
+        if fit >= 2 and w % wide == 0:
             break
-    warps, side, rows = w, wide, n_kv_heads * head_tiles // wide
+    warps, side, rows = w, wide, all_tiles // wide
     tiles = batch * rows * tokens
-    shares = min(tiles, shares or processors)
+    if whole:
+        units = batch * rows
+        shares = -(-units // -(-units // processors))
+    else:
+        units = tiles
+        shares = min(tiles, shares or processors)
 
     each = -(-tiles // shares) * side // warps  # tiles of a warp
     # A short share may stand beside the next kernel's. With a long one two of those may meet on one multiprocessor.
-    stages = stages or max(1, min(fit, 3 if each <= 4 else 24 // warps))
+    stages = stages or max(1, min(fit, 3 if each <= 4 else ON_THE_WAY // slot))
     shared = stages * slot + fixed
     if each > 4:
         shared = max(shared, room // 2 + 1)
@@ -90,10 +96,25 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     segments = shares + batch * rows
     sums_at = segments * side * heads * head_dim
     return Plan(
-        (head_dim, group), (warps, TILE, side, lens, whole),
-        warps, stages, rows, shares, tiles // shares, tiles % shares, shared,
+        (head_dim, group), (warps, tile, side, lens, whole),
+        warps, stages, rows, shares, units // shares, units % shares, shared,
         threads or -(-columns * teams // 32) * 32, together, whole, sums_at + 2 * segments * side * heads, sums_at,
     )  # fmt: skip
+
+
+def _fits(side, all_tiles, head_tiles):
+    """Whether a block may take so many of a sequence's head tiles: those of whole kv heads, or a part of one's."""
+    return all_tiles % side == 0 and (side % head_tiles == 0 or head_tiles % side == 0)
+
+
+def _even_side(batch, all_tiles, head_tiles, processors):
+    """How many head tiles a block takes side by side, at most 8, so that whole rows are shared out evenly; else 0."""
+    for side in (8, 4, 2, 1):
+        rows = batch * all_tiles // side
+        if side % head_tiles == 0 and _fits(side, all_tiles, head_tiles):
+            if rows >= EVEN * processors * -(-rows // processors):
+                return side
+    return 0
 
 
 def options(dtype, shape, schedule):
