@@ -244,11 +244,11 @@ def means_of_the_largest(launch=launch):
 
 def test_a_mean_of_the_largest_values_is_finite():
     means_of_the_largest()
-    sums = "mma_m16n8k16(weights, w, ones, ones, T());", ""
+    sums = "mma_m16n8k16(weights, w[t], ones, ones, T());", ""
     weights = (
-        "w[2 * n + r] = pack(low, high, T());",
+        "w[t][2 * n + r] = pack(low, high, T());",
         (
-            "w[2 * n + r] = pack(low, high, T()); float both = low + high; both += __shfl_xor_sync(~0u, both, 1);"
+            "w[t][2 * n + r] = pack(low, high, T()); float both = low + high; both += __shfl_xor_sync(~0u, both, 1);"
             "weights[2 * r] += both + __shfl_xor_sync(~0u, both, 2);"
         ),
     )
@@ -478,13 +478,13 @@ def test_no_race(chosen, kinds):
 
 
 BARRIERS = {  # in which kernel, with its headers; what is taken out, and which of several
-    "the copies of other lanes": ("decode.cu", "__syncwarp();", 2),
-    "who still reads a slot of the ring": ("decode.cu", "__syncwarp();", 3),
-    "the queries": ("decode.cu", "__syncwarp();", 1),
-    "the maxima of all warps": ("decode.cu", "__syncthreads();", 0),
-    "the sums of all warps": ("decode.cu", "__syncthreads();", 1),
-    "who still reads the sums of all warps": ("decode.cu", "__syncthreads();", 2),
-    "the sums of all teams": ("merge.cu", "__syncthreads();", 0),
+    "the copies of other lanes": ("decode.cu", "sync_team(team);", 0),
+    "who still reads a slot of the ring": ("decode.cu", "sync_team(team);", 1),
+    "the queries": ("decode.cu", "        __syncwarp();", 1),
+    "the maxima of all warps": ("decode.cu", "        __syncthreads();", 0),
+    "the sums of all warps": ("decode.cu", "        __syncthreads();", 1),
+    "who still reads the sums of all warps": ("decode.cu", "        __syncthreads();", 2),
+    "the sums of all teams": ("merge.cu", "    __syncthreads();", 0),
     "the copies of its own": ("decode.cu", "<STAGES * PARTS - 1 - PART>", 0),
 }
 
@@ -541,12 +541,16 @@ def test_counters_say_what_was_launched():
 )
 def test_a_plan_fits_its_card_and_shares_out_every_tile(batch, n_kv_heads, group, head_dim, kv_len, pdl, card):
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, *card, pdl)
-    warps, _, side, *_ = p.schedule
+    warps, tile, side, *_ = p.schedule
     head_tiles = -(-group // 16)
     heads = -(-group // head_tiles)
     assert side * p.rows == n_kv_heads * head_tiles and warps == p.warps and warps % side == 0
     assert p.stages >= 1 and p.shared <= card[1]
-    assert p.shares * p.each + p.rest == batch * p.rows * -(-kv_len // TILE) and 0 <= p.rest < p.shares <= card[0]
+    units = batch * p.rows * (1 if p.whole else -(-kv_len // tile))
+    assert p.shares * p.each + p.rest == units and 0 <= p.rest < p.shares <= card[0]
+    teams = warps // min(side, head_tiles)  # each has a ring
+    assert head_tiles % min(side, head_tiles) == 0 == side % min(side, head_tiles) and teams < 16
+    assert p.shared >= p.stages * teams * 2 * tile * head_dim * 2
     assert p.each >= 1
     assert p.threads % 32 == 0 and p.together * head_dim // 4 <= p.threads <= 1024
     assert heads % p.together == 0 and group % p.together == 0
@@ -574,9 +578,8 @@ def test_whole_rows_only_where_they_pay():
     assert not whole(kv_len=32768) and not whole(batch=8, n_heads=256)  # idle for long; read by two blocks
     assert not whole(whole=False) and not whole(lens=True) and not whole(shares=132) and not whole(warps=8)
     assert whole(warps=4, whole=True)
-    for bad in (dict(lens=True), dict(warps=1)):
-        with pytest.raises(ValueError, match="plan: whole takes no lengths and two warps at least"):
-            whole(whole=True, **bad)
+    with pytest.raises(ValueError, match="plan: whole takes no lengths, got lens=True"):
+        whole(whole=True, lens=True)
 
 
 # Errors

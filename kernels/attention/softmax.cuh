@@ -63,8 +63,9 @@ struct SoftmaxSums {
             for (int r = 0; r < LANE_HEADS; r++)
 #pragma unroll
                 for (int n = 0; n < 2; n++) {
-                    const float *pair = s[t][n] + 2 * r; // of neighbouring tokens
-                    w[t][2 * n + r] = pack(exp2_approx(pair[0] - maximum[r]), exp2_approx(pair[1] - maximum[r]), T());
+                    const float low = exp2_approx(s[t][n][2 * r] - maximum[r]);
+                    const float high = exp2_approx(s[t][n][2 * r + 1] - maximum[r]);
+                    w[t][2 * n + r] = pack(low, high, T());
                 }
             mma_m16n8k16(weights, w[t], ones, ones, T());
         }
