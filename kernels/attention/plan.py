@@ -8,6 +8,7 @@ below some ten thousand tokens.
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 from kernels.attention.arguments import DTYPES
@@ -46,18 +47,16 @@ class Plan(NamedTuple):
 def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=False, lens=False, *, warps=None,
          tile=None, side=None, stages=None, shares=None, threads=None, whole=None):  # fmt: skip
     """The plan for tensors of these sizes, on a card of so many multiprocessors and bytes of shared memory for a block.
-    What is given by name is taken as it is, for measurements; with whole=True, shares is not."""
+    What is given by name is taken as it is, for measurements."""
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
     heads, all_tiles = -(-group // head_tiles), n_kv_heads * head_tiles
-    even = _even_side(batch, all_tiles, head_tiles, processors)
+    sides = [s for s in range(max(8, TEAM_WARPS), 0, -1) if _fits(s, all_tiles, head_tiles)]
+    even = [s for s in sides if s <= 8 and s % head_tiles == 0 and _even(batch * all_tiles // s, processors)]
     if whole is None:
-        free = even and not (lens or warps or side or shares)
-        whole = bool(free) and -(-kv_len // TILE) * even <= WHOLE_MOST
-    if whole:
-        if lens:
-            raise ValueError(f"plan: whole takes no lengths, got lens={lens}")
-        side = side or even or 1
+        whole = bool(even) and not (lens or warps or side or shares) and -(-kv_len // TILE) * even[0] <= WHOLE_MOST
+    if whole and lens:
+        raise ValueError(f"plan: whole takes no lengths, got lens={lens}")
     tile = tile or (32 if head_dim <= 64 else TILE)
     tokens = -(-kv_len // tile)  # in tiles
 
@@ -66,18 +65,19 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     ladder = (8, 4, 2, 1) if whole or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
     if head_tiles > 1:
         ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= TEAM_WARPS) + ladder
-    for w in (warps,) if warps else ladder:  # the first that leaves room for two tiles of each ring
-        wide = side or next(s for s in range(w, 0, -1) if w % s == 0 and _fits(s, all_tiles, head_tiles))
-        slot = w // min(wide, head_tiles) * 2 * tile * head_dim * 2
-        fixed = w * heads * (head_dim + 8) * 2 + (4 * w * heads * (head_dim + 10) if wide < w else 0)
+    for w, s in itertools.product(
+        (warps,) if warps else ladder, (side,) if side else even if whole and even else sides
+    ):
+        slot = w // min(s, head_tiles) * 2 * tile * head_dim * 2
+        fixed = w * heads * (head_dim + 8) * 2 + (4 * w * heads * (head_dim + 10) if s < w else 0)
         fit = (room - fixed) // slot
-        if fit >= 2 and w % wide == 0:
+        if w % s == 0 and fit >= 2:  # the first that leaves room for two tiles in each ring
             break
-    warps, side, rows = w, wide, all_tiles // wide
+    warps, side, rows = w, s, all_tiles // s
     tiles = batch * rows * tokens
     if whole:
         units = batch * rows
-        shares = -(-units // -(-units // processors))
+        shares = min(units, shares or -(-units // -(-units // processors)))
     else:
         units = tiles
         shares = min(tiles, shares or processors)
@@ -107,14 +107,9 @@ def _fits(side, all_tiles, head_tiles):
     return all_tiles % side == 0 and (side % head_tiles == 0 or head_tiles % side == 0)
 
 
-def _even_side(batch, all_tiles, head_tiles, processors):
-    """How many head tiles a block takes side by side, at most 8, so that whole rows are shared out evenly; else 0."""
-    for side in (8, 4, 2, 1):
-        rows = batch * all_tiles // side
-        if side % head_tiles == 0 and _fits(side, all_tiles, head_tiles):
-            if rows >= EVEN * processors * -(-rows // processors):
-                return side
-    return 0
+def _even(rows, processors):
+    """Whether hardly a multiprocessor is idle when each takes as many of these rows."""
+    return rows >= EVEN * processors * -(-rows // processors)
 
 
 def options(dtype, shape, schedule):
