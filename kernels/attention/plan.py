@@ -8,7 +8,6 @@ below some ten thousand tokens.
 """
 
 import functools
-import itertools
 from typing import NamedTuple
 
 from kernels.attention.arguments import DTYPES
@@ -65,13 +64,15 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     ladder = (8, 4, 2, 1) if whole or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
     if head_tiles > 1:
         ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= TEAM_WARPS) + ladder
-    for w, s in itertools.product(
-        (warps,) if warps else ladder, (side,) if side else even if whole and even else sides
-    ):
+    if side:
+        sides = (side,)
+    elif whole and even:
+        sides = even
+    for w, s in ((w, s) for w in ((warps,) if warps else ladder) for s in sides if w % s == 0):
         slot = w // min(s, head_tiles) * 2 * tile * head_dim * 2
         fixed = w * heads * (head_dim + 8) * 2 + (4 * w * heads * (head_dim + 10) if s < w else 0)
         fit = (room - fixed) // slot
-        if w % s == 0 and fit >= 2:  # the first that leaves room for two tiles in each ring
+        if fit >= 2:  # the first that leaves room for two tiles in each ring
             break
     warps, side, rows = w, s, all_tiles // s
     tiles = batch * rows * tokens
