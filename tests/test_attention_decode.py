@@ -470,6 +470,7 @@ RACES = [
     (GROUPS_OF_2, dict(warps=4, side=4, tile=32, stages=1), ["none", "whole"]),
     (GROUPS_OF_20, dict(warps=4, side=2, tile=16, stages=2), ["none", "lengths", "whole"]),
     (GROUPS_OF_20, dict(warps=4, side=4, tile=32, stages=1), ["none"]),
+    ((1, 75, 39, 1, 32), dict(warps=9, side=3, tile=16, stages=1), ["none", "whole"]),  # an odd number of everything
 ]
 
 

@@ -76,11 +76,11 @@ __device__ __forceinline__ void store(const Epilogue &epilogue, int head_tile, c
 /* Shared memory in which the warps of a block are joined. */
 struct WarpSums {
     static constexpr int FLOATS = WARPS_PER_HEAD_TILE > 1 ? WARPS * HEADS * (PITCH + 2) : 0;
+    float *values;       // [WARPS][HEADS][PITCH]; first, as they are read 16 bytes at a time
     float2 *max_and_sum; // [WARPS][HEADS]
-    float *values;       // [WARPS][HEADS][PITCH]
 
     __device__ __forceinline__ WarpSums(float *shared)
-        : max_and_sum(reinterpret_cast<float2 *>(shared)), values(shared + 2 * WARPS * HEADS) {}
+        : values(shared), max_and_sum(reinterpret_cast<float2 *>(shared + WARPS * HEADS * PITCH)) {}
 
     /* Lay down a warp's sums, relative to what all warps of its head tile have as their maximum. All warps call. */
     __device__ __forceinline__ void lay_down(const SoftmaxSums &sums, int warp, int lane) const {
