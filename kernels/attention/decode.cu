@@ -94,10 +94,8 @@ struct Queries {
         __syncwarp();
         const int head = min(lane % 16, min(HEADS, GROUP - first) - 1);
 #pragma unroll
-        for (int d = 0; d < STEPS; d++) {
+        for (int d = 0; d < STEPS; d++)
             ldmatrix_x4(operand[d], shared_address(shared + head * PITCH + 16 * d + lane / 16 * 8));
-            if (HEADS <= 8) operand[d][1] = operand[d][3] = 0; // rows that nobody wants need no registers
-        }
     }
 };
 

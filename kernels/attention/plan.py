@@ -1,10 +1,10 @@
 """How decode.cu and merge.cu are launched: warps, tiles, and into how many shares the cache is cut.
 
-The cost, in two parts. Reading: the card reads at one rate whatever the blocks, once each multiprocessor has enough on
-its way, so the time is that of the largest share, and with one equal share for each multiprocessor it is least: with
-fewer some of them idle, with more some must take a second one. Merging: each share leaves at least one segment, 4 ·
-(head_dim + 2) bytes for each query head that are written and read again; at one share a multiprocessor it counts only
-below some ten thousand tokens.
+The card reads at one rate whatever the blocks, once each multiprocessor has enough on its way. So an equal share for
+each multiprocessor is read in the least time. But a share that ends within a row has its cost: a segment more, and,
+unless all shares are of whole rows, a second launch that merges segments, 4 · (head_dim + 2) bytes for each query head
+and segment. So shares end where rows do if they are nearly equal then: if the largest has hardly more bytes than the
+mean. How many more are worth it was measured on an H200.
 """
 
 import functools
@@ -15,9 +15,12 @@ from lab.card import multiprocessors, shared_memory
 
 TILE = 16  # tokens
 HEAD_TILE = 16  # query heads of an mma, at most
-EVEN, WHOLE_MOST = 0.95, 512  # of multiprocessors, the least share that must be busy; tiles of 16 tokens of a row
+MERGE, MERGE_PDL = 440 << 10, 176 << 10  # bytes that a share may have above the mean, if that saves the second launch
+SEGMENT = 128 << 10  # ... if each share has one segment then
+NARROW = 256 << 10  # bytes of a share, from which on warps that share a row are better than rows side by side
+RUN = 256  # bytes of a token that a block should read in one piece
 LONG, LONG_PDL = 24, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
-ON_THE_WAY = 192 << 10  # bytes that a multiprocessor asks for ahead: more of them bring nothing
+RING_TILES = 24  # of all rings of a block: more of them bring nothing
 TEAM_WARPS = 12  # of a block in which several warps share a ring, at most
 DEPTH = 5  # segments that a thread of merge.cu loads at once
 MERGE_THREADS = 512  # of a block of merge.cu, at most
@@ -50,42 +53,37 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
     heads, all_tiles = -(-group // head_tiles), n_kv_heads * head_tiles
-    sides = [s for s in range(max(8, TEAM_WARPS), 0, -1) if _fits(s, all_tiles, head_tiles)]
-    even = [s for s in sides if s <= 8 and s % head_tiles == 0 and _even(batch * all_tiles // s, processors)]
-    if whole is None:
-        whole = bool(even) and not (lens or warps or side or shares) and -(-kv_len // TILE) * even[0] <= WHOLE_MOST
     if whole and lens:
         raise ValueError(f"plan: whole takes no lengths, got lens={lens}")
-    tile = tile or (32 if head_dim <= 64 else TILE)
-    tokens = -(-kv_len // tile)  # in tiles
+    sides = [s for s in range(TEAM_WARPS, 0, -1) if _fits(s, all_tiles, head_tiles)]  # head tiles side by side
+    if side:
+        sides = [side]
+    elif not (lens or warps or shares):
+        row = 4 * head_dim * kv_len  # bytes of a kv head
+        whole, sides, shares = _cut(batch * n_kv_heads, row, head_dim, head_tiles, sides, processors, pdl, whole)
 
     # Eight warps copy faster; four leave registers to merge.cu, which then starts early, and fewer segments.
-    share = batch * all_tiles * tokens / processors / 8
-    ladder = (8, 4, 2, 1) if whole or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
+    share = batch * all_tiles * -(-kv_len // TILE) / processors / 8
+    ladder = (8, 4, 2, 1) if whole or shares or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
     if head_tiles > 1:
-        ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= TEAM_WARPS) + ladder
-    if side:
-        sides = (side,)
-    elif whole and even:
-        sides = even
+        most = TEAM_WARPS if head_dim <= 64 else 8
+        ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= most) + ladder
+    tile = tile or (32 if head_dim <= 64 and (whole or head_tiles > 1) or head_tiles > 4 else TILE)
     for w, s in ((w, s) for w in ((warps,) if warps else ladder) for s in sides if w % s == 0):
-        slot = w // min(s, head_tiles) * 2 * tile * head_dim * 2
+        rings = w // min(s, head_tiles)
+        slot = rings * 2 * tile * head_dim * 2
         fixed = w * heads * (head_dim + 8) * 2 + (4 * w * heads * (head_dim + 10) if s < w else 0)
         fit = (room - fixed) // slot
         if fit >= 2:  # the first that leaves room for two tiles in each ring
             break
     warps, side, rows = w, s, all_tiles // s
-    tiles = batch * rows * tokens
-    if whole:
-        units = batch * rows
-        shares = min(units, shares or -(-units // -(-units // processors)))
-    else:
-        units = tiles
-        shares = min(tiles, shares or processors)
+    tiles = batch * rows * -(-kv_len // tile)
+    units = batch * rows if whole else tiles
+    shares = min(units, shares or (-(-units // -(-units // processors)) if whole else processors))
 
     each = -(-tiles // shares) * side // warps  # tiles of a warp
     # A short share may stand beside the next kernel's. With a long one two of those may meet on one multiprocessor.
-    stages = stages or max(1, min(fit, 3 if each <= 4 else ON_THE_WAY // slot))
+    stages = stages or max(1, min(fit, 3 if each <= 4 else RING_TILES // rings))
     shared = stages * slot + fixed
     if each > 4:
         shared = max(shared, room // 2 + 1)
@@ -108,9 +106,23 @@ def _fits(side, all_tiles, head_tiles):
     return all_tiles % side == 0 and (side % head_tiles == 0 or head_tiles % side == 0)
 
 
-def _even(rows, processors):
-    """Whether hardly a multiprocessor is idle when each takes as many of these rows."""
-    return rows >= EVEN * processors * -(-rows // processors)
+def _cut(rows, row, head_dim, head_tiles, sides, processors, pdl, whole):
+    """Where the line of tiles is cut: (whole, sides, shares), shares None for an equal one for each multiprocessor.
+
+    rows, row  how many there are of one kv head, and their bytes;  whole  True or False where it is not to be chosen
+    """
+    mean = rows * row / processors
+    wide = [s for s in sides if s % head_tiles == 0]
+    for s in wide if whole is None else ():
+        heads = s // head_tiles  # of kv, side by side
+        if -(-rows // heads // processors) * heads * row - mean <= (MERGE_PDL if pdl else MERGE):
+            return True, [s], None
+    for s in reversed(wide) if not whole and mean >= NARROW else ():
+        heads = s // head_tiles
+        pieces = processors * heads // rows  # of a row
+        if 2 * head_dim * heads >= RUN and pieces > 1 and heads * row / pieces - mean <= SEGMENT:
+            return False, [s], rows // heads * pieces
+    return bool(whole), sides, None
 
 
 def options(dtype, shape, schedule):
