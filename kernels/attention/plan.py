@@ -16,10 +16,11 @@ from lab.card import multiprocessors, shared_memory
 TILE = 16  # tokens
 HEAD_TILE = 16  # query heads of an mma, at most
 MERGE, MERGE_PDL = 440 << 10, 176 << 10  # bytes that a share may have above the mean, if that saves the second launch
+BUSY = 0.7  # of the multiprocessors, then, at least
 SEGMENT = 128 << 10  # ... if each share has one segment then
-NARROW = 256 << 10  # bytes of a share, from which on warps that share a row are better than rows side by side
+NARROW, NARROW_MANY = 768 << 10, 256 << 10  # bytes of a share from which that pays; with more than 8 heads of a kv head
 RUN = 256  # bytes of a token that a block should read in one piece
-LONG, LONG_PDL = 24, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
+LONG, LONG_PDL = 12, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
 RING_TILES = 24  # of all rings of a block: more of them bring nothing
 TEAM_WARPS = 12  # of a block in which several warps share a ring, at most
 DEPTH = 5  # segments that a thread of merge.cu loads at once
@@ -56,19 +57,24 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
     if whole and lens:
         raise ValueError(f"plan: whole takes no lengths, got lens={lens}")
     sides = [s for s in range(TEAM_WARPS, 0, -1) if _fits(s, all_tiles, head_tiles)]  # head tiles side by side
+    pieces = 0  # shares of a row, where they end where it does
     if side:
         sides = [side]
     elif not (lens or warps or shares):
-        row = 4 * head_dim * kv_len  # bytes of a kv head
-        whole, sides, shares = _cut(batch * n_kv_heads, row, head_dim, head_tiles, sides, processors, pdl, whole)
+        rows, row = batch * n_kv_heads, 4 * head_dim * kv_len  # of one kv head, and their bytes
+        if whole is None and (best := _whole(rows, row, head_dim, head_tiles, sides, processors, pdl)):
+            whole, sides = True, [best, *sides]
+        elif not whole and (pieces := _pieces(batch, rows, row, heads, head_tiles, processors)):
+            shares, sides = rows * pieces, [head_tiles, *sides]
+    whole = bool(whole)
 
     # Eight warps copy faster; four leave registers to merge.cu, which then starts early, and fewer segments.
     share = batch * all_tiles * -(-kv_len // TILE) / processors / 8
-    ladder = (8, 4, 2, 1) if whole or shares or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
+    ladder = (8, 4, 2, 1) if whole or pieces or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
     if head_tiles > 1:
         most = TEAM_WARPS if head_dim <= 64 else 8
         ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= most) + ladder
-    tile = tile or (32 if head_dim <= 64 and (whole or head_tiles > 1) or head_tiles > 4 else TILE)
+    tile = tile or (2 * TILE if head_tiles > 1 or head_dim <= 64 and (whole or pieces) else TILE)
     for w, s in ((w, s) for w in ((warps,) if warps else ladder) for s in sides if w % s == 0):
         rings = w // min(s, head_tiles)
         slot = rings * 2 * tile * head_dim * 2
@@ -106,23 +112,25 @@ def _fits(side, all_tiles, head_tiles):
     return all_tiles % side == 0 and (side % head_tiles == 0 or head_tiles % side == 0)
 
 
-def _cut(rows, row, head_dim, head_tiles, sides, processors, pdl, whole):
-    """Where the line of tiles is cut: (whole, sides, shares), shares None for an equal one for each multiprocessor.
+def _whole(rows, row, head_dim, head_tiles, sides, processors, pdl):
+    """How many head tiles a block should take side by side if each is to have whole rows; None where that is too
+    uneven. rows, row: how many there are of one kv head, and their bytes."""
+    best = None
+    for heads in (s // head_tiles for s in sides if s % head_tiles == 0 and rows * head_tiles % s == 0):
+        each = -(-rows // heads // processors)  # rows of a block
+        above = each * heads * row - rows * row / processors
+        if above > (MERGE_PDL if pdl else MERGE) or rows // heads < BUSY * each * processors:
+            continue
+        if best is None or each <= 2 and 2 * head_dim * heads >= RUN:  # two of them are better than one twice as wide
+            best = heads * head_tiles
+    return best
 
-    rows, row  how many there are of one kv head, and their bytes;  whole  True or False where it is not to be chosen
-    """
-    mean = rows * row / processors
-    wide = [s for s in sides if s % head_tiles == 0]
-    for s in wide if whole is None else ():
-        heads = s // head_tiles  # of kv, side by side
-        if -(-rows // heads // processors) * heads * row - mean <= (MERGE_PDL if pdl else MERGE):
-            return True, [s], None
-    for s in reversed(wide) if not whole and mean >= NARROW else ():
-        heads = s // head_tiles
-        pieces = processors * heads // rows  # of a row
-        if 2 * head_dim * heads >= RUN and pieces > 1 and heads * row / pieces - mean <= SEGMENT:
-            return False, [s], rows // heads * pieces
-    return bool(whole), sides, None
+
+def _pieces(batch, rows, row, heads, head_tiles, processors):
+    """Into how many shares each row of a single kv head should be cut; 0 where shares should not end where rows do."""
+    pieces, mean = processors // rows, rows * row / processors
+    few = head_tiles == 1 and (mean < NARROW_MANY if heads > 8 else mean < NARROW or batch == 1)
+    return 0 if few or pieces < 2 or row / pieces - mean > SEGMENT else pieces
 
 
 def options(dtype, shape, schedule):

@@ -2,9 +2,7 @@
    gridDim.x equal shares, one for each block. Where a share and a row meet is a segment. Segments are numbered
    block + row: going along the line, one of the two grows from each segment to the next.
 
-   So shares are equal but for a tile, whatever the batch and the lengths, and no block waits for another. Those with a
-   tile more are spread evenly: where each row is to have as many blocks, shares end where rows do, and each has one
-   segment. */
+   So shares are equal but for a tile, whatever the batch and the lengths, and no block waits for another. */
 #pragma once
 #include "../device/reduce_integers.cuh"
 #include "shape.cuh"
@@ -14,8 +12,7 @@
 struct TileSchedule {
     const int *kv_lens;                       // (batch,); not looked at without LENS
     int kv_len, batch, rows;                  // rows of a sequence
-    int tiles_per_block, blocks_with_one_more;
-    unsigned blocks = 0; // at most 65,535
+    int tiles_per_block, blocks_with_one_more; // the first so many blocks
 
     __device__ __forceinline__ int length(int b) const {
         return LENS ? min(max(__ldg(kv_lens + b), 0), kv_len) : kv_len;
@@ -32,21 +29,18 @@ struct TileSchedule {
         return warp_sum(sum);
     }
     /* Share out the tiles. Without LENS the host has done it. */
-    __device__ __forceinline__ void share_out(unsigned all_blocks, int lane) {
-        blocks = all_blocks;
+    __device__ __forceinline__ void share_out(int blocks, int lane) {
         if (!LENS) return;
-        const unsigned total = tiles_before(batch, lane) * rows;
-        blocks = min(blocks, max(total, 1u)); // the others have none
+        unsigned total = tiles_before(batch, lane) * rows;
         tiles_per_block = total / blocks, blocks_with_one_more = total - tiles_per_block * blocks;
     }
-    /* block * total / blocks, in whole tiles. */
-    __device__ __forceinline__ int first_tile(unsigned block) const {
-        if (LENS) block = min(block, blocks);
-        return block * tiles_per_block + block * blocks_with_one_more / blocks;
+    __device__ __forceinline__ int first_tile(int block) const {
+        return block * tiles_per_block + min(block, blocks_with_one_more);
     }
-    __device__ __forceinline__ int block_of(unsigned tile) const { // if there are tiles
-        const unsigned total = blocks * tiles_per_block + blocks_with_one_more;
-        return ((tile + 1ull) * blocks - 1) / max(total, 1u);
+    __device__ __forceinline__ int block_of(unsigned tile) const {
+        unsigned longer = blocks_with_one_more * (tiles_per_block + 1);
+        return tile < longer ? tile / (tiles_per_block + 1)
+                             : blocks_with_one_more + (tile - longer) / max(tiles_per_block, 1);
     }
 };
 

@@ -14,7 +14,7 @@ def tile_shares(rows, shares):
     """
     total, wide = sum(rows), max(*rows, 1)
     each, rest = divmod(total, shares)
-    begins = [share * total // shares for share in range(shares + 1)]
+    begins = [share * each + min(share, rest) for share in range(shares + 1)]
     owners = [share for share in range(shares) for _ in range(begins[share], begins[share + 1])]
     picture, axis = figure(8, 0.8 + 0.62 * len(rows))
     at = 0
