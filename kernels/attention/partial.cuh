@@ -40,6 +40,10 @@ struct StoreOutput {
         const unsigned mean = pack(sum.x * share, sum.y * share, T());
         if (T *to = address(head_tile, head, channel)) __stcg(reinterpret_cast<unsigned *>(to), mean);
     }
+    __device__ __forceinline__ void store_values(int head_tile, int head, int channel, float2 sum, float2 found) const {
+        store(head_tile, head, channel, sum, found);
+    }
+    __device__ __forceinline__ void store_max_and_sum(int, int, float2) const {} // it is in the result
 };
 
 /* The sums of a segment, for merge.cu. */
@@ -52,9 +56,16 @@ struct StorePartial {
         return (segment * HEAD_TILES_PER_BLOCK + head_tile) * HEADS + head;
     }
     template <class Sum> // float2, float4
-    __device__ __forceinline__ void store(int head_tile, int head, int channel, Sum sum, float2 found) const {
+    __device__ __forceinline__ void store_values(int head_tile, int head, int channel, Sum sum, float2) const {
         *reinterpret_cast<Sum *>(partial_out + place(head_tile, head) * HEAD_DIM + channel) = sum;
-        if (channel == 0) max_and_sum[place(head_tile, head)] = found;
+    }
+    __device__ __forceinline__ void store_max_and_sum(int head_tile, int head, float2 found) const {
+        max_and_sum[place(head_tile, head)] = found;
+    }
+    template <class Sum>
+    __device__ __forceinline__ void store(int head_tile, int head, int channel, Sum sum, float2 found) const {
+        store_values(head_tile, head, channel, sum, found);
+        if (channel == 0) store_max_and_sum(head_tile, head, found);
     }
 };
 
@@ -68,8 +79,9 @@ __device__ __forceinline__ void store(const Epilogue &epilogue, int head_tile, c
             const float2 found = make_float2(sums.maximum[r], sums.weights[2 * r]);
 #pragma unroll
             for (int n = 0; n < 2 * STEPS; n++)
-                epilogue.store(head_tile, g + 8 * r, 8 * n + 2 * c,
-                               make_float2(sums.values[n][2 * r], sums.values[n][2 * r + 1]), found);
+                epilogue.store_values(head_tile, g + 8 * r, 8 * n + 2 * c,
+                                      make_float2(sums.values[n][2 * r], sums.values[n][2 * r + 1]), found);
+            if (c == 0) epilogue.store_max_and_sum(head_tile, g + 8 * r, found);
         }
 }
 

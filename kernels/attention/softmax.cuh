@@ -41,12 +41,12 @@ struct SoftmaxSums {
         bool rescale = false;
 #pragma unroll
         for (int r = 0; r < LANE_HEADS; r++) {
-            highest[r] = LOWEST;
 #pragma unroll
-            for (int t = 0; t < N; t++)
-#pragma unroll
-                for (int n = 0; n < 2; n++)
-                    highest[r] = fmaxf(highest[r], fmaxf(s[t][n][2 * r], s[t][n][2 * r + 1]));
+            for (int t = 0; t < N; t++) {
+                const float of_four = fmaxf(fmaxf(s[t][0][2 * r], s[t][0][2 * r + 1]),
+                                            fmaxf(s[t][1][2 * r], s[t][1][2 * r + 1]));
+                highest[r] = t ? fmaxf(highest[r], of_four) : of_four;
+            }
             rescale |= highest[r] > maximum[r] + RESCALE_ABOVE;
         }
         if (__any_sync(~0u, rescale)) {
