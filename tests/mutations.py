@@ -218,7 +218,7 @@ MUTATIONS = [
     Mutation(
         "ring: attention fills a slot that lanes still read",
         "kernels/attention/decode.cu",
-        "lane);\n            __syncwarp();\n\n            // 6.",
+        "lane);\n            sync_team(team);\n\n            // 6.",
         "tests/test_attention_decode.py -k 'test_no_race and stages'",
         "lane);\n\n            // 6.",
     ),
