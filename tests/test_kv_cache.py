@@ -617,8 +617,8 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
     room=some.sampled_from([ROOM, 163 * 1024, 99 * 1024]),
 )
 def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, lens, processors, room):
-    slot = (32 if low else 64) * head_dim + 8 * head_dim
-    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, slot, low, processors, room, lens)
+    held = (1 if low else 2) * head_dim + 8, 2 * head_dim
+    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, held, low, processors, room, lens)
     tiles = batch * p.rows * -(-kv_len // TILE)
     assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares <= processors and p.each >= 1
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0

@@ -65,6 +65,25 @@ struct ColumnSums {
                     w[t][n][i] = movmatrix_trans(pack(x, y, __half()));
                 }
     }
+    /* At the end of a segment, what the only warp of a share hands on. */
+    __device__ __forceinline__ void store(const StorePartial &partial, int lane) const {
+#pragma unroll
+        for (int n = 0; n < HEAD_EIGHTS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float sum = column_sum(weights[n][i]);
+                const int g = lane / 4, head = 8 * n + lane % 4 * 2 + i;
+                if (head >= HEADS) continue;
+                const long long at = partial.place(0, head);
+                if (g == 0) partial.max_and_sum[at] = make_float2(maximum[n][i], sum);
+                float *to = partial.partial_out + at * HEAD_DIM + g;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    to[16 * step] = values[step][n][i] / VALUES::VALUE_UNIT;
+                    to[16 * step + 8] = values[step][n][i + 2] / VALUES::VALUE_UNIT;
+                }
+            }
+    }
     /* At the end of a segment, into shared memory: [WARPS][HEADS][PITCH] and [WARPS][HEADS]. */
     __device__ __forceinline__ void lay_down(float *all_values, float2 *max_and_sum, int warp, int lane) {
 #pragma unroll

@@ -35,7 +35,7 @@
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
-static_assert(!ONE_BLOCK_PER_ROW || !LENS, "a row without a share would get no result");
+static_assert(!ONE_BLOCK_PER_ROW || !(LENS || OWN_SHARES), "a row without a share would get no result");
 static_assert(HEAD_TILES_PER_BLOCK == 1, "all warps share the tokens of one head tile");
 
 /* The products of a tile's keys with the queries, but for the factor score_scale. */
@@ -43,9 +43,8 @@ __device__ __forceinline__ void multiply_keys(HeadColumns (&s)[SIXTEENS], const 
                                               const __half2 *scales, int lane) {
 #pragma unroll
     for (int t = 0; t < SIXTEENS; t++) {
-        uint4 keys[K_LOADS];
-#pragma unroll
-        for (int i = 0; i < K_LOADS; i++) keys[i] = words[32 * (t * K_LOADS + i)];
+        unsigned keys[K_LANE];
+        take_words(keys, words + 8 * K_LANE * t, lane);
 #pragma unroll
         for (int group = 0; group < K_GROUPS; group++) {
             HeadColumns part;
@@ -56,7 +55,7 @@ __device__ __forceinline__ void multiply_keys(HeadColumns (&s)[SIXTEENS], const 
 #pragma unroll
             for (int step = group * (STEPS / K_GROUPS); step < (group + 1) * (STEPS / K_GROUPS); step++) {
                 unsigned a[4];
-                KEYS::keys(a, reinterpret_cast<const unsigned *>(keys) + step * KEYS::WORDS);
+                KEYS::keys(a, keys + step * KEYS::WORDS);
 #pragma unroll
                 for (int n = 0; n < HEAD_EIGHTS; n++)
                     mma_m16n8k16(part[n], a, queries.operand[n][step][0], queries.operand[n][step][1], __half());
@@ -94,9 +93,8 @@ __device__ __forceinline__ void mix_values(ColumnSums &sums, const Weights &weig
                                            const uint2 *scales, int lane) {
 #pragma unroll
     for (int t = 0; t < SIXTEENS; t++) {
-        uint4 values[V_LOADS];
-#pragma unroll
-        for (int i = 0; i < V_LOADS; i++) values[i] = words[32 * (t * V_LOADS + i)];
+        unsigned values[V_LANE];
+        take_words(values, words + 8 * V_LANE * t, lane);
 #pragma unroll
         for (int group = 0; group < V_GROUPS; group++) {
             const uint2 scale = scales[(t * 4 + lane % 4) * V_GROUPS + group]; // of tokens 2c, 2c + 1 and 8 more
@@ -109,7 +107,7 @@ __device__ __forceinline__ void mix_values(ColumnSums &sums, const Weights &weig
 #pragma unroll
             for (int step = group * (STEPS / V_GROUPS); step < (group + 1) * (STEPS / V_GROUPS); step++) {
                 unsigned a[4];
-                VALUES::values(a, reinterpret_cast<const unsigned *>(values) + step * VALUES::WORDS);
+                VALUES::values(a, values + step * VALUES::WORDS);
 #pragma unroll
                 for (int n = 0; n < HEAD_EIGHTS; n++)
                     mma_m16n8k16(sums.values[step][n], a, b[n][0], b[n][1], __half());
@@ -118,24 +116,69 @@ __device__ __forceinline__ void mix_values(ColumnSums &sums, const Weights &weig
     }
 }
 
+/* Shared memory of a block: rings; what warps that share tiles join, or nothing; queries, of a block or of each warp. */
+struct Shared {
+    static constexpr int JOINED = OWN_SHARES ? 0 : WARPS * HEADS, SETS = WARPS / SHARE_WARPS;
+    uint4 *ring;          // of this warp: [STAGES][SLOT]
+    float *values;        // [WARPS][HEADS][PITCH]
+    float2 *max_and_sum;  // [WARPS][HEADS]
+    SharedQueries queries; // of this warp's share
+
+    __device__ __forceinline__ Shared(uint4 *memory, int warp) : ring(memory + warp * STAGES * SLOT) {
+        values = reinterpret_cast<float *>(memory + WARPS * STAGES * SLOT);
+        max_and_sum = reinterpret_cast<float2 *>(values + JOINED * PITCH);
+        __half *all = reinterpret_cast<__half *>(max_and_sum + JOINED);
+        const int set = warp / SHARE_WARPS;
+        queries.queries = all + set * HEADS * PITCH;
+        queries.exponents = reinterpret_cast<int *>(all + SETS * HEADS * PITCH) + set * HEADS;
+    }
+};
+/* The warps that have a share together meet. */
+__device__ __forceinline__ void meet() {
+    if constexpr (OWN_SHARES) __syncwarp();
+    else __syncthreads();
+}
+
+/* A tile: its scores and weights when its keys have come, its weighted values when those have, too. */
+__device__ __forceinline__ void take_tile(ColumnSums &sums, Queries &queries, const SharedQueries &shared_queries,
+                                          const TileSchedule &schedule, const WarpTiles &here, bool new_segment,
+                                          const CopyRing<STAGES, 2> &ring, const uint4 *ring_memory, int lift,
+                                          int lane) {
+    const uint4 *slot = ring_memory + ring.wait_full<0>() * SLOT; // keys
+    const uint4 *k_scales = slot + K_WORDS + V_WORDS, *v_scales = k_scales + K_SCALES;
+    __syncwarp();
+
+    // 3. scores, (tokens, heads)
+    HeadColumns s[SIXTEENS];
+    if (BY_CHANNEL && (new_segment || here.at_new_group())) queries.take_scaled(shared_queries, k_scales, lane);
+    multiply_keys(s, queries, slot, reinterpret_cast<const __half2 *>(k_scales), lane);
+    if (here.cursor.tile + 1 == here.cursor.tiles)
+        mask(s, schedule.length(here.cursor.b) - here.cursor.tile * TILE - lane / 4);
+
+    // 4. weights, and 5. weighted values
+    Weights weights;
+    sums.online_softmax(s, lift, weights);
+    ring.wait_full<1>(); // values
+    __syncwarp();
+    mix_values(sums, weights, slot + K_WORDS, reinterpret_cast<const uint2 *>(v_scales), lane);
+    __syncwarp();
+}
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)
 decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const uint4 *v_scale, const int *kv_lens,
-       T *out, float *partial_out, float2 *max_and_sum, int kv_len, int batch, int rows, int tiles_per_block,
-       int blocks_with_one_more, int k_room, int v_room, float scale, int q_lift, int lift, int early) {
-    extern __shared__ __align__(16) uint4 shared[];
+       T *out, float *partial_out, float2 *max_and_sum, int kv_len, int batch, int rows, int tiles_per_share,
+       int shares_with_one_more, int k_room, int v_room, float scale, int q_lift, int lift, int early) {
+    extern __shared__ __align__(16) uint4 memory[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint4 *ring_memory = shared + warp * STAGES * SLOT;
-    float *warp_values = reinterpret_cast<float *>(shared + WARPS * STAGES * SLOT);          // [WARPS][HEADS][PITCH]
-    float2 *warp_max_and_sum = reinterpret_cast<float2 *>(warp_values + WARPS * HEADS * PITCH); // [WARPS][HEADS]
-    __half *query_memory = reinterpret_cast<__half *>(warp_max_and_sum + WARPS * HEADS);
-    const SharedQueries shared_queries{query_memory, reinterpret_cast<int *>(query_memory + HEADS * PITCH)};
+    const Shared shared(memory, warp);
     let_next_kernel_start();
     if (!early) wait_for_previous_kernel();
 
-    // 1. which tiles
-    TileSchedule schedule{kv_lens, kv_len, batch, rows, tiles_per_block, blocks_with_one_more};
-    schedule.share_out(gridDim.x, lane);
-    const int first = schedule.first_tile(blockIdx.x), count = schedule.first_tile(blockIdx.x + 1) - first;
+    // 1. which tiles. Where each warp has a share, those of a block lie far apart: one more tile is everywhere's
+    const int share = OWN_SHARES ? warp * gridDim.x + blockIdx.x : blockIdx.x;
+    TileSchedule schedule{kv_lens, kv_len, batch, rows, tiles_per_share, shares_with_one_more};
+    schedule.share_out(gridDim.x * (WARPS / SHARE_WARPS), lane);
+    const int first = schedule.first_tile(share), count = schedule.first_tile(share + 1) - first;
     if (count == 0) {
         wait_for_previous_kernel(); // who waits for this kernel takes the one before as done, too
         return;
@@ -145,7 +188,7 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
     // 2. fill the ring. q, the newest token of a sequence, and what shares its scale may come from the kernels ahead
     Queries queries;
     const Codes codes{k, v, k_scale, v_scale, k_room, v_room};
-    Prefetcher prefetcher(schedule, codes, here, ring_memory, warp);
+    Prefetcher prefetcher(schedule, codes, here, shared.ring, warp);
     if (!early) queries.load(q, HeadTile(here.cursor.work_row(schedule), 0), warp, lane);
 #pragma unroll 1
     for (int slot = 0; slot < STAGES; slot++) {
@@ -161,30 +204,14 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
 #pragma unroll 1
     for (;;) { // segments
         const long long row = here.cursor.work_row(schedule);
-        queries.lay_down(shared_queries, q_lift, warp, lane);
-        __syncthreads();
-        queries.take(shared_queries, q_lift, scale, lane);
+        queries.lay_down(shared.queries, q_lift, warp, lane);
+        meet();
+        queries.take(shared.queries, q_lift, scale, lane);
+        if (here.left > 0) queries.load(q, HeadTile(here.row_after(schedule), 0), warp, lane); // of the next segment
         sums.clear();
 #pragma unroll 1
         for (bool new_segment = true; here.mine > 0; here.next_tile(), new_segment = false) {
-            const uint4 *slot = ring_memory + ring.wait_full<0>() * SLOT; // keys
-            const uint4 *k_scales = slot + K_WORDS + V_WORDS, *v_scales = k_scales + K_SCALES;
-            __syncwarp();
-
-            // 3. scores, (tokens, heads)
-            HeadColumns s[SIXTEENS];
-            if (BY_CHANNEL && (new_segment || here.at_new_group())) queries.take_scaled(shared_queries, k_scales, lane);
-            multiply_keys(s, queries, slot + lane, reinterpret_cast<const __half2 *>(k_scales), lane);
-            if (here.cursor.tile + 1 == here.cursor.tiles)
-                mask(s, schedule.length(here.cursor.b) - here.cursor.tile * TILE - lane / 4);
-
-            // 4. weights, and 5. weighted values
-            Weights weights;
-            sums.online_softmax(s, lift, weights);
-            ring.wait_full<1>(); // values
-            __syncwarp();
-            mix_values(sums, weights, slot + K_WORDS + lane, reinterpret_cast<const uint2 *>(v_scales), lane);
-            __syncwarp();
+            take_tile(sums, queries, shared.queries, schedule, here, new_segment, ring, shared.ring, lift, lane);
 
             // 6. ask for what comes STAGES tiles later
             prefetcher.find_tile(warp);
@@ -192,17 +219,20 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
             ring.advance();
         }
 
-        // 7. what the block hands on
-        sums.lay_down(warp_values, warp_max_and_sum, warp, lane);
-        __syncthreads();
-        if constexpr (ONE_BLOCK_PER_ROW) {
-            store(StoreOutput{out, row}, warp_values, warp_max_and_sum, threadIdx.x);
-            return;
+        // 7. what the share hands on
+        const StorePartial partial{partial_out, max_and_sum, share + row};
+        if constexpr (OWN_SHARES) sums.store(partial, lane);
+        else {
+            sums.lay_down(shared.values, shared.max_and_sum, warp, lane);
+            __syncthreads();
+            if constexpr (ONE_BLOCK_PER_ROW) {
+                store(StoreOutput{out, row}, shared.values, shared.max_and_sum, threadIdx.x);
+                return;
+            }
+            store(partial, shared.values, shared.max_and_sum, threadIdx.x);
         }
-        store(StorePartial{partial_out, max_and_sum, blockIdx.x + row}, warp_values, warp_max_and_sum, threadIdx.x);
         if (here.left == 0) return;
-        __syncthreads();
+        meet();
         here.next_segment(schedule, warp);
-        queries.load(q, HeadTile(here.cursor.work_row(schedule), 0), warp, lane);
     }
 }

@@ -10,7 +10,8 @@ from kernels import attention
 from kernels.attention.arguments import expect_first, expect_kv_lens, expect_scale, output
 from kernels.attention.plan import options
 from kernels.kv_cache.plan import plan
-from kernels.kv_cache.quantization import STEP, TILE, QuantizedKV
+from kernels.kv_cache.layout import TILE
+from kernels.kv_cache.quantization import QuantizedKV
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
 
@@ -22,6 +23,7 @@ SOURCES = (
     "kernels/kv_cache/decode.cu",
     "kernels/kv_cache/plan.py",
     "kernels/kv_cache/quantization.py",
+    "kernels/kv_cache/layout.py",
     "kernels/attention/merge.cu",
 )
 
@@ -77,7 +79,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
     q_lift = min(15, 15 - _log2(k.peak)) if k.axis == "channel" else 15
     lift = min(15, 15 - _log2(v.peak)) - RESCALE_ABOVE
-    rooms = k.packed.shape[2] * TILE // STEP, v.packed.shape[2] * TILE // STEP
+    rooms = k.packed.shape[2] * TILE // p.tile, v.packed.shape[2] * TILE // p.tile
     if p.whole:  # one launch; no scratch memory
         results = out, None, None
     else:
@@ -86,7 +88,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
         results = None, partial, sums
     args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, *results, *sizes, *rooms)  # looked at, or made here
     args += (scale * LOG2_E, q_lift, lift, int(pdl))
-    first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
+    first = split.unchecked(p.blocks, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     if p.whole:
         return first, None
     args = (partial, sums, kv_lens, out, *sizes, p.shares)
@@ -98,11 +100,10 @@ def _prepared(q_shape, k_shape, formats, dtype, lens, *card, **chosen):
     """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
     (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
     k_bits, k_axis, k_group, v_bits, v_group = formats
-    slot = _slot_bytes(k_bits, k_axis, k_group, head_dim) + _slot_bytes(v_bits, "token", v_group, head_dim)
     low = k_bits == v_bits == 4
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *card, lens, **chosen)
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, _held(formats, head_dim), low, *card, lens, **chosen)
     threads = () if p.whole else (p.threads, p.together)
-    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.blocks, *threads)
+    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.room, p.own, *threads)
     return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
@@ -121,21 +122,23 @@ def _lay_out(cache, role):
         cache.lay_out(role)
 
 
-def _slot_bytes(bits, axis, group, head_dim):
-    """Bytes of STEP tokens of codes, and the most that comes with them of scales."""
-    codes = STEP * head_dim * (4 if bits == 4 else 8) // 8
-    scales = head_dim if axis == "channel" else STEP * head_dim // group
-    return codes + 2 * scales
+def _held(formats, head_dim):
+    """(bytes of a token of keys and one of values, with their own scales; those of the scales that channels have)"""
+    k_bits, k_axis, k_group, v_bits, v_group = formats
+    codes = sum(head_dim * (4 if bits == 4 else 8) // 8 for bits in (k_bits, v_bits))
+    if k_axis == "channel":
+        return codes + 2 * (head_dim // v_group), 2 * head_dim
+    return codes + 2 * (head_dim // v_group + head_dim // k_group), 0
 
 
 @functools.cache
-def _kernels(options, formats, stages, blocks, threads=0, together=0):
+def _kernels(options, formats, stages, room, own, threads=0, together=0):
     """decode.cu, and merge.cu if it has threads."""
     k_bits, k_axis, k_group, v_bits, v_group = formats
     tokens, channels = (k_group, 0) if k_axis == "channel" else (0, k_group)
     cache = f"Cache<{FORMATS[k_bits]}, {FORMATS[v_bits]}, {tokens}, {channels}, {v_group}>"
-    own = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={blocks}"
-    split, merge = cuda.load(HERE / "decode.cu", (*options, *own)).decode, None
+    cache = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={room}", *(["-DOWN_SHARES=true"] if own else [])
+    split, merge = cuda.load(HERE / "decode.cu", (*options, *cache)).decode, None
     if threads:
         both = *options, f"-DTHREADS={threads}", f"-DTOGETHER={together}"
         merge = cuda.load(HERE.parent / "attention" / "merge.cu", both).merge

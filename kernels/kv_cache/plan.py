@@ -1,7 +1,9 @@
 """How decode.cu is launched over a quantised cache, with attention/merge.cu behind it.
 
-The figures that decided were measured on an H200. One block stands on each multiprocessor, with an equal share of all
-tiles. Integers of 4 bits need most instructions for a byte, so long shares of them get more warps.
+The figures that decided were measured on an H200. One block stands on each multiprocessor. All tiles are cut into equal
+shares, of a block each or, where a block would have several rows, of a warp each: at the end of a row the warps of a
+block wait for each other, and join what they have found. Integers of 4 bits need most instructions for a byte, so long
+shares of them get more warps.
 """
 
 import functools
@@ -20,10 +22,13 @@ class Plan(NamedTuple):
     shape: tuple  # head_dim, query heads of a kv head: see Shape in ../attention/shape.cuh
     schedule: tuple  # warps, tokens of a tile, head tiles of a block, lengths, whole: see Schedule
     stages: int
-    blocks: int  # that a multiprocessor has room for
+    room: int  # blocks that a multiprocessor has room for
     warps: int
+    tile: int  # tokens
     rows: int  # of a sequence: its head tiles
-    shares: int  # blocks of decode.cu
+    blocks: int  # of decode.cu
+    own: bool  # each warp has a share of its own
+    shares: int  # into which the tiles are cut
     each: int  # tiles of a share, where all sequences are of the same length
     rest: int  # shares that have one more
     shared: int  # bytes of a block
@@ -41,59 +46,67 @@ def plan(
     n_kv_heads,
     head_dim,
     kv_len,
-    slot,
+    held,
     low,
     multiprocessors,
     room,
     lens=False,
     *,
+    tile=TILE,
     warps=None,
     stages=None,
     blocks=1,
     aligned=None,
     whole=None,
+    own=None,
     threads=None,
 ):
     """The plan for tensors of these sizes.
 
-    slot             bytes of a tile of keys, one of values, and the scales that come with them
+    held             bytes of a token of keys and one of values with their own scales; those of scales of channels
     low              whether both caches have 4 bits
     multiprocessors  of the card
     room             bytes of shared memory that a block may have
     lens             whether sequences have lengths of their own
-    What is given by name is taken as it is, for measurements. aligned: whether shares end where rows do. whole: whether
-    each block has one row, and no merge follows.
+    What is given by name is taken as it is, for measurements. blocks: that a multiprocessor shall have room for;
+    aligned: whether shares end where rows do; whole: whether each block has one row, and no merge follows; own: whether
+    each warp has a share of its own.
     """
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
     heads = -(-group // head_tiles)
     rows = n_kv_heads * head_tiles
-    tiles = batch * rows * -(-kv_len // TILE)
-    shares = min(multiprocessors, tiles)
+    tiles = batch * rows * -(-kv_len // tile)
+    shares = min(multiprocessors * blocks, tiles)
+    if own is None:
+        own = False
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
     even = multiprocessors // (batch * rows) * batch * rows
     if aligned is None:
-        aligned = 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
+        aligned = not own and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
     if aligned:
         shares = even
     if whole is None:
-        whole = shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
+        whole = not own and shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
     if whole:
         shares = batch * rows
 
-    slot = -(-slot // 128) * 128
+    slot = -(-(tile * held[0] + held[1]) // 128) * 128
     ladder = (warps,) if warps else (WARPS, 4, 2, 1)
     if low and heads <= 8 and tiles >= LONG * shares and not warps:
         ladder = (WARPS_4, *ladder)
     for w in ladder:
-        fixed = 4 * w * heads * (head_dim + 10) + heads * (2 * (head_dim + 8) + 4)
-        fit = (room - fixed) // (w * slot)
+        queries = heads * (2 * (head_dim + 8) + 4)
+        fixed = w * queries if own else 4 * w * heads * (head_dim + 10) + queries
+        fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
     stages = stages or max(1, min(STAGES_4 if low and tiles >= DEEP * shares else STAGES, fit))
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
+    grid = min(shares, -(-tiles // w)) if own else shares
+    shares = grid * w if own else grid
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
     together = heads if heads * head_tiles == group and batch * n_heads >= 2 * multiprocessors else 1
@@ -102,7 +115,7 @@ def plan(
     segments = shares + batch * rows
     sums_at = segments * heads * head_dim
     return Plan(
-        *((head_dim, group), (w, TILE, 1, lens, whole)),
-        *(stages, blocks, w, rows, shares, tiles // shares, tiles % shares, shared),
+        *((head_dim, group), (w, tile, 1, lens, whole)),
+        *(stages, blocks, w, tile, rows, grid, own, shares, tiles // shares, tiles % shares, shared),
         *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )
