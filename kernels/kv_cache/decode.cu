@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_keys(HeadColumns (&s)[SIXTEENS], const 
 #pragma unroll
             for (int n = 0; n < HEAD_EIGHTS; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) part[n][i] = KEYS::OFFSET > 0 ? queries.offset_product[group][n][i] : 0;
+                for (int i = 0; i < 4; i++) part[n][i] = 0;
 #pragma unroll
             for (int step = group * (STEPS / K_GROUPS); step < (group + 1) * (STEPS / K_GROUPS); step++) {
                 unsigned a[4];
@@ -66,7 +66,8 @@ __device__ __forceinline__ void multiply_keys(HeadColumns (&s)[SIXTEENS], const 
             for (int n = 0; n < HEAD_EIGHTS; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float x = BY_CHANNEL ? part[n][i] : part[n][i] * (i < 2 ? scale.x : scale.y);
+                    const float product = KEYS::OFFSET > 0 ? part[n][i] + queries.offset_product[group][n][i] : part[n][i];
+                    const float x = BY_CHANNEL ? product : product * (i < 2 ? scale.x : scale.y);
                     s[t][n][i] = group ? s[t][n][i] + x : x;
                 }
         }

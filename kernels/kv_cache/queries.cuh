@@ -24,7 +24,7 @@ struct Queries {
     static constexpr int WARP_HEADS = (HEADS + SHARE_WARPS - 1) / SHARE_WARPS; // every SHARE_WARPS-th of them
     uint2 loaded[WARP_HEADS][LANE_FOURS];
     unsigned operand[HEAD_EIGHTS][STEPS][2];        // lane 4g + c has head g, channels 16 * step + 4c .. + 3
-    float offset_product[K_GROUPS][HEAD_EIGHTS][4]; // to start from
+    float offset_product[K_GROUPS][HEAD_EIGHTS][4]; // to be added
     float score_scale[HEAD_EIGHTS][2];              // of heads 2c and 2c + 1
 
     __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int warp, int lane) {
