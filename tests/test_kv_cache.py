@@ -16,8 +16,8 @@ import ref.kv_cache
 import simt
 from kernels import kv_cache
 from kernels.kv_cache import QuantizedKV, counters, decode, quantize
-from kernels.kv_cache.plan import TILE, plan
-from kernels.kv_cache.quantization import default_group
+from kernels.kv_cache.plan import plan
+from kernels.kv_cache.rounding import default_group
 from lab import cuda
 from lab.source import inlined
 from lab.stream import still_running
@@ -62,11 +62,16 @@ def test_codes_and_scales_are_the_references(bits, axis, dtype, monkeypatch):
         (2, 203, 3, 64, None),
         (1, 1, 1, 128, None),
         (2, 97, 2, 128, 64),
+        (1, 33, 1, 80, None),
+        (1, 50, 2, 112, 16),
+        (1, 40, 1, 96, 32),
+        (1, 17, 1, 16, None),
     ]:
         kv = normal(batch, kv_len, n_kv_heads, head_dim, dtype=dtype)
         kv[0, 0, 0, :32] = 0
         kv[-1, -1, -1] *= 2.0**-13  # float16 scales are subnormal here
         kv[0, 0, -1, 40:] = -0.0
+        group = group if axis == "token" else None if group == 16 else group
         cache = quantize(kv, bits, axis=axis, group=group)
         wanted = ref.kv_cache.quantize(kv.float().numpy(), bits, axis=axis, group=cache.group)
         same(cache, wanted)
@@ -119,9 +124,10 @@ def test_the_bytes_of_a_cache():
     assert 8 * quantize(kv, 4, group=128).nbytes == (4 + 16 / 128) * elements
 
 
+@pytest.mark.parametrize("head_dim", [16, 48, 80, 112, 128, 240])
 @pytest.mark.parametrize("bits", BITS)
-def test_laid_out_anew_it_is_the_same(bits):
-    kv = normal(2, 77, 2, 128)
+def test_laid_out_anew_it_is_the_same(bits, head_dim):
+    kv = normal(2, 77, 2, head_dim)
     cache = quantize(kv, bits)
     codes, scales, packed = cache.codes(), cache.scales(), cache.packed
     assert cache.role == "values" and cache.lay_out("keys").role == "keys"
@@ -172,7 +178,13 @@ BAD_QUANTIZE = {
     "dtype": ((normal(1, 3, 1, 64).double(), 8), {}, TypeError, "got torch.float64"),
     "rank": ((normal(3, 1, 64), 8), {}, ValueError, r"kv must have shape \(batch, kv_len, n_kv_heads, head_dim\)"),
     "empty": ((normal(1, 0, 1, 64), 8), {}, ValueError, r"none of it 0, got \(1, 0, 1, 64\)"),
-    "head_dim": ((normal(1, 3, 1, 80), 8), {}, ValueError, "head_dim must be 64, 128, 192 or 256, got 80"),
+    "head_dim": ((normal(1, 3, 1, 72), 8), {}, ValueError, "head_dim must be a multiple of 16, 256 at most, got 72"),
+    "long heads": (
+        (normal(1, 3, 1, 272), 8),
+        {},
+        ValueError,
+        "a multiple of 16, 256 at most, got 272",
+    ),
 }
 
 
@@ -495,11 +507,12 @@ def test_keys_and_values_may_change_places(bits):
 MISTAKES = {  # in decode.cu and its headers: (what stands there, what is put in its place)
     "values are not waited for": ("ring.wait_full<1>();", ""),
     "keys come too late": ("copy_async_wait<STAGES * PARTS - 1 - PART>", "copy_async_wait<STAGES * PARTS - PART>"),
-    "lanes do not meet": ("+ K_SCALES;\n            __syncwarp();", "+ K_SCALES;"),
+    "lanes do not meet": ("+ K_SCALES;\n    __syncwarp();", "+ K_SCALES;"),
     "no barrier in the exchange": (
-        "warp_max_and_sum, warp, lane);\n        __syncthreads();",
-        "warp_max_and_sum, warp, lane);",
+        "shared.max_and_sum, warp, lane);\n            __syncthreads();",
+        "shared.max_and_sum, warp, lane);",
     ),
+    "q of the first row for all": ("if (here.left > 0) queries.load", "if (false) queries.load"),
     "the sum of weights is not scaled": ("weights[n][i] *= scale;", ""),
     "scales of the first group for all": ("(new_segment || here.at_new_group())", "new_segment"),
     "scales at whole groups only": ("|| new_segment || next.at_new_group()", "|| next.at_new_group()"),
@@ -609,7 +622,7 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
     batch=some.integers(1, 256),
     n_kv_heads=some.integers(1, 16),
     group=some.integers(1, 70),
-    head_dim=some.sampled_from([64, 128, 192, 256]),
+    head_dim=some.sampled_from([16, 64, 80, 128, 240, 256]),
     kv_len=some.integers(1, 1 << 21),
     low=some.booleans(),
     lens=some.booleans(),
@@ -619,8 +632,9 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
 def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, lens, processors, room):
     held = (1 if low else 2) * head_dim + 8, 2 * head_dim
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, held, low, processors, room, lens)
-    tiles = batch * p.rows * -(-kv_len // TILE)
-    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares <= processors and p.each >= 1
+    tiles = batch * p.rows * -(-kv_len // p.tile)
+    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares and 1 <= p.blocks <= processors
+    assert p.shares == p.blocks * (p.warps if p.own else 1) and (p.own or p.each >= 1)
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
     assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
     assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group

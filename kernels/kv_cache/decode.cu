@@ -13,18 +13,19 @@
      below 2**q_lift, head by head (queries.cuh), and the weights carry 2**lift.
    - A warp has neighbouring tiles, so that it meets a group's scales once. Keys and values are
      waited for one after the other.
+   - With OWN_SHARES each warp has an equal share, and leaves segments of its own: no warp waits for
+     another at the end of a row. That pays where a block would have several rows.
 
    Moves HEAD_DIM * (bits of k + bits of v) / 8 bytes for each token and kv head, and 2 for each
    scale; and 4 * (HEAD_DIM + 2) bytes for each head and segment.
 
-   Compile with SHAPE (HEAD_DIM a multiple of 64), SCHEDULE (one head tile a block), CACHE and
-   RING_STAGES (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
+   Compile with SHAPE (HEAD_DIM a multiple of 16), SCHEDULE (one head tile a block), CACHE,
+   RING_STAGES and OWN_SHARES (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
    Launch with 32 * WARPS threads on as many blocks as there are to be shares, at most one for each
-   tile; rows = n_kv_heads * HEAD_TILES; the other numbers: tiles.cuh. Shared memory:
-   [WARPS][STAGES][SLOT] words of 16 bytes, [WARPS][HEADS] times PITCH + 2 floats, and [HEADS] times
-   PITCH float16 and an int. What is written: ../attention/partial.cuh; out, or the two others, may be
-   null. q, out (batch, n_heads, HEAD_DIM); k, v and their scales as quantization.py lays them out,
-   with room for k_room and v_room tiles in a sequence. scale: times log2(e). early: launched as a
+   tile, or with OWN_SHARES WARPS times fewer; rows = n_kv_heads * HEAD_TILES; the other numbers:
+   tiles.cuh. Shared memory: Shared. What is written: ../attention/partial.cuh; out, or the two others,
+   may be null. q, out (batch, n_heads, HEAD_DIM); k, v and their scales as layout.py has them, with
+   room for k_room and v_room tiles in a sequence. scale: times log2(e). early: launched as a
    dependent. */
 #ifndef SCHEDULE
 #define SCHEDULE Schedule<8, 32, 1, false, false>

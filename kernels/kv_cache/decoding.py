@@ -9,8 +9,8 @@ import torch
 from kernels import attention
 from kernels.attention.arguments import expect_first, expect_kv_lens, expect_scale, output
 from kernels.attention.plan import options
-from kernels.kv_cache.plan import plan
 from kernels.kv_cache.layout import TILE
+from kernels.kv_cache.plan import plan
 from kernels.kv_cache.quantization import QuantizedKV
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
@@ -24,6 +24,7 @@ SOURCES = (
     "kernels/kv_cache/plan.py",
     "kernels/kv_cache/quantization.py",
     "kernels/kv_cache/layout.py",
+    "kernels/kv_cache/rounding.py",
     "kernels/attention/merge.cu",
 )
 

@@ -1,7 +1,6 @@
-"""A cache in 8 or 4 bits: how numbers become codes, and how the codes lie in memory.
+"""A cache in 8 or 4 bits: made of tensors, given back as one, and appended to, on the tensors' device.
 
-Which code a number gets is written out in ref/kv_cache.py; here it is the same, bit for bit, in torch, on the device of
-the tensor. Where a code lies stands in layout.py.
+Which code a number gets stands in rounding.py, and where it lies in layout.py.
 """
 
 import copy
@@ -11,20 +10,12 @@ import torch
 
 from kernels.kv_cache import layout
 from kernels.kv_cache.layout import TILE
+from kernels.kv_cache.rounding import BITS, codes_of, default_group, padded
 
-BITS = {8: 127, 4: 8, "fp8": 448}  # and the magnitude of a code that the largest number of a group is given
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 AXES, ROLES = ("token", "channel"), ("keys", "values")
 STEP = 32  # tokens that decode.cu takes at a time, at most; also what groups of tokens are multiples of
 SLICE = 1 << 24  # elements that are quantised at a time, about: a slice needs some ten times as many bytes
-
-
-def default_group(bits, axis, head_dim):
-    """One scale for a token and head in 8 bits, for 32 channels in 4 (16 if 32 does not divide head_dim); along the
-    tokens for 128 of them, or 32."""
-    if bits == 4:
-        return math.gcd(32, head_dim) if axis == "token" else 32
-    return head_dim if axis == "token" else 128
 
 
 class QuantizedKV:
@@ -147,7 +138,7 @@ class QuantizedKV:
                 x = kv[b : b + some, max(0, t - before) : t - before + many]
                 if t == 0:
                     x = torch.cat([self.recent[b : b + some], x], 1)
-                codes, scale = _codes(x.float(), self.bits, self.axis, self.group)
+                codes, scale = codes_of(x.float(), self.bits, self.axis, self.group)
                 self._write(codes, scale, b, kv_len - before + t)
         kv_len += kv.shape[1]
         left = kv_len % self._step
@@ -161,13 +152,13 @@ class QuantizedKV:
         begins."""
         n, length, n_kv_heads, head_dim = codes.shape
         tile, tiles = begin // TILE, -(-length // TILE)
-        codes = layout.pack(_pad(codes, tiles * TILE).reshape(1, -1, n_kv_heads, head_dim), self.bits, self.role)
+        codes = layout.pack(padded(codes, tiles * TILE).reshape(1, -1, n_kv_heads, head_dim), self.bits, self.role)
         self.packed[b : b + n, :, tile : tile + tiles] = codes.view(n_kv_heads, n, tiles, -1).transpose(0, 1)
         if self.axis == "channel":
             first, groups = begin // self.group, scale.shape[1]
             self.scale[b : b + n, :, first : first + groups] = layout.pack_channel_scales(scale).transpose(1, 2)
             return
-        scale = layout.pack_token_scales(_pad(scale, tiles * TILE), self.role)
+        scale = layout.pack_token_scales(padded(scale, tiles * TILE), self.role)
         self.scale[b : b + n, :, tile : tile + tiles] = scale
 
     def _memory(self, tokens):
@@ -274,37 +265,3 @@ def _peak(where, name, kv, bits):
                 raise ValueError(f"{where}: {name} must {wanted}, got {kv[index].item()} at {index}")
             largest = max(largest, top)
     return largest / BITS[bits]
-
-
-def _codes(x, bits, axis, group):
-    """(codes, scale) of x (1, length, n_kv_heads, head_dim), float32. Every operation rounds as NumPy's does."""
-    length = x.shape[1]
-    if axis == "token":
-        grouped, over = x.unflatten(3, (-1, group)), 4
-    else:
-        grouped, over = _pad(x, -(-length // group) * group).unflatten(1, (-1, group)), 2  # zeros change no maximum
-    low, high = grouped.amin(over, keepdim=True), grouped.amax(over, keepdim=True)
-    m = torch.where(-low >= high, low, high)
-    largest = torch.full((), BITS[bits], dtype=torch.float32, device=x.device)  # a tensor: a number would become 1 / it
-    scale = _round_up_to_half(m.abs() / largest)
-    if bits == 4:
-        scale = torch.where(m > 0, -scale, scale)
-    y = torch.where(scale != 0, grouped / scale.float(), 0.0)
-    if bits == "fp8":
-        codes = y.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-    else:
-        codes = y.round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127).to(torch.int8)
-    codes = codes.flatten(3) if axis == "token" else codes.flatten(1, 2)[:, :length]
-    return codes, scale.squeeze(over)
-
-
-def _round_up_to_half(x):
-    """The smallest float16 that is not below x, 0 or more."""
-    half = x.half()
-    return (half.view(torch.int16) + (half.float() < x)).view(torch.float16)
-
-
-def _pad(x, length):
-    """x with zeros behind its tokens, so that there are `length` of them."""
-    missing = length - x.shape[1]
-    return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1) if missing else x
