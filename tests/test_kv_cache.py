@@ -541,6 +541,7 @@ def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeyp
     for cached in ("_kernels", "_prepared"):
         monkeypatch.setattr(kv_cache.decoding, cached, getattr(kv_cache.decoding, cached).__wrapped__)
     q, k, v = jumping()
+    q = q * torch.tensor([1, 0.75, 0.5, 0.25], dtype=q.dtype)[:, None, None]
     lens = torch.tensor([1500, 1409, 777, 1490], dtype=torch.int32)
     try:
         scale, out = 0.4, torch.empty_like(q)
@@ -549,6 +550,59 @@ def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeyp
         return  # a race, or a read of shared memory that has not come yet
     wanted = attention(q, k, v, scale, lens)
     assert not max(relative(o, w) for o, w in zip(out, wanted)) <= 4e-3
+
+
+# Lengths: one token, primes, all alike, one long among short ones, none at all; more shares than tiles, and fewer
+LENGTHS = [[1, 1, 1, 1, 1], [127, 2, 31, 97, 61], [64] * 5, [1, 7, 400, 3, 2], [0, 33, 0, 0, 129], [0, 0, 0, 0, 32]]
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis, head_dim, tile", [
+    (4, "channel", 64, 32), (8, "token", 80, 32), ("fp8", "channel", 48, 16), (4, "token", 96, 16)
+])  # fmt: skip
+def test_a_share_for_each_warp(bits, axis, head_dim, tile):
+    q = normal(5, 6, head_dim, dtype=torch.float16)
+    k, v = caches(5, 400, 2, head_dim, bits, axis)
+    for lens, processors in zip(map(torch.tensor, LENGTHS), (2, 3, 1, 2, 3, 200)):
+        out, home = between(torch.full(q.shape, torch.nan, dtype=q.dtype))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kv_cache.decoding, "_card", lambda device, count=processors: (count, ROOM))
+            chosen = {"own": True, "warps": 4, "tile": tile}
+            args = q, k, v, head_dim**-0.5, lens.int(), out, False, chosen
+            kv_cache.decoding._launch(*args, check_races=True)
+        some = lens > 0
+        wanted = attention(q, k, v, None, lens.clamp(min=1).int())
+        assert relative(out[some], wanted[some.numpy()]) <= 2e-3 and (out[~some] == 0).all(), lens
+        assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis, n_heads, head_dim", [(4, "channel", 16, 128), (8, "token", 20, 64)])
+def test_a_share_for_each_warp_without_lengths(bits, axis, n_heads, head_dim):
+    q = normal(2, n_heads, head_dim, dtype=torch.bfloat16)
+    k, v = caches(2, 150, 1, head_dim, bits, axis)
+    out = torch.full_like(q, torch.nan)
+    chosen = {"own": True, "warps": 2}
+    split, _ = kv_cache.decoding._launch(q, k, v, head_dim**-0.5, None, out, False, chosen, check_races=True)
+    assert relative(out, attention(q, k, v)) <= 4e-3
+
+
+@on_machine
+def test_what_lies_behind_a_sequence_is_never_seen():
+    """Scales that are NaN behind the last tile, and behind the last token in it."""
+    q = normal(2, 4, 80, dtype=torch.float16)
+    for bits, axis in [(4, "token"), (8, "channel")]:
+        k, v = caches(2, 200, 1, 80, bits, axis)
+        lens = torch.tensor([64, 199], dtype=torch.int32)
+        wanted = attention(q, k, v, None, lens)
+        k.lay_out("keys")
+        v.scale[0, :, 64 // 16 :] = torch.nan
+        k.scale[0, :, 64 // (k.group if axis == "channel" else 16) + (axis == "channel") :] = torch.nan
+        for own in (False, True):
+            out = torch.full_like(q, torch.nan)
+            chosen = {"own": own, "warps": 2}
+            kv_cache.decoding._launch(q, k, v, 80**-0.5, lens, out, False, chosen)
+            assert relative(out, wanted) <= 2e-3
 
 
 @on_machine
