@@ -509,8 +509,8 @@ MISTAKES = {  # in decode.cu and its headers: (what stands there, what is put in
     "keys come too late": ("copy_async_wait<STAGES * PARTS - 1 - PART>", "copy_async_wait<STAGES * PARTS - PART>"),
     "lanes do not meet": ("+ K_SCALES;\n    __syncwarp();", "+ K_SCALES;"),
     "no barrier in the exchange": (
-        "shared.max_and_sum, warp, lane);\n            __syncthreads();",
-        "shared.max_and_sum, warp, lane);",
+        "shared.max_and_sum, member, lane);\n            meet(team);",
+        "shared.max_and_sum, member, lane);",
     ),
     "q of the first row for all": ("if (here.left > 0) queries.load", "if (false) queries.load"),
     "the sum of weights is not scaled": ("weights[n][i] *= scale;", ""),
@@ -567,7 +567,7 @@ def test_a_share_for_each_warp(bits, axis, head_dim, tile):
         out, home = between(torch.full(q.shape, torch.nan, dtype=q.dtype))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kv_cache.decoding, "_card", lambda device, count=processors: (count, ROOM))
-            chosen = {"own": True, "warps": 4, "tile": tile}
+            chosen = {"team": 1, "warps": 4, "tile": tile}
             args = q, k, v, head_dim**-0.5, lens.int(), out, False, chosen
             kv_cache.decoding._launch(*args, check_races=True)
         some = lens > 0
@@ -582,7 +582,7 @@ def test_a_share_for_each_warp_without_lengths(bits, axis, n_heads, head_dim):
     q = normal(2, n_heads, head_dim, dtype=torch.bfloat16)
     k, v = caches(2, 150, 1, head_dim, bits, axis)
     out = torch.full_like(q, torch.nan)
-    chosen = {"own": True, "warps": 2}
+    chosen = {"team": 1, "warps": 2}
     split, _ = kv_cache.decoding._launch(q, k, v, head_dim**-0.5, None, out, False, chosen, check_races=True)
     assert relative(out, attention(q, k, v)) <= 4e-3
 
@@ -598,9 +598,9 @@ def test_what_lies_behind_a_sequence_is_never_seen():
         k.lay_out("keys")
         v.scale[0, :, 64 // 16 :] = torch.nan
         k.scale[0, :, 64 // (k.group if axis == "channel" else 16) + (axis == "channel") :] = torch.nan
-        for own in (False, True):
+        for team in (1, 2):
             out = torch.full_like(q, torch.nan)
-            chosen = {"own": own, "warps": 2}
+            chosen = {"team": team, "warps": 2}
             kv_cache.decoding._launch(q, k, v, 80**-0.5, lens, out, False, chosen)
             assert relative(out, wanted) <= 2e-3
 
@@ -688,7 +688,7 @@ def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_le
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, held, low, processors, room, lens)
     tiles = batch * p.rows * -(-kv_len // p.tile)
     assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares and 1 <= p.blocks <= processors
-    assert p.shares == p.blocks * (p.warps if p.own else 1) and (p.own or p.each >= 1)
+    assert p.shares == p.blocks * (p.warps // p.team) and (p.team < p.warps or p.each >= 1)
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
     assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
     assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group

@@ -5,8 +5,8 @@
    is left over, by twos and ones): no ldmatrix, no padding. A slot of the ring has a tile's codes of keys and of values,
    and behind them their scales.
 
-   A share of the tiles belongs to all warps of a block, which then join what they have found; or, with OWN_SHARES, to
-   one warp, which waits for no other. */
+   A share of the tiles belongs to a team: TEAM warps of a block, which join what they have found at the end of each
+   segment. A team of one waits for nobody. */
 #pragma once
 #include "../attention/tiles.cuh"
 #include "../device/copy.cuh"
@@ -27,8 +27,8 @@ template <typename Keys, typename Values, int KeyTokens, int KeyChannels, int Va
 #ifndef RING_STAGES
 #define RING_STAGES 4
 #endif
-#ifndef OWN_SHARES
-#define OWN_SHARES false
+#ifndef TEAM_WARPS
+#define TEAM_WARPS WARPS
 #endif
 using C = CACHE;
 using KEYS = C::KEYS;
@@ -37,7 +37,8 @@ using VALUES = C::VALUES;
 constexpr int STAGES = RING_STAGES;            // tiles in a warp's ring
 constexpr bool BY_CHANNEL = C::KEY_TOKENS > 0; // scales of keys belong to channels
 constexpr int SIXTEENS = TILE / 16;            // of the tokens of a tile
-constexpr int SHARE_WARPS = OWN_SHARES ? 1 : WARPS; // warps that have a share together
+constexpr int TEAM = TEAM_WARPS, TEAMS = WARPS / TEAM; // warps of a team; teams of a block
+static_assert(WARPS % TEAM == 0, "a team is in one block");
 constexpr int K_LANE = STEPS * KEYS::WORDS, V_LANE = STEPS * VALUES::WORDS; // words of 4 bytes of a lane, 16 tokens
 constexpr int K_GROUPS = BY_CHANNEL ? 1 : HEAD_DIM / C::KEY_CHANNELS, V_GROUPS = HEAD_DIM / C::VALUE_CHANNELS;
 constexpr int K_WORDS = 8 * SIXTEENS * K_LANE, V_WORDS = 8 * SIXTEENS * V_LANE; // of a tile, of 16 bytes
@@ -68,21 +69,20 @@ struct WarpTiles {
     int left;          // tiles of the share that follow this segment
     int mine;          // tiles that the warp still has in it
 
-    __device__ __forceinline__ WarpTiles(const TileSchedule &schedule, int first, int count, int warp, int lane)
+    __device__ __forceinline__ WarpTiles(const TileSchedule &schedule, int first, int count, int member, int lane)
         : cursor(schedule, first, lane), left(count) {
-        enter(warp);
+        enter(member);
     }
-    __device__ __forceinline__ void enter(int warp) {
-        const int tiles = min(left, cursor.tiles - cursor.tile), member = warp % SHARE_WARPS;
-        const int from = tiles * member / SHARE_WARPS;
+    __device__ __forceinline__ void enter(int member) {
+        const int tiles = min(left, cursor.tiles - cursor.tile), from = tiles * member / TEAM;
         left -= tiles;
-        mine = tiles * (member + 1) / SHARE_WARPS - from;
+        mine = tiles * (member + 1) / TEAM - from;
         cursor.tile += from;
     }
-    __device__ __forceinline__ void next_segment(const TileSchedule &schedule, int warp) {
+    __device__ __forceinline__ void next_segment(const TileSchedule &schedule, int member) {
         cursor.tile = 0;
         cursor.next_row(schedule);
-        enter(warp);
+        enter(member);
     }
     /* The row of the next segment, which there must be. */
     __device__ __forceinline__ long long row_after(const TileSchedule &schedule) const {
@@ -112,12 +112,12 @@ struct Prefetcher {
     CachePolicy once; // the cache is read once, so it is the first that may leave L2
 
     __device__ __forceinline__ Prefetcher(const TileSchedule &schedule, const Codes &codes, const WarpTiles &begin,
-                                          uint4 *ring, int warp)
+                                          uint4 *ring)
         : schedule(schedule), codes(codes), next(begin), new_segment(true), ring(ring), once(evict_first()) {}
 
     /* Go on to a segment in which the warp has a tile. */
-    __device__ __forceinline__ void find_tile(int warp) {
-        while (next.mine == 0 && next.left > 0) next.next_segment(schedule, warp), new_segment = true;
+    __device__ __forceinline__ void find_tile(int member) {
+        while (next.mine == 0 && next.left > 0) next.next_segment(schedule, member), new_segment = true;
     }
     /* Whether the next tile is of the group that the newest token of a sequence is in: what shares its scale. */
     __device__ __forceinline__ bool at_newest_group() const {

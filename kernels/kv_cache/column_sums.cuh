@@ -65,7 +65,7 @@ struct ColumnSums {
                     w[t][n][i] = movmatrix_trans(pack(x, y, __half()));
                 }
     }
-    /* At the end of a segment, what the only warp of a share hands on. */
+    /* At the end of a segment, what the only warp of a team hands on. */
     __device__ __forceinline__ void store(const StorePartial &partial, int lane) const {
 #pragma unroll
         for (int n = 0; n < HEAD_EIGHTS; n++)
@@ -84,8 +84,8 @@ struct ColumnSums {
                 }
             }
     }
-    /* At the end of a segment, into shared memory: [WARPS][HEADS][PITCH] and [WARPS][HEADS]. */
-    __device__ __forceinline__ void lay_down(float *all_values, float2 *max_and_sum, int warp, int lane) {
+    /* At the end of a segment, into shared memory of the team: [TEAM][HEADS][PITCH] and [TEAM][HEADS]. */
+    __device__ __forceinline__ void lay_down(float *all_values, float2 *max_and_sum, int member, int lane) {
 #pragma unroll
         for (int n = 0; n < HEAD_EIGHTS; n++)
 #pragma unroll
@@ -93,8 +93,8 @@ struct ColumnSums {
                 const float sum = column_sum(weights[n][i]);
                 const int g = lane / 4, head = 8 * n + lane % 4 * 2 + i;
                 if (head >= HEADS) continue;
-                if (g == 0) max_and_sum[warp * HEADS + head] = make_float2(maximum[n][i], sum);
-                float *to = all_values + (warp * HEADS + head) * PITCH + g;
+                if (g == 0) max_and_sum[member * HEADS + head] = make_float2(maximum[n][i], sum);
+                float *to = all_values + (member * HEADS + head) * PITCH + g;
 #pragma unroll
                 for (int step = 0; step < STEPS; step++)
                     to[16 * step] = values[step][n][i], to[16 * step + 8] = values[step][n][i + 2];
@@ -102,17 +102,18 @@ struct ColumnSums {
     }
 };
 
-/* Add up what the warps have laid down, each relative to its own maximum: two channels of a head for each thread. */
+/* Add up what the warps of a team have laid down, each relative to its own maximum: two channels of a head for each
+   of its threads. */
 template <class Epilogue>
 __device__ __forceinline__ void store(const Epilogue &epilogue, const float *all_values, const float2 *max_and_sum,
                                       int thread) {
 #pragma unroll 1
-    for (int i = thread; i < HEADS * (HEAD_DIM / 2); i += 32 * WARPS) {
+    for (int i = thread; i < HEADS * (HEAD_DIM / 2); i += 32 * TEAM) {
         const int channel = i % (HEAD_DIM / 2) * 2, head = i / (HEAD_DIM / 2);
-        const float2 found = joined(max_and_sum + head, HEADS);
+        const float2 found = joined<TEAM>(max_and_sum + head, HEADS);
         float2 sum = {};
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        for (int w = 0; w < TEAM; w++) {
             const float2 a = *reinterpret_cast<const float2 *>(all_values + (w * HEADS + head) * PITCH + channel);
             const float share = exp2_approx(max_and_sum[w * HEADS + head].x - found.x);
             sum.x += a.x * share, sum.y += a.y * share;

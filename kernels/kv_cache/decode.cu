@@ -13,30 +13,30 @@
      below 2**q_lift, head by head (queries.cuh), and the weights carry 2**lift.
    - A warp has neighbouring tiles, so that it meets a group's scales once. Keys and values are
      waited for one after the other.
-   - With OWN_SHARES each warp has an equal share, and leaves segments of its own: no warp waits for
-     another at the end of a row. That pays where a block would have several rows.
+   - A share belongs to a team of warps, from one to all of a block. The fewer, the fewer wait for each
+     other at the end of a segment, and the more segments are left for merge.cu.
 
    Moves HEAD_DIM * (bits of k + bits of v) / 8 bytes for each token and kv head, and 2 for each
    scale; and 4 * (HEAD_DIM + 2) bytes for each head and segment.
 
    Compile with SHAPE (HEAD_DIM a multiple of 16), SCHEDULE (one head tile a block), CACHE,
-   RING_STAGES and OWN_SHARES (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
-   Launch with 32 * WARPS threads on as many blocks as there are to be shares, at most one for each
-   tile, or with OWN_SHARES WARPS times fewer; rows = n_kv_heads * HEAD_TILES; the other numbers:
-   tiles.cuh. Shared memory: Shared. What is written: ../attention/partial.cuh; out, or the two others,
+   RING_STAGES and TEAM_WARPS (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
+   Launch with 32 * WARPS threads on a block for each TEAMS shares, with one team at most one for each
+   tile; rows = n_kv_heads * HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is written: ../attention/partial.cuh; out, or the two others,
    may be null. q, out (batch, n_heads, HEAD_DIM); k, v and their scales as layout.py has them, with
    room for k_room and v_room tiles in a sequence. scale: times log2(e). early: launched as a
    dependent. */
 #ifndef SCHEDULE
 #define SCHEDULE Schedule<8, 32, 1, false, false>
 #endif
+#include "../device/hopper/warpgroup.cuh"
 #include "../device/pdl.cuh"
 #include "column_sums.cuh"
 #include "queries.cuh"
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
-static_assert(!ONE_BLOCK_PER_ROW || !(LENS || OWN_SHARES), "a row without a share would get no result");
+static_assert(!ONE_BLOCK_PER_ROW || !(LENS || TEAMS > 1), "a row without a share would get no result");
 static_assert(HEAD_TILES_PER_BLOCK == 1, "all warps share the tokens of one head tile");
 
 /* The products of a tile's keys with the queries, but for the factor score_scale. */
@@ -118,27 +118,30 @@ __device__ __forceinline__ void mix_values(ColumnSums &sums, const Weights &weig
     }
 }
 
-/* Shared memory of a block: rings; what warps that share tiles join, or nothing; queries, of a block or of each warp. */
+/* Shared memory of a block, as a warp of a team sees it: [WARPS][STAGES][SLOT] words of 16 bytes; if a team has several
+   warps, [WARPS][HEADS][PITCH] floats and [WARPS][HEADS] pairs of them; [TEAMS][HEADS][PITCH] float16; [TEAMS][HEADS]
+   ints. */
 struct Shared {
-    static constexpr int JOINED = OWN_SHARES ? 0 : WARPS * HEADS, SETS = WARPS / SHARE_WARPS;
-    uint4 *ring;          // of this warp: [STAGES][SLOT]
-    float *values;        // [WARPS][HEADS][PITCH]
-    float2 *max_and_sum;  // [WARPS][HEADS]
-    SharedQueries queries; // of this warp's share
+    uint4 *ring;           // of the warp
+    float *values;         // of the team, and all that follows
+    float2 *max_and_sum;
+    SharedQueries queries;
 
-    __device__ __forceinline__ Shared(uint4 *memory, int warp) : ring(memory + warp * STAGES * SLOT) {
-        values = reinterpret_cast<float *>(memory + WARPS * STAGES * SLOT);
-        max_and_sum = reinterpret_cast<float2 *>(values + JOINED * PITCH);
-        __half *all = reinterpret_cast<__half *>(max_and_sum + JOINED);
-        const int set = warp / SHARE_WARPS;
-        queries.queries = all + set * HEADS * PITCH;
-        queries.exponents = reinterpret_cast<int *>(all + SETS * HEADS * PITCH) + set * HEADS;
+    __device__ __forceinline__ Shared(uint4 *memory, int warp, int team) : ring(memory + warp * STAGES * SLOT) {
+        constexpr int JOINED = TEAM > 1 ? WARPS * HEADS : 0, EACH = JOINED / TEAMS;
+        float *all_values = reinterpret_cast<float *>(memory + WARPS * STAGES * SLOT);
+        float2 *all_pairs = reinterpret_cast<float2 *>(all_values + JOINED * PITCH);
+        __half *all_queries = reinterpret_cast<__half *>(all_pairs + JOINED);
+        int *all_exponents = reinterpret_cast<int *>(all_queries + TEAMS * HEADS * PITCH);
+        values = all_values + team * EACH * PITCH, max_and_sum = all_pairs + team * EACH;
+        queries = {all_queries + team * HEADS * PITCH, all_exponents + team * HEADS};
     }
 };
-/* The warps that have a share together meet. */
-__device__ __forceinline__ void meet() {
-    if constexpr (OWN_SHARES) __syncwarp();
-    else __syncthreads();
+/* The warps of a team meet. */
+__device__ __forceinline__ void meet(int team) {
+    if constexpr (TEAM == 1) __syncwarp();
+    else if constexpr (TEAMS == 1) __syncthreads();
+    else named_barrier<32 * TEAM>(1 + team);
 }
 
 /* A tile: its scores and weights when its keys have come, its weighted values when those have, too. */
@@ -171,70 +174,70 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
        T *out, float *partial_out, float2 *max_and_sum, int kv_len, int batch, int rows, int tiles_per_share,
        int shares_with_one_more, int k_room, int v_room, float scale, int q_lift, int lift, int early) {
     extern __shared__ __align__(16) uint4 memory[];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Shared shared(memory, warp);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = warp / TEAM, member = warp % TEAM;
+    const Shared shared(memory, warp, team);
     let_next_kernel_start();
     if (!early) wait_for_previous_kernel();
 
-    // 1. which tiles. Where each warp has a share, those of a block lie far apart: one more tile is everywhere's
-    const int share = OWN_SHARES ? warp * gridDim.x + blockIdx.x : blockIdx.x;
+    // 1. which tiles. The shares of a block lie far apart, so that those with one more are everywhere
+    const int share = team * gridDim.x + blockIdx.x;
     TileSchedule schedule{kv_lens, kv_len, batch, rows, tiles_per_share, shares_with_one_more};
-    schedule.share_out(gridDim.x * (WARPS / SHARE_WARPS), lane);
+    schedule.share_out(TEAMS * gridDim.x, lane);
     const int first = schedule.first_tile(share), count = schedule.first_tile(share + 1) - first;
     if (count == 0) {
         wait_for_previous_kernel(); // who waits for this kernel takes the one before as done, too
         return;
     }
-    WarpTiles here(schedule, first, count, warp, lane);
+    WarpTiles here(schedule, first, count, member, lane);
 
     // 2. fill the ring. q, the newest token of a sequence, and what shares its scale may come from the kernels ahead
     Queries queries;
     const Codes codes{k, v, k_scale, v_scale, k_room, v_room};
-    Prefetcher prefetcher(schedule, codes, here, shared.ring, warp);
-    if (!early) queries.load(q, HeadTile(here.cursor.work_row(schedule), 0), warp, lane);
+    Prefetcher prefetcher(schedule, codes, here, shared.ring);
+    if (!early) queries.load(q, HeadTile(here.cursor.work_row(schedule), 0), member, lane);
 #pragma unroll 1
     for (int slot = 0; slot < STAGES; slot++) {
-        prefetcher.find_tile(warp);
+        prefetcher.find_tile(member);
         if (prefetcher.at_newest_group()) wait_for_previous_kernel();
         prefetcher.prefetch(slot, lane);
     }
     wait_for_previous_kernel(); // once more is over at once
-    if (early) queries.load(q, HeadTile(here.cursor.work_row(schedule), 0), warp, lane);
+    if (early) queries.load(q, HeadTile(here.cursor.work_row(schedule), 0), member, lane);
 
     CopyRing<STAGES, 2> ring;
     ColumnSums sums;
 #pragma unroll 1
     for (;;) { // segments
         const long long row = here.cursor.work_row(schedule);
-        queries.lay_down(shared.queries, q_lift, warp, lane);
-        meet();
+        queries.lay_down(shared.queries, q_lift, member, lane);
+        meet(team);
         queries.take(shared.queries, q_lift, scale, lane);
-        if (here.left > 0) queries.load(q, HeadTile(here.row_after(schedule), 0), warp, lane); // of the next segment
+        if (here.left > 0) queries.load(q, HeadTile(here.row_after(schedule), 0), member, lane); // of the next segment
         sums.clear();
 #pragma unroll 1
         for (bool new_segment = true; here.mine > 0; here.next_tile(), new_segment = false) {
             take_tile(sums, queries, shared.queries, schedule, here, new_segment, ring, shared.ring, lift, lane);
 
             // 6. ask for what comes STAGES tiles later
-            prefetcher.find_tile(warp);
+            prefetcher.find_tile(member);
             prefetcher.prefetch(ring.slot, lane);
             ring.advance();
         }
 
         // 7. what the share hands on
         const StorePartial partial{partial_out, max_and_sum, share + row};
-        if constexpr (OWN_SHARES) sums.store(partial, lane);
+        if constexpr (TEAM == 1) sums.store(partial, lane);
         else {
-            sums.lay_down(shared.values, shared.max_and_sum, warp, lane);
-            __syncthreads();
+            sums.lay_down(shared.values, shared.max_and_sum, member, lane);
+            meet(team);
             if constexpr (ONE_BLOCK_PER_ROW) {
                 store(StoreOutput{out, row}, shared.values, shared.max_and_sum, threadIdx.x);
                 return;
             }
-            store(partial, shared.values, shared.max_and_sum, threadIdx.x);
+            store(partial, shared.values, shared.max_and_sum, threadIdx.x % (32 * TEAM));
         }
         if (here.left == 0) return;
-        meet();
-        here.next_segment(schedule, warp);
+        meet(team);
+        here.next_segment(schedule, member);
     }
 }

@@ -104,7 +104,7 @@ def _prepared(q_shape, k_shape, formats, dtype, lens, *card, **chosen):
     low = k_bits == v_bits == 4
     p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, _held(formats, head_dim), low, *card, lens, **chosen)
     threads = () if p.whole else (p.threads, p.together)
-    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.room, p.own, *threads)
+    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.room, p.team, *threads)
     return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
@@ -133,13 +133,13 @@ def _held(formats, head_dim):
 
 
 @functools.cache
-def _kernels(options, formats, stages, room, own, threads=0, together=0):
+def _kernels(options, formats, stages, room, team, threads=0, together=0):
     """decode.cu, and merge.cu if it has threads."""
     k_bits, k_axis, k_group, v_bits, v_group = formats
     tokens, channels = (k_group, 0) if k_axis == "channel" else (0, k_group)
     cache = f"Cache<{FORMATS[k_bits]}, {FORMATS[v_bits]}, {tokens}, {channels}, {v_group}>"
-    cache = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={room}", *(["-DOWN_SHARES=true"] if own else [])
-    split, merge = cuda.load(HERE / "decode.cu", (*options, *cache)).decode, None
+    own = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={room}", f"-DTEAM_WARPS={team}"
+    split, merge = cuda.load(HERE / "decode.cu", (*options, *own)).decode, None
     if threads:
         both = *options, f"-DTHREADS={threads}", f"-DTOGETHER={together}"
         merge = cuda.load(HERE.parent / "attention" / "merge.cu", both).merge

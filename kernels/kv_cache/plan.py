@@ -1,8 +1,8 @@
 """How decode.cu is launched over a quantised cache, with attention/merge.cu behind it.
 
 The figures that decided were measured on an H200. One block stands on each multiprocessor. All tiles are cut into equal
-shares, of a block each or, where a block would have several rows, of a warp each: at the end of a row the warps of a
-block wait for each other, and join what they have found. Integers of 4 bits need most instructions for a byte, so long
+shares, each of a team of a block's warps, which wait for each other at the end of a row and join what they have found:
+of all its warps or, where a block would have several rows, of fewer. Integers of 4 bits need most instructions for a byte, so long
 shares of them get more warps.
 """
 
@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     tile: int  # tokens
     rows: int  # of a sequence: its head tiles
     blocks: int  # of decode.cu
-    own: bool  # each warp has a share of its own
+    team: int  # warps of it that have a share together
     shares: int  # into which the tiles are cut
     each: int  # tiles of a share, where all sequences are of the same length
     rest: int  # shares that have one more
@@ -58,7 +58,7 @@ def plan(
     blocks=1,
     aligned=None,
     whole=None,
-    own=None,
+    team=None,
     threads=None,
 ):
     """The plan for tensors of these sizes.
@@ -69,8 +69,8 @@ def plan(
     room             bytes of shared memory that a block may have
     lens             whether sequences have lengths of their own
     What is given by name is taken as it is, for measurements. blocks: that a multiprocessor shall have room for;
-    aligned: whether shares end where rows do; whole: whether each block has one row, and no merge follows; own: whether
-    each warp has a share of its own.
+    aligned: whether shares end where rows do; whole: whether each block has one row, and no merge follows; team: warps that have a
+    share together.
     """
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
@@ -78,16 +78,14 @@ def plan(
     rows = n_kv_heads * head_tiles
     tiles = batch * rows * -(-kv_len // tile)
     shares = min(multiprocessors * blocks, tiles)
-    if own is None:
-        own = False
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
     even = multiprocessors // (batch * rows) * batch * rows
     if aligned is None:
-        aligned = not own and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
+        aligned = not team and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
     if aligned:
         shares = even
     if whole is None:
-        whole = not own and shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
+        whole = not team and shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
     if whole:
         shares = batch * rows
 
@@ -97,7 +95,7 @@ def plan(
         ladder = (WARPS_4, *ladder)
     for w in ladder:
         queries = heads * (2 * (head_dim + 8) + 4)
-        fixed = w * queries if own else 4 * w * heads * (head_dim + 10) + queries
+        fixed = w // (team or w) * queries + (0 if team == 1 else 4 * w * heads * (head_dim + 10))
         fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
@@ -105,8 +103,9 @@ def plan(
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
-    grid = min(shares, -(-tiles // w)) if own else shares
-    shares = grid * w if own else grid
+    team = team or w
+    grid = min(shares, -(-tiles // (w // team)))
+    shares = grid * (w // team)
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
     together = heads if heads * head_tiles == group and batch * n_heads >= 2 * multiprocessors else 1
@@ -116,6 +115,6 @@ def plan(
     sums_at = segments * heads * head_dim
     return Plan(
         *((head_dim, group), (w, tile, 1, lens, whole)),
-        *(stages, blocks, w, tile, rows, grid, own, shares, tiles // shares, tiles % shares, shared),
+        *(stages, blocks, w, tile, rows, grid, team, shares, tiles // shares, tiles % shares, shared),
         *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )
