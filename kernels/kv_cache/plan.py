@@ -2,8 +2,8 @@
 
 The figures that decided were measured on an H200. One block stands on each multiprocessor. All tiles are cut into equal
 shares, each of a team of a block's warps, which wait for each other at the end of a row and join what they have found:
-of all its warps or, where a block would have several rows, of fewer. Integers of 4 bits need most instructions for a byte, so long
-shares of them get more warps.
+of all its warps or, where a block would have several rows, of fewer. Integers of 4 bits need most instructions for a
+byte, so long shares of them get more warps.
 """
 
 import functools
@@ -69,8 +69,8 @@ def plan(
     room             bytes of shared memory that a block may have
     lens             whether sequences have lengths of their own
     What is given by name is taken as it is, for measurements. blocks: that a multiprocessor shall have room for;
-    aligned: whether shares end where rows do; whole: whether each block has one row, and no merge follows; team: warps that have a
-    share together.
+    aligned: whether shares end where rows do; whole: whether each block has one row, and no merge follows; team: warps
+    that have a share together.
     """
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
