@@ -1,9 +1,9 @@
 /* A quantised cache: what a tile of it is made of, and how a warp's tiles come into its ring.
 
-   The codes lie in memory as the lanes of an mma take them: of 16 tokens of a kv head a lane has STEPS times Int4::WORDS
-   or Int8::WORDS words, and they are neighbours by fours, so that a warp asks for 512 neighbouring bytes at a time (what
-   is left over, by twos and ones): no ldmatrix, no padding. A slot of the ring has a tile's codes of keys and of values,
-   and behind them their scales.
+   The codes lie in memory as the lanes of an mma take them: of 16 tokens of a kv head a lane has STEPS times
+   Int4::WORDS or Int8::WORDS words, and they are neighbours by fours, what is left over by twos and ones. So a lane
+   loads its operands, without ldmatrix, and there is no padding. A slot of the ring has a tile's codes of keys and of
+   values, and behind them their scales.
 
    A share of the tiles belongs to a team: TEAM warps of a block, which join what they have found at the end of each
    segment. A team of one waits for nobody. */

@@ -102,23 +102,24 @@ struct ColumnSums {
     }
 };
 
-/* Add up what the warps of a team have laid down, each relative to its own maximum: two channels of a head for each
-   of its threads. */
+/* Add up what the warps of a team have laid down, each relative to its own maximum: four channels of a head for
+   each of its threads. */
 template <class Epilogue>
 __device__ __forceinline__ void store(const Epilogue &epilogue, const float *all_values, const float2 *max_and_sum,
                                       int thread) {
-#pragma unroll 1
-    for (int i = thread; i < HEADS * (HEAD_DIM / 2); i += 32 * TEAM) {
-        const int channel = i % (HEAD_DIM / 2) * 2, head = i / (HEAD_DIM / 2);
+#pragma unroll 2
+    for (int i = thread; i < HEADS * (HEAD_DIM / 4); i += 32 * TEAM) {
+        const int channel = i % (HEAD_DIM / 4) * 4, head = i / (HEAD_DIM / 4);
         const float2 found = joined<TEAM>(max_and_sum + head, HEADS);
-        float2 sum = {};
+        float2 low = {}, high = {}; // two and two: `out` may begin where only so many can be written at a time
 #pragma unroll
         for (int w = 0; w < TEAM; w++) {
-            const float2 a = *reinterpret_cast<const float2 *>(all_values + (w * HEADS + head) * PITCH + channel);
+            const float4 a = *reinterpret_cast<const float4 *>(all_values + (w * HEADS + head) * PITCH + channel);
             const float share = exp2_approx(max_and_sum[w * HEADS + head].x - found.x);
-            sum.x += a.x * share, sum.y += a.y * share;
+            low.x += a.x * share, low.y += a.y * share, high.x += a.z * share, high.y += a.w * share;
         }
-        sum.x /= VALUES::VALUE_UNIT, sum.y /= VALUES::VALUE_UNIT;
-        epilogue.store(0, head, channel, sum, found);
+        constexpr float UNIT = VALUES::VALUE_UNIT;
+        epilogue.store(0, head, channel, make_float2(low.x / UNIT, low.y / UNIT), found);
+        epilogue.store(0, head, channel + 2, make_float2(high.x / UNIT, high.y / UNIT), found);
     }
 }

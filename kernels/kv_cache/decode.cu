@@ -22,10 +22,10 @@
    Compile with SHAPE (HEAD_DIM a multiple of 16), SCHEDULE (one head tile a block), CACHE,
    RING_STAGES and TEAM_WARPS (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
    Launch with 32 * WARPS threads on a block for each TEAMS shares, with one team at most one for each
-   tile; rows = n_kv_heads * HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is written: ../attention/partial.cuh; out, or the two others,
-   may be null. q, out (batch, n_heads, HEAD_DIM); k, v and their scales as layout.py has them, with
-   room for k_room and v_room tiles in a sequence. scale: times log2(e). early: launched as a
-   dependent. */
+   tile; rows = n_kv_heads * HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is
+   written: ../attention/partial.cuh; out, or the two others, may be null. q, out (batch, n_heads,
+   HEAD_DIM); k, v and their scales as layout.py has them, with room for k_room and v_room tiles in a
+   sequence. scale: times log2(e). early: launched as a dependent. */
 #ifndef SCHEDULE
 #define SCHEDULE Schedule<8, 32, 1, false, false>
 #endif
@@ -67,8 +67,8 @@ __device__ __forceinline__ void multiply_keys(HeadColumns (&s)[SIXTEENS], const 
             for (int n = 0; n < HEAD_EIGHTS; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const float product = KEYS::OFFSET > 0 ? part[n][i] + queries.offset_product[group][n][i] : part[n][i];
-                    const float x = BY_CHANNEL ? product : product * (i < 2 ? scale.x : scale.y);
+                    if (KEYS::OFFSET > 0) part[n][i] += queries.offset_product[group][n][i];
+                    const float x = BY_CHANNEL ? part[n][i] : part[n][i] * (i < 2 ? scale.x : scale.y);
                     s[t][n][i] = group ? s[t][n][i] + x : x;
                 }
         }

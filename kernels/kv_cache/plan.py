@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 TILE, HEAD_TILE = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
 WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
-STAGES, STAGES_4 = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep
+STAGES, STAGES_DEEP = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep, or a warp's
+SHORT = 4  # tiles of a share, up to which half as many warps are better
+SEVERAL = 2  # rows for a multiprocessor, from which on each warp has a share of its own
 LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
 SEGMENT = 6  # tiles that a block reads in the time that a second segment takes it
 WHOLE_MOST = 256  # tiles of a row, up to which it saves the merge if each block has one row
@@ -56,6 +58,7 @@ def plan(
     warps=None,
     stages=None,
     blocks=1,
+    shares=None,
     aligned=None,
     whole=None,
     team=None,
@@ -69,17 +72,20 @@ def plan(
     room             bytes of shared memory that a block may have
     lens             whether sequences have lengths of their own
     What is given by name is taken as it is, for measurements. blocks: that a multiprocessor shall have room for;
-    aligned: whether shares end where rows do; whole: whether each block has one row, and no merge follows; team: warps
-    that have a share together.
+    shares: blocks of decode.cu, at most; aligned: whether shares end where rows do; whole: whether each block has one
+    row, and no merge follows; team: warps that have a share together.
     """
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
     heads = -(-group // head_tiles)
     rows = n_kv_heads * head_tiles
     tiles = batch * rows * -(-kv_len // tile)
-    shares = min(multiprocessors * blocks, tiles)
+    most = shares or multiprocessors * blocks
+    shares = min(most, tiles)
+    if not (team or warps or whole) and batch * rows >= SEVERAL * multiprocessors and heads <= 8:
+        team = 1
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
-    even = multiprocessors // (batch * rows) * batch * rows
+    even = most // (batch * rows) * batch * rows
     if aligned is None:
         aligned = not team and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
     if aligned:
@@ -90,8 +96,12 @@ def plan(
         shares = batch * rows
 
     slot = -(-(tile * held[0] + held[1]) // 128) * 128
-    ladder = (warps,) if warps else (WARPS, 4, 2, 1)
-    if low and heads <= 8 and tiles >= LONG * shares and not warps:
+    ladder = (WARPS, 4, 2, 1)
+    if warps:
+        ladder = (warps,)
+    elif team is None and tiles <= SHORT * shares:
+        ladder = ladder[1:]
+    elif team is None and low and heads <= 8 and tiles >= LONG * shares:
         ladder = (WARPS_4, *ladder)
     for w in ladder:
         queries = heads * (2 * (head_dim + 8) + 4)
@@ -99,7 +109,8 @@ def plan(
         fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
-    stages = stages or max(1, min(STAGES_4 if low and tiles >= DEEP * shares else STAGES, fit))
+    deep = team == 1 or low and tiles >= DEEP * shares
+    stages = stages or max(1, min(STAGES_DEEP if deep else STAGES, fit))
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
