@@ -14,10 +14,12 @@ from kernels.kv_cache.plan import plan
 from kernels.kv_cache.quantization import QuantizedKV
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
+from lab.prepared import Calls, scratch
 
 HERE = Path(__file__).resolve().parent
 FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in codes.cuh
 LOG2_E = math.log2(math.e)
+CALLS = Calls("kv_cache.decode")
 RESCALE_ABOVE = 8  # log2 of how far a weight may pass 1: see softmax.cuh
 SOURCES = (
     "kernels/kv_cache/decode.cu",
@@ -56,9 +58,17 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     """
     if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         return attention.decode(q, k, v, scale, kv_lens=kv_lens, out=out, pdl=pdl)
-    scale, out = _expect_all(q, k, v, scale, kv_lens, out)
-    _launch(q, k, v, scale, kv_lens, out, bool(pdl))
-    return out
+    if type(k) is type(v) is QuantizedKV:
+        options = scale, bool(pdl), k.kind, v.kind
+        if (done := CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens)) is not None:
+            return done
+    factor, result = _expect_all(q, k, v, scale, kv_lens, out)
+    if k.role != "keys" or v.role != "values":
+        _lay_out(k, "keys"), _lay_out(v, "values")
+    options, others = (scale, bool(pdl), k.kind, v.kind), (q, k.packed, k.scale, v.packed, v.scale, kv_lens)
+    with CALLS.preparing(options, (out,), (result,), others):
+        _launch(q, k, v, factor, kv_lens, result, bool(pdl))
+    return result
 
 
 def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False, **chosen):
@@ -84,7 +94,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     if p.whole:  # one launch; no scratch memory
         results = out, None, None
     else:
-        partial = q.new_empty(p.floats, dtype=torch.float32)
+        partial = scratch(q, p.floats, torch.float32)
         sums = partial[p.sums_at :]
         results = None, partial, sums
     args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, *results, *sizes, *rooms)  # looked at, or made here

@@ -11,10 +11,11 @@ over columns. So the two lie differently. Of each step a lane has 8 codes, 8 byt
             values  columns 2c, 2c + 1 and 2c + 8, 2c + 9
     codes   (batch, n_kv_heads, tiles, bytes of a tile): words of 16 bytes, each of 2 steps or 4 of one lane, as
             (words, lane, steps of the word); what steps are left over in words of 8 bytes, and then of 4
-    scale   keys, axis="token"     (batch, n_kv_heads, tiles, g, group, row)
-            keys, axis="channel"   (batch, n_kv_heads, groups, head_dim): of each pair of steps (c, step, 4 columns), of
-                                   a last one without another (c, 4 columns)
-            values                 (batch, n_kv_heads, tiles, c, group, pair of columns, column)
+    scale   (batch, n_kv_heads, tiles, scales of a tile), or (batch, n_kv_heads, groups of tokens, head_dim)
+            keys, axis="token"     of a tile (g, group, row)
+            keys, axis="channel"   of each pair of steps (c, step, 4 columns), of a last one without another
+                                   (c, 4 columns)
+            values                 of a tile (c, group, pair of columns, column)
 
 int8 and int4 are stored with 128 and 8 added; a byte of two int4 has the first in its lower half.
 """
@@ -28,11 +29,6 @@ LANES = 32
 def tile_bytes(bits, head_dim):
     """Bytes of the codes of a tile."""
     return TILE * head_dim * (4 if bits == 4 else 8) // 8
-
-
-def tile_scales(role, groups):
-    """The shape of a tile's scales, of tokens that have so many groups."""
-    return (8, groups, 2) if role == "keys" else (4, groups, 2, 2)
 
 
 def pack(codes, bits, role):
@@ -91,18 +87,22 @@ def _words(steps, step):
 
 
 def pack_token_scales(scale, role):
-    """Scales (n, tiles * 16, n_kv_heads, groups) -> (n, n_kv_heads, tiles, *tile_scales)."""
+    """Scales (n, tiles * 16, n_kv_heads, groups) -> (n, n_kv_heads, tiles, 16 * groups)."""
     n, length, n_kv_heads, groups = scale.shape
     if role == "keys":
-        return scale.view(n, length // TILE, 2, 8, n_kv_heads, groups).permute(0, 4, 1, 3, 5, 2)
-    return scale.view(n, length // TILE, 2, 4, 2, n_kv_heads, groups).permute(0, 5, 1, 3, 6, 2, 4)
+        return scale.view(n, length // TILE, 2, 8, n_kv_heads, groups).permute(0, 4, 1, 3, 5, 2).flatten(3)
+    return scale.view(n, length // TILE, 2, 4, 2, n_kv_heads, groups).permute(0, 5, 1, 3, 6, 2, 4).flatten(3)
 
 
 def unpack_token_scales(scale, role):
     """The other way round."""
-    batch, n_kv_heads, tiles, _, groups, *_ = scale.shape
-    order = (0, 2, 5, 3, 1, 4) if role == "keys" else (0, 2, 5, 3, 6, 1, 4)  # tile, tokens of it, head, group
-    return scale.permute(order).reshape(batch, tiles * TILE, n_kv_heads, groups)
+    batch, n_kv_heads, tiles, count = scale.shape
+    groups = count // TILE
+    if role == "keys":  # -> sequence, tile, tokens of it, head, group
+        scale = scale.unflatten(3, (8, groups, 2)).permute(0, 2, 5, 3, 1, 4)
+    else:
+        scale = scale.unflatten(3, (4, groups, 2, 2)).permute(0, 2, 5, 3, 6, 1, 4)
+    return scale.reshape(batch, tiles * TILE, n_kv_heads, groups)
 
 
 def pack_channel_scales(scale):

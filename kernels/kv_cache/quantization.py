@@ -49,6 +49,11 @@ class QuantizedKV:
         return sum(t[:, :, :n].numel() * t.element_size() for t, n in ((self.packed, tiles), (self.scale, groups)))
 
     @property
+    def kind(self):
+        """All that `decode` must know of it beside its tensors."""
+        return self.bits, self.axis, self.group, self.role, self.shape, self.peak
+
+    @property
     def capacity(self):
         """Tokens that there is room for; `append` makes more when it is needed."""
         return self.packed.shape[2] * TILE
@@ -165,10 +170,11 @@ class QuantizedKV:
         """Zeroed codes and scales for so many tokens. Zeros, so that what no token has written is a number."""
         batch, _, n_kv_heads, head_dim = self.shape
         tiles, groups = self._extent(-(-tokens // STEP) * STEP)
-        of_group = (head_dim,) if self.axis == "channel" else layout.tile_scales(self.role, head_dim // self.group)
-        width = layout.tile_bytes(self.bits, head_dim)
+        width, scales = layout.tile_bytes(self.bits, head_dim), head_dim
+        if self.axis == "token":
+            scales = TILE * head_dim // self.group
         packed = torch.zeros(batch, n_kv_heads, tiles, width, dtype=torch.uint8, device=self.device)
-        return packed, torch.zeros(batch, n_kv_heads, groups, *of_group, dtype=torch.float16, device=self.device)
+        return packed, torch.zeros(batch, n_kv_heads, groups, scales, dtype=torch.float16, device=self.device)
 
     def _extent(self, tokens):
         """(tiles of codes, groups of scales) of so many tokens; where scales belong to tokens, a tile is a group."""
