@@ -522,6 +522,15 @@ MISTAKES = {  # in decode.cu and its headers: (what stands there, what is put in
         "const float share = 1;",
     ),
     "offset of keys forgotten": ("OFFSETS && step <", "false && step <"),
+    "queries of all teams in one place": ("{all_queries + team * HEADS * PITCH,", "{all_queries,"),
+    "a team does not meet": ("else named_barrier<32 * TEAM>(1 + team);", "else __syncwarp();"),
+    "each team has the first one's share": ("team * gridDim.x + blockIdx.x;", "blockIdx.x;"),
+}
+TEAMS = {  # of four warps, for these mistakes; 1 for all others
+    "no barrier in the exchange": 4,
+    "slices relative to different maxima": 4,
+    "queries of all teams in one place": 2,
+    "a team does not meet": 2,
 }
 
 
@@ -545,7 +554,8 @@ def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeyp
     lens = torch.tensor([1500, 1409, 777, 1490], dtype=torch.int32)
     try:
         scale, out = 0.4, torch.empty_like(q)
-        kv_cache.decoding._launch(q, k, v, scale, lens, out, False, check_races=True)
+        chosen = {"warps": 4, "team": TEAMS.get(what, 1)}
+        kv_cache.decoding._launch(q, k, v, scale, lens, out, False, chosen, check_races=True)
     except simt.SimtError:
         return  # a race, or a read of shared memory that has not come yet
     wanted = attention(q, k, v, scale, lens)
