@@ -9,15 +9,17 @@ byte, so long shares of them get more warps.
 import functools
 from typing import NamedTuple
 
-TILE, HEAD_TILE = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
+TILE, HALF_TILE, HEAD_TILE = 32, 16, 16  # tokens that a warp takes at a time; query heads side by side, at most
 WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
 STAGES, STAGES_DEEP = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep, or a warp's
-SHORT = 4  # tiles of a share, up to which half as many warps are better
-SEVERAL = 2  # rows for a multiprocessor, from which on each warp has a share of its own
+SHORT, TINY = 4, 2  # tiles of a share, up to which half as many warps are better; up to which tiles are, half as long
+SEVERAL = 1.5  # rows for a multiprocessor, from which on shares are of smaller teams
+FEW = 0.9  # likewise where lengths differ and teams join many heads
+TEAM_1, TEAM_16 = 1, 4  # warps of such a team, by the heads that they would join: up to 8, up to 16
 LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
 SEGMENT = 6  # tiles that a block reads in the time that a second segment takes it
 WHOLE_MOST = 256  # tiles of a row, up to which it saves the merge if each block has one row
-MERGE_THREADS, MERGE_DEPTH = 256, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
+MERGE_THREADS, MERGE_DEPTH = 1024, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
 
 
 class Plan(NamedTuple):
@@ -54,7 +56,7 @@ def plan(
     room,
     lens=False,
     *,
-    tile=TILE,
+    tile=None,
     warps=None,
     stages=None,
     blocks=1,
@@ -79,15 +81,18 @@ def plan(
     head_tiles = -(-group // HEAD_TILE)
     heads = -(-group // head_tiles)
     rows = n_kv_heads * head_tiles
-    tiles = batch * rows * -(-kv_len // tile)
+    differ = lens and batch > 1  # the rows of one sequence are all of one length
     most = shares or multiprocessors * blocks
+    tile = tile or (HALF_TILE if batch * rows * -(-kv_len // TILE) <= TINY * most else TILE)
+    tiles = batch * rows * -(-kv_len // tile)
     shares = min(most, tiles)
-    if not (team or warps or whole) and batch * rows >= SEVERAL * multiprocessors and heads <= 8:
-        team = 1
+    if not (team or warps or whole):
+        team = _team(batch * rows / multiprocessors, heads, differ)
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
     even = most // (batch * rows) * batch * rows
     if aligned is None:
-        aligned = not team and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
+        free = not (team or differ)
+        aligned = free and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
     if aligned:
         shares = even
     if whole is None:
@@ -101,11 +106,12 @@ def plan(
         ladder = (warps,)
     elif team is None and tiles <= SHORT * shares:
         ladder = ladder[1:]
-    elif team is None and low and heads <= 8 and tiles >= LONG * shares:
+    elif not (team or differ) and low and heads <= 8 and tiles >= LONG * shares:
         ladder = (WARPS_4, *ladder)
     for w in ladder:
         queries = heads * (2 * (head_dim + 8) + 4)
-        fixed = w // (team or w) * queries + (0 if team == 1 else 4 * w * heads * (head_dim + 10))
+        together = min(team or w, w)
+        fixed = w // together * queries + (4 * w * heads * (head_dim + 10) if together > 1 else 0)
         fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
@@ -114,7 +120,7 @@ def plan(
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
-    team = team or w
+    team = together
     grid = min(shares, -(-tiles // (w // team)))
     shares = grid * (w // team)
 
@@ -129,3 +135,15 @@ def plan(
         *(stages, blocks, w, tile, rows, grid, team, shares, tiles // shares, tiles % shares, shared),
         *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )
+
+
+def _team(rows, heads, differ):
+    """Warps that share, or None for all of a block, where a multiprocessor has so many rows of so many heads, whose
+    lengths may differ.
+
+    Each row that ends in a share costs its team a wait for the slowest. A warp alone waits for nobody, and leaves more
+    segments: too many where each of them has more than 8 heads.
+    """
+    if heads <= 8:
+        return TEAM_1 if rows >= SEVERAL else None
+    return TEAM_16 if rows >= (FEW if differ else SEVERAL) else None
