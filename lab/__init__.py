@@ -22,7 +22,8 @@ from lab.arguments import expect_array, expect_count
 from lab.check import check, hostile_shapes
 from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
 from lab.exercise import Exercise
-from lab.ladder import Ladder, Rung
+from lab.figure import Rung
+from lab.ladder import Ladder
 from lab.machine import describe
 from lab.roof import Roof, roof, roof_again
 from lab.roof_gpu import gpu_roof

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 import ref.attention
-from kernels import attention, kv_cache
+from kernels import attention, kv_cache, running
 from kernels.attention import bench, peers
 from kernels.attention import rungs as rungs_of_attention
-from kernels.benching import empty, ladder_of, our_row, peer_rows, reading, short
+from kernels.benching import ahead, empty, ladder_of, our_row, peer_rows, reading, short
 from kernels.kv_cache import rungs
 from lab import cuda_timing
 
@@ -36,7 +36,11 @@ FP8_PRODUCTS = 0.06  # of a peer that rounds q and the weights to e4m3
 def ladders(seconds=0.1):
     """Check, then time, every format, rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of the quantised cache")
-    found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS]
+    found = [name for name in BITS for cell in bench.CELLS if running.wants(_title(name, *cell))]
+    found += [name for name in OTHER_BITS for cell in OTHERS if running.wants(_other_title(name, *cell))]
+    decodes = [_through(BITS[name], pdl) for name in dict.fromkeys(found) for pdl in (False, True)]
+    ahead(bench.hostile_calls(decodes, bench.decode_arrays, [torch.bfloat16]))
+    found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS if running.wants(_mix_title(kv_len))]
     found += [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
     return found + [ladder for cell in OTHERS for ladder in _other(*cell, seconds)]
 
@@ -48,24 +52,41 @@ def further(roof, versions):
     return trials.store("kv_cache", roof, versions)
 
 
+def _title(name, batch, kv_len):
+    return f"decode {name}, batch {batch}, {short(kv_len)}"
+
+
 def _cell(batch, kv_len, seconds):
     """A ladder for each format. All decode the same q and the same cache, quantised."""
+    wanted = {name: bits for name, bits in BITS.items() if running.wants(_title(name, batch, kv_len))}
+    if not wanted:
+        return
     empty()
     homes, plain, facts = bench.problem(torch.bfloat16, batch, kv_len)
-    for name, bits in BITS.items():
+    for name, bits in wanted.items():
+        title = _title(name, batch, kv_len)
         rows = [*_ours(bits, plain[0], facts), *bench.decode_rows(plain, facts, "decode, bf16 cache")]
         if name == "fp8":
-            rows += _fp8_peers(*plain[0], facts)
+            rows += _fp8_peers(title, *plain[0], facts)
         moved = rows[0].bytes
         rows.append(reading(_as_many_bytes(moved), moved, facts["flops"]))
-        title, sustain = f"decode {name}, batch {batch}, {short(kv_len)}", ("decode", "decode, PDL")
-        yield ladder_of(title, rows, seconds, sustain=sustain if name == "fp8" else ())
+        yield ladder_of(title, rows, seconds, sustain=("decode", "decode, PDL") if name == "fp8" else ())
         del rows
         empty()
 
 
+def _other_title(name, batch, least, kv_len, head_dim):
+    span = short(kv_len) if least == kv_len else f"{short(least)} to {short(kv_len)}"
+    heads = "" if head_dim == bench.HEAD_DIM else f", head_dim {head_dim}"
+    return f"decode {name}, batch {batch}, {span}{heads}"
+
+
 def _other(batch, least, kv_len, head_dim, seconds):
     """A ladder for each of OTHER_BITS: our decode over a quantised cache, and over one of 16 bits."""
+    wanted = {name: _other_title(name, batch, least, kv_len, head_dim) for name in OTHER_BITS}
+    wanted = {name: title for name, title in wanted.items() if running.wants(title)}
+    if not wanted:
+        return
     empty()
     k, v = torch.randn(2, batch, kv_len, bench.N_KV_HEADS, head_dim, device=bench.DEVICE).to(torch.bfloat16)
     q = torch.randn(batch, bench.N_HEADS, head_dim, device=bench.DEVICE).to(torch.bfloat16)
@@ -73,12 +94,10 @@ def _other(batch, least, kv_len, head_dim, seconds):
     inputs = [(q, k, v), *((q, k.clone(), v.clone()) for _ in range(math.ceil(cuda_timing.COLD / 2 / k.nbytes) - 1))]
     moved, flops = rungs_of_attention.work(q, k, lens)
     sixteen = {"bytes": moved, "flops": flops, "wanted": _truth(q, k, v, lens)}
-    span = short(kv_len) if lens is None else f"{short(least)} to {short(kv_len)}"
-    for name in OTHER_BITS:
+    for name, title in wanted.items():
         rows = [*_ours(BITS[name], inputs[0], sixteen, lens), *_sixteen_bits(inputs, sixteen, lens)]
         rows.append(reading(_as_many_bytes(rows[0].bytes), rows[0].bytes, flops))
-        heads = "" if head_dim == bench.HEAD_DIM else f", head_dim {head_dim}"
-        yield ladder_of(f"decode {name}, batch {batch}, {span}{heads}", rows, seconds)
+        yield ladder_of(title, rows, seconds)
         del rows
         empty()
 
@@ -162,7 +181,7 @@ def _reference(bits):
     return decode
 
 
-def _fp8_peers(q, k, v, facts):
+def _fp8_peers(title, q, k, v, facts):
     """FlashInfer on the cache as e4m3, each number rounded as it is: ours divides by scales first."""
     k, v = k.to(torch.float8_e4m3fn), v.to(torch.float8_e4m3fn)
     held = k.nbytes + v.nbytes
@@ -170,13 +189,17 @@ def _fp8_peers(q, k, v, facts):
     facts = facts | {"wanted": bench.truth(q, k, v), "bytes": held + 2 * q.nbytes}
     for name, modes in peers.eight_bit(q, caches):
         tolerance = FP8_PRODUCTS if peers.IN_FP8 in name else 2 * torch.finfo(q.dtype).eps
-        yield from peer_rows([(name, modes)], tolerance, **facts)
+        yield from peer_rows([(name, modes)], tolerance, ladder=title, **facts)
 
 
 def _as_many_bytes(count, step=1 << 17):
     """Tensors of so many bytes, a little more to be a multiple of `step`: for a call that only reads."""
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (step // 4 * math.ceil(count / step),), device=bench.DEVICE)
     return cuda_timing.cold_copies(words.to(torch.int32))
+
+
+def _mix_title(kv_len):
+    return f"attention mix, fp32 and fp16 cache, {kv_len} tokens"
 
 
 def _mix(kv_len, seconds):
@@ -189,5 +212,4 @@ def _mix(kv_len, seconds):
         *found, reading = bench.mix_rows(ladder, inputs, *rungs.work(*inputs[0]))
         reading.title += f", {'fp32' if dtype == torch.float32 else 'fp16'}"
         rows += [*found, reading]
-    title = f"attention mix, fp32 and fp16 cache, {kv_len} tokens"
-    return ladder_of(title, rows, seconds)
+    return ladder_of(_mix_title(kv_len), rows, seconds)

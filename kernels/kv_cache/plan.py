@@ -14,8 +14,8 @@ WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
 STAGES, STAGES_DEEP = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep, or a warp's
 SHORT, TINY = 4, 2  # tiles of a share, up to which half as many warps are better; up to which tiles are, half as long
 SEVERAL = 1.5  # rows for a multiprocessor, from which on shares are of smaller teams
-FEW = 0.9  # likewise where lengths differ and teams join many heads
-TEAM_1, TEAM_16 = 1, 4  # warps of such a team, by the heads that they would join: up to 8, up to 16
+FEW = 0.9  # likewise where lengths differ and more than 8 heads are joined
+ALONE, TEAM = 1, 4  # warps of such a team, where they join up to 8 heads, and more
 LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
 SEGMENT = 6  # tiles that a block reads in the time that a second segment takes it
 WHOLE_MOST = 256  # tiles of a row, up to which it saves the merge if each block has one row
@@ -145,5 +145,5 @@ def _team(rows, heads, differ):
     segments: too many where each of them has more than 8 heads.
     """
     if heads <= 8:
-        return TEAM_1 if rows >= SEVERAL else None
-    return TEAM_16 if rows >= (FEW if differ else SEVERAL) else None
+        return ALONE if rows >= SEVERAL else None
+    return TEAM if rows >= (FEW if differ else SEVERAL) else None
