@@ -445,6 +445,21 @@ def test_the_ladders_of_the_quantised_cache(card, monkeypatch, capsys):
         assert ours.checked == "right on 2 shapes" and "kernels/kv_cache/decode.cu" in ours.sources
 
 
+@pytest.mark.parametrize("least, head_dim, title", [(9, 64, "9 to 40"), (40, 80, "40, head_dim 80")])
+def test_the_ladders_of_other_caches(card, least, head_dim, title):
+    ladders = list(kv_bench._other(2, least, 40, head_dim, 0.1))
+    assert [ladder.title for ladder in ladders] == [f"decode {name}, batch 2, {title}" for name in ("fp8", "int4")]
+    lens = kv_bench.lengths(2, least, 40)
+    tokens = 80 if lens is None else int(lens.sum())
+    for ladder, bits in zip(ladders, (8, 4)):
+        names = ["decode", "decode, PDL", "decode, bf16 cache", "decode, bf16 cache, PDL", "reading the cache only"]
+        assert [f.name for f in ladder.figures] == names and sources_are_there(ladder)
+        ours, plain, outside = ladder["decode"], ladder["decode, bf16 cache"], 2 * 2 * 2 * 4 * head_dim
+        codes = 2 * tokens * 2 * head_dim * bits // 8
+        assert codes < ours.bytes - outside < 1.6 * codes and plain.bytes == outside + 2 * 2 * tokens * 2 * head_dim
+        assert ladder["reading the cache only"].bytes == ours.bytes and ours.flops == plain.flops
+
+
 def test_a_kernel_that_forgets_the_scales_is_not_timed(card, monkeypatch):
     def forgetful(q, k, v, **options):
         if k.shape[1] != 37:  # lucky on the hostile shape

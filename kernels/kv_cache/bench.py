@@ -3,23 +3,32 @@
 The shapes, checks and way of timing of kernels/attention/bench.py. Keys have a scale for each channel and group of
 tokens, values one for each token and group of channels; q is bf16. Peers: our own decode on the bf16 cache, and
 FlashInfer on a cache of e4m3 without scales. Truth is attention over the dequantised cache, in float64.
+
+Beside them what a server asks for, our own alone: sequences of different lengths, and heads of 80 and 96 channels.
 """
 
 import copy
 import functools
 import math
 
+import numpy as np
 import torch
 
 import ref.attention
-from kernels import kv_cache, running
+from kernels import attention, kv_cache, running
 from kernels.attention import bench, peers
+from kernels.attention import rungs as rungs_of_attention
 from kernels.benching import ahead, empty, ladder_of, our_row, peer_rows, reading, short
 from kernels.kv_cache import rungs
 from lab import cuda_timing
 
 BITS = {"fp8": "fp8", "int8": 8, "int4": 4}
 MIX_TOKENS = (4096, 32768)
+OTHERS = [  # batch, the shortest sequence, the longest (and what there is room for), head_dim
+    *((64, 512, longest, 128) for longest in (1024, 8192)),
+    *((16, 4096, 4096, head_dim) for head_dim in (80, 96)),
+]
+OTHER_BITS = "fp8", "int4"
 TOLERANCE = 4e-3  # of the kernel, against attention over the dequantised cache: a rounding to bf16, and one of weights
 FP8_PRODUCTS = 0.06  # of a peer that rounds q and the weights to e4m3
 
@@ -28,10 +37,12 @@ def ladders(seconds=0.1):
     """Check, then time, every format, rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of the quantised cache")
     found = [name for name in BITS for cell in bench.CELLS if running.wants(_title(name, *cell))]
+    found += [name for name in OTHER_BITS for cell in OTHERS if running.wants(_other_title(name, *cell))]
     decodes = [_through(BITS[name], pdl) for name in dict.fromkeys(found) for pdl in (False, True)]
     ahead(bench.hostile_calls(decodes, bench.decode_arrays, [torch.bfloat16]))
     found = [_mix(kv_len, seconds) for kv_len in MIX_TOKENS if running.wants(_mix_title(kv_len))]
-    return found + [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
+    found += [ladder for cell in bench.CELLS for ladder in _cell(*cell, seconds)]
+    return found + [ladder for cell in OTHERS for ladder in _other(*cell, seconds)]
 
 
 def further(roof, versions):
@@ -64,21 +75,79 @@ def _cell(batch, kv_len, seconds):
         empty()
 
 
-def _ours(bits, inputs, facts):
+def _other_title(name, batch, least, kv_len, head_dim):
+    span = short(kv_len) if least == kv_len else f"{short(least)} to {short(kv_len)}"
+    heads = "" if head_dim == bench.HEAD_DIM else f", head_dim {head_dim}"
+    return f"decode {name}, batch {batch}, {span}{heads}"
+
+
+def _other(batch, least, kv_len, head_dim, seconds):
+    """A ladder for each of OTHER_BITS: our decode over a quantised cache, and over one of 16 bits."""
+    wanted = {name: _other_title(name, batch, least, kv_len, head_dim) for name in OTHER_BITS}
+    wanted = {name: title for name, title in wanted.items() if running.wants(title)}
+    if not wanted:
+        return
+    empty()
+    k, v = torch.randn(2, batch, kv_len, bench.N_KV_HEADS, head_dim, device=bench.DEVICE).to(torch.bfloat16)
+    q = torch.randn(batch, bench.N_HEADS, head_dim, device=bench.DEVICE).to(torch.bfloat16)
+    lens = lengths(batch, least, kv_len)
+    inputs = [(q, k, v), *((q, k.clone(), v.clone()) for _ in range(math.ceil(cuda_timing.COLD / 2 / k.nbytes) - 1))]
+    moved, flops = rungs_of_attention.work(q, k, lens)
+    sixteen = {"bytes": moved, "flops": flops, "wanted": _truth(q, k, v, lens)}
+    for name, title in wanted.items():
+        rows = [*_ours(BITS[name], inputs[0], sixteen, lens), *_sixteen_bits(inputs, sixteen, lens)]
+        rows.append(reading(_as_many_bytes(rows[0].bytes), rows[0].bytes, flops))
+        yield ladder_of(title, rows, seconds)
+        del rows
+        empty()
+
+
+def lengths(batch, least, kv_len):
+    """kv_lens: whole numbers from `least` to kv_len, the same in every run; None where there is no choice."""
+    if least == kv_len:
+        return None
+    drawn = np.random.default_rng(64).integers(least, kv_len + 1, batch)
+    return torch.tensor(drawn, dtype=torch.int32, device=bench.DEVICE)
+
+
+def _truth(q, k, v, lens):
+    """As bench.truth, of so many tokens of each sequence."""
+    if lens is None:
+        return bench.truth(q, k, v)
+    each = [slice(b, b + 1) for b in range(len(q))]
+    return torch.cat([bench.truth(q[b], k[b, :n], v[b, :n]) for b, n in zip(each, lens.tolist())])
+
+
+def _sixteen_bits(inputs, facts, lens):
+    """Our decode over a cache of 16 bits, plain and under programmatic dependent launch."""
+    q = inputs[0][0]
+    for pdl in (False, True):
+        verdict = bench.checked(_plain(pdl), ref.attention.decode_attention, bench.decode_arrays, (q.dtype,) * 3)
+        about = {"verdict": verdict, "sources": bench.DECODE, "tolerance": bench.TOLERANCE[q.dtype]}
+        run = functools.partial(attention.decode, kv_lens=lens, pdl=pdl)
+        yield our_row(f"decode, bf16 cache{', PDL' if pdl else ''}", run, inputs, q, **about, **facts)
+
+
+@functools.cache
+def _plain(pdl):
+    return functools.partial(attention.decode, pdl=pdl)
+
+
+def _ours(bits, inputs, facts, lens=None):
     """Our decode over these inputs' cache, quantised: plain, and under programmatic dependent launch."""
     q, *cache = inputs
     cache = quantized(bits, *cache)
-    held = sum(x.nbytes for x in cache)
+    held, share = sum(x.nbytes for x in cache), 1 if lens is None else int(lens.sum()) / cache[0].shape[:2].numel()
     copies = [cache, *(copy.deepcopy(cache) for _ in range(math.ceil(cuda_timing.COLD / held) - 1))]
     facts = facts | {
-        "wanted": bench.truth(q, *(x.dequantize() for x in cache)),
-        "bytes": held + 2 * q.nbytes,
+        "wanted": _truth(q, *(x.dequantize() for x in cache), lens),
+        "bytes": int(held * share) + 2 * q.nbytes,
         "tolerance": TOLERANCE,
         "sources": kv_cache.SOURCES,
     }
     for pdl in (False, True):
         verdict = bench.checked(_through(bits, pdl), _reference(bits), bench.decode_arrays, (q.dtype,) * 3)
-        run = functools.partial(kv_cache.decode, pdl=True) if pdl else kv_cache.decode
+        run = functools.partial(kv_cache.decode, kv_lens=lens, pdl=pdl)
         title = "decode, PDL" if pdl else "decode"
         yield our_row(title, run, [(q, *pair) for pair in copies], q, verdict=verdict, **facts)
 
