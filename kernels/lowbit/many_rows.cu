@@ -191,8 +191,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     const int place = Sums::place(lane / 4, lane % 4, slice);
     int set = 0;
 #pragma unroll 1
-    for (int begin = 0; (int)blockIdx.x + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
-        const Phase<W, I, B, Sums> phase(factors, rows, begin, threadIdx.x);
+    for (int begin = 0; share.number + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
+        const Phase<W, I, B, Sums> phase(factors, rows, begin, share);
         float *tile_sums = sums.first + set * Sums::SET + team * Sums::TILE + place;
         int tile = share.first_tile + begin * share.tile_stride;
 #pragma unroll 1
@@ -215,10 +215,14 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
         }
 
         // 5. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
-        __syncthreads();
+        if (B::CLUSTER > 1)
+            cluster_barrier();
+        else
+            __syncthreads();
         phase.add_up<I::ROWS>(sums.first + set * Sums::SET, x_slice_sums, Numbers<W, T>::MIDDLE, m,
                            [&](unsigned x_row, long long row, float sum) {
             y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });
     }
+    if (B::CLUSTER > 1) cluster_barrier(); // no block ends while another still reads its sums
 }

@@ -107,13 +107,18 @@ class Plan:
     def splits(self):
         most = int(X_SHARE * self.card_room) // (self.unit_x_bytes or 1)
         if self.many:
-            most = WARPS * (X_REGISTERS // self.unit_x_registers)
+            most = WARPS * (X_REGISTERS // self.unit_x_registers) * self.cluster
         splits = -(-self.row_units // most)
         return splits if splits == 1 else max(splits, min(LEAST_SPLITS, self.multiprocessors))
 
     @cached_property
+    def cluster(self):
+        """Blocks that share a tile's columns, and add up together."""
+        return 1
+
+    @cached_property
     def block_units(self):
-        return -(-self.row_units // self.splits)
+        return -(-self.row_units // (self.splits * self.cluster))
 
     @cached_property
     def units(self):
@@ -127,7 +132,7 @@ class Plan:
     @cached_property
     def whole(self):
         """Whether every warp has so many columns."""
-        return self.cols == 128 * self.warps_per_team * self.units * self.splits
+        return self.cols == 128 * self.warps_per_team * self.units * self.splits * self.cluster
 
     # Who has which rows
 
@@ -147,11 +152,16 @@ class Plan:
     @cached_property
     def blocks(self):
         """Of the tiles; there are so many for each split."""
-        return min(self.tiles, max(1, self.multiprocessors // self.splits))
+        return min(self.tiles, self.clusters) * self.cluster
+
+    @cached_property
+    def clusters(self):
+        room = self.multiprocessors if self.cluster <= 2 else self.multiprocessors * 120 // 132
+        return max(1, room // (self.splits * self.cluster))
 
     @cached_property
     def team_tiles(self):
-        return -(-self.tiles // (self.blocks * self.teams))
+        return -(-self.tiles // (self.blocks // self.cluster * self.teams))
 
     # The shared memory of a block
 
@@ -282,7 +292,7 @@ class Plan:
         options = {
             "MATRIX": f"Matrix<{scale_type}, {self.bits}, {self.group}>",
             "INPUT": f"Input<{x_type}, {self.x_rows}, {flag(self.aligned)}>",
-            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {flag(self.whole)}>",
+            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {flag(self.whole)}, {self.cluster}>",
             "RING": f"Ring<{self.stage_units}, {self.stages}, {self.stages_before_wait}>",
             "TILES_IN_PHASE": self.tiles_in_phase,
             "Y": "float" if self.splits > 1 else x_type,

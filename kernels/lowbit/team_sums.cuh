@@ -4,6 +4,7 @@
    each team is through with TILES tiles, a phase: then there is one barrier, and the block's threads share the phase's
    sums out among them. The next phase writes to a second set, so that one barrier is enough. */
 #pragma once
+#include "../device/hopper/neighbours.cuh"
 #include "unit.cuh"
 
 /* Read one at a time: [set][tile][team][row of x][16 rows of W][warp]. */
@@ -18,7 +19,12 @@ template <class I, class B, int TILES> struct TeamSums {
     template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
         float all = 0;
 #pragma unroll
-        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += sums[row * PITCH + warp] - minus(warp);
+        for (int p = 0; p < B::CLUSTER; p++)
+#pragma unroll
+            for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) {
+                const float *const at = sums + row * PITCH + warp;
+                all += (B::CLUSTER > 1 ? load_from_block<float>(shared_address(at), p) : *at) - minus(p, warp);
+            }
         return all;
     }
 };
@@ -35,13 +41,32 @@ template <class I, class B, int TILES> struct WideTeamSums {
     }
     template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
         float all = 0;
+        if (B::CLUSTER > 1) {
+            unsigned at = shared_address(sums + row * PITCH);
+            float4 four[B::CLUSTER][PITCH / 4];
+#pragma unroll
+            for (int p = 0; p < B::CLUSTER; p++)
+#pragma unroll
+                for (int k = 0; k < PITCH / 4; k++)
+                    four[p][k] = load_from_block<float4>(at + (k ^ row % 8 * PITCH / 32) * 16, p);
+#pragma unroll
+            for (int i = 0; i < B::CLUSTER * PITCH / 4; i++) {
+                const float4 f = four[i / (PITCH / 4)][i % (PITCH / 4)];
+                all += f.x + f.y + (f.z + f.w);
+            }
+#pragma unroll
+            for (int i = 0; i < B::CLUSTER; i++)
+#pragma unroll
+                for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += 0 - minus(i, warp);
+            return all;
+        }
 #pragma unroll
         for (int k = 0; k < PITCH / 4; k++) {
             const float4 four = reinterpret_cast<const float4 *>(sums + row * PITCH)[k ^ row % 8 * PITCH / 32];
             all += four.x + four.y + (four.z + four.w);
         }
 #pragma unroll
-        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += 0 - minus(warp);
+        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += 0 - minus(0, warp);
         return all;
     }
     /* Zeros where no warp has a place. */
@@ -57,17 +82,18 @@ template <class W, class I, class B, class Sums> struct Phase {
     static constexpr unsigned ITEMS = Sums::SET / Sums::X_ROW * 16; // sums that it gives, a thread's every THREADS-th
     const typename W::Scale *factors;
     long long rows;
-    int begin, thread;
+    int begin, thread, number, clusters; // thread: of the cluster's
     float2 early = {}; // the thread's first scale and zero of a row, on their way while there are no sums yet
 
-    __device__ __forceinline__ Phase(const typename W::Scale *factors, long long rows, int begin, int thread)
-        : factors(factors), rows(rows), begin(begin), thread(thread) {
+    __device__ __forceinline__ Phase(const typename W::Scale *factors, long long rows, int begin, const Share<B> &share)
+        : factors(factors), rows(rows), begin(begin), thread(share.rank * B::THREADS + threadIdx.x),
+          number(share.number), clusters(share.clusters) {
         if (W::GROUP == 0) early = row_factor(thread);
     }
     /* The row of W that sum number i is of. */
     __device__ __forceinline__ long long row(unsigned i) const {
         const unsigned team = i / (I::ROWS * 16) % B::TEAMS, turn = begin + i / (I::ROWS * 16 * B::TEAMS);
-        return (long long)(blockIdx.x + gridDim.x * (team + B::TEAMS * turn)) * 16 + i % 16;
+        return (long long)(number + clusters * (team + B::TEAMS * turn)) * 16 + i % 16;
     }
     __device__ __forceinline__ float2 row_factor(unsigned i) const {
         return i < ITEMS && row(i) < rows ? scale_and_zero(factors, row(i)) : float2{};
@@ -78,13 +104,14 @@ template <class W, class I, class B, class Sums> struct Phase {
     __device__ __forceinline__ void add_up(const float *sums, const float *x_slice_sums, float offset, int m,
                                            Store store) const {
 #pragma unroll 1
-        for (unsigned i = thread; i < ITEMS; i += B::THREADS) {
+        for (unsigned i = thread; i < ITEMS; i += B::CLUSTER * B::THREADS) {
             const unsigned x_row = i / 16 % I::ROWS, team = i / (I::ROWS * 16) % B::TEAMS;
             if (row(i) >= rows || x_row >= m) continue;
             const float2 factor = W::GROUP ? float2{} : i == thread ? early : row_factor(i);
-            const float all = Sums::total(sums + i / 16 * Sums::X_ROW, i % 16, [&](int warp) {
-                const int slice = team * B::WARPS_PER_TEAM + warp;
-                return W::GROUP ? 0 : (factor.y - offset) * x_slice_sums[slice * ROOM + x_row];
+            const float all = Sums::total(sums + i / 16 * Sums::X_ROW, i % 16, [&](int rank, int warp) {
+                if (W::GROUP) return 0.f;
+                const float *const x_sum = x_slice_sums + (team * B::WARPS_PER_TEAM + warp) * ROOM + x_row;
+                return (factor.y - offset) * (B::CLUSTER > 1 ? load_from_block<float>(shared_address(x_sum), rank) : *x_sum);
             });
             store(x_row, row(i), W::GROUP ? all : all * factor.x);
         }
