@@ -150,7 +150,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     float *const behind_ring = reinterpret_cast<float *>(shared + R::STAGES * Stream::APART);
     float *const x_group_sums = behind_ring + warp * GROUP_SUMS;
     float *const x_slice_sums = behind_ring + B::WARPS * GROUP_SUMS; // [warp][x row]
-    const Sums sums{x_slice_sums + B::WARPS * I::ROWS};
+    float *const x_sums = x_slice_sums + B::WARPS * I::ROWS;
+    const Sums sums{x_sums + I::ROWS};
     const Share<B> share(rows, cols, warp);
 
     // 1. ask for weights
@@ -184,6 +185,17 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     }
     __syncwarp();
     sum_x(x_group_sums, x_slice_sums + warp * I::ROWS, x_fragments, lane);
+    if (B::CLUSTER > 1 && W::GROUP == 0) {
+        cluster_barrier();
+        for (int x_row = warp; x_row < I::ROWS; x_row += B::WARPS) {
+            float all = 0;
+            for (int i = lane; i < B::CLUSTER * B::WARPS_PER_TEAM; i += 32)
+                all += load_from_block<float>(shared_address(x_slice_sums + i % B::WARPS_PER_TEAM * I::ROWS + x_row), i / B::WARPS_PER_TEAM);
+#pragma unroll
+            for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2) all += __shfl_xor_sync(~0u, all, lane_mask);
+            if (lane == 0) x_sums[x_row] = all;
+        }
+    }
     sums.clear(TILES_IN_PHASE * share.tile_stride < share.tiles ? 2 : 1, threadIdx.x);
 
     // Made from an argument it stays in a register; a constant would be loaded again and again
@@ -219,7 +231,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
             cluster_barrier();
         else
             __syncthreads();
-        phase.add_up<I::ROWS>(sums.first + set * Sums::SET, x_slice_sums, Numbers<W, T>::MIDDLE, m,
+        phase.add_up<I::ROWS>(sums.first + set * Sums::SET, B::CLUSTER > 1 ? x_sums : x_slice_sums, Numbers<W, T>::MIDDLE, m,
                            [&](unsigned x_row, long long row, float sum) {
             y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });

@@ -9,6 +9,7 @@
 
 /* Read one at a time: [set][tile][team][row of x][16 rows of W][warp]. */
 template <class I, class B, int TILES> struct TeamSums {
+    static constexpr bool WIDE = false;
     static constexpr int PITCH = B::WARPS_PER_TEAM | 1; // odd, so that 16 rows lie in 16 banks
     static constexpr int X_ROW = 16 * PITCH + 4, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE;
     float *first;
@@ -32,6 +33,7 @@ template <class I, class B, int TILES> struct TeamSums {
 /* Read 16 bytes at a time: 4, 8 or 16 places for a team's warps, of which those that no warp has are 0. They differ by
    row and column, so that banks do. */
 template <class I, class B, int TILES> struct WideTeamSums {
+    static constexpr bool WIDE = true;
     static constexpr int PITCH = B::WARPS_PER_TEAM > 8 ? 16 : B::WARPS_PER_TEAM > 4 ? 8 : 4;
     static constexpr int X_ROW = 16 * PITCH, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE;
     float *first;
@@ -54,10 +56,7 @@ template <class I, class B, int TILES> struct WideTeamSums {
                 const float4 f = four[i / (PITCH / 4)][i % (PITCH / 4)];
                 all += f.x + f.y + (f.z + f.w);
             }
-#pragma unroll
-            for (int i = 0; i < B::CLUSTER; i++)
-#pragma unroll
-                for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += 0 - minus(i, warp);
+            all += 0 - minus(0, 0);
             return all;
         }
 #pragma unroll
@@ -110,6 +109,7 @@ template <class W, class I, class B, class Sums> struct Phase {
             const float2 factor = W::GROUP ? float2{} : i == thread ? early : row_factor(i);
             const float all = Sums::total(sums + i / 16 * Sums::X_ROW, i % 16, [&](int rank, int warp) {
                 if (W::GROUP) return 0.f;
+                if (B::CLUSTER > 1 && Sums::WIDE) return (factor.y - offset) * x_slice_sums[x_row];
                 const float *const x_sum = x_slice_sums + (team * B::WARPS_PER_TEAM + warp) * ROOM + x_row;
                 return (factor.y - offset) * (B::CLUSTER > 1 ? load_from_block<float>(shared_address(x_sum), rank) : *x_sum);
             });
