@@ -307,7 +307,7 @@ ROUNDS = [
 
 @pytest.mark.parametrize("case", ROUNDS, ids=str)
 def test_the_ring_goes_round(case, monkeypatch):
-    monkeypatch.setattr(top, "_room", lambda device: (3, 100 * 1024 if case[-1] < 3 else ROOM))
+    monkeypatch.setattr(top, "_room", lambda device: (3, 100 * 1024 if case[-1] < 3 else ROOM, 8))
     Wq, x, out = problem(*case)
     lowbit.gemv(Wq, x, out=out)
     close(out, Wq, x)
@@ -476,7 +476,7 @@ def test_few_instructions_a_weight():
 @pytest.mark.parametrize("rows, cols, m", [(448, 4096, 16), (224, 14336, 11), (448, 4096, 7)])
 def test_counters_with_more_rows(rows, cols, m, monkeypatch):
     """Each byte once, x once a block, and no two lanes of a request in one bank."""
-    monkeypatch.setattr(top, "_room", lambda device: (4, ROOM))
+    monkeypatch.setattr(top, "_room", lambda device: (4, ROOM, 8))
     Wq, x, _ = problem(rows, cols, 4, 128, m)
     report = counters(Wq, x)
     splits = report.grid[1]

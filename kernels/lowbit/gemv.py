@@ -8,7 +8,7 @@ import torch
 from kernels.lowbit.arguments import expect_all
 from kernels.lowbit.plan import plan
 from lab import cuda
-from lab.card import multiprocessors, shared_memory
+from lab.card import cluster_blocks, multiprocessors, shared_memory
 from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +56,9 @@ def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
     """What all calls with such tensors share: the plan, the two kernels, the sizes gemv takes, blocks of merge."""
     rows, cols = shape
     group = 0 if group is None or group == cols else group
-    found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned and cols % 8 == 0, pdl)
+    *room, most_cluster = room
+    aligned = aligned and cols % 8 == 0
+    found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned, pdl, most_cluster=most_cluster)
     merge = _merge(dtype, found.splits) if found.splits > 1 else None
     cluster = (found.cluster, 1, 1) if found.cluster > 1 else None
     launch = found.grid, found.block, found.shared, found.splits, cluster
@@ -65,7 +67,7 @@ def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
 
 @functools.cache
 def _room(device):
-    return multiprocessors(device), shared_memory(device)
+    return multiprocessors(device), shared_memory(device), cluster_blocks(device)
 
 
 def kernel(found, dtype, scale):

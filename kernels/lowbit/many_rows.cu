@@ -7,15 +7,18 @@
    - 16 rows of x are 128 KB a block at 4096 columns, four times a tile of weights of 4 bits. Loads into registers pass
      through L1, of which a block with this much shared memory leaves 28 KB. So x goes through shared memory with
      cp.async, over the place of all but STAGES_BESIDE_X stages of the ring and of the sums, which are not needed yet.
+   - 132 blocks bring 17 MB of such an x from L2, as much as a matrix of 4096 x 4096 has in 8 bits. Blocks of a cluster
+     share the columns of their tiles, and so x: each reads what all of them have of the sums from their shared memory.
 
    Moves what few_rows moves. rows * cols multiply-adds of 16-bit numbers for each row of x, of which one m16n8k16 does
    2048.
 
    Compile with MATRIX, INPUT, BLOCK and RING (unit.cuh), TILES_IN_PHASE (of a team), X_THROUGH_SHARED (else x is loaded
    into registers) and STAGES_BESIDE_X (else STAGES), and Y, the type of y: float where the columns are split.
-   Launch as few_rows. */
+   Launch as few_rows, in clusters of as many blocks as BLOCK says. */
 #include "../device/mma.cuh"
 #include "../device/pdl.cuh"
+#include "../device/reduce.cuh"
 #include "numbers.cuh"
 #include "team_sums.cuh"
 #ifndef MATRIX
@@ -98,6 +101,19 @@ __device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, 
     __syncwarp();
 }
 
+/* What all slices of a row of x add up to, in all blocks of the cluster: [x row]. Known to a warp whose block has come to
+   a barrier. */
+__device__ __forceinline__ void add_slices(float *x_sums, const float *x_slice_sums, int warp, int lane) {
+    barrier_of_tile<B>();
+    for (int x_row = warp; x_row < I::ROWS; x_row += B::WARPS) {
+        float sum = 0;
+        for (int i = lane; i < B::CLUSTER * B::WARPS_PER_TEAM; i += 32)
+            sum += shared_of<B>(x_slice_sums + i % B::WARPS_PER_TEAM * I::ROWS + x_row, i / B::WARPS_PER_TEAM);
+        sum = warp_sum(sum);
+        if (lane == 0) x_sums[x_row] = sum;
+    }
+}
+
 /* t += the products of a unit, scaled group by group. */
 __device__ __forceinline__ void multiply(float (&t)[EIGHTS][4], const Stream &weights, int s, int unit,
                                          const Fragments &x_fragments, const float *x_group_sums, unsigned magic,
@@ -150,7 +166,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     float *const behind_ring = reinterpret_cast<float *>(shared + R::STAGES * Stream::APART);
     float *const x_group_sums = behind_ring + warp * GROUP_SUMS;
     float *const x_slice_sums = behind_ring + B::WARPS * GROUP_SUMS; // [warp][x row]
-    float *const x_sums = x_slice_sums + B::WARPS * I::ROWS;
+    float *const x_sums = x_slice_sums + B::WARPS * I::ROWS;      // [x row]
     const Sums sums{x_sums + I::ROWS};
     const Share<B> share(rows, cols, warp);
 
@@ -185,17 +201,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     }
     __syncwarp();
     sum_x(x_group_sums, x_slice_sums + warp * I::ROWS, x_fragments, lane);
-    if (B::CLUSTER > 1 && W::GROUP == 0) {
-        cluster_barrier();
-        for (int x_row = warp; x_row < I::ROWS; x_row += B::WARPS) {
-            float all = 0;
-            for (int i = lane; i < B::CLUSTER * B::WARPS_PER_TEAM; i += 32)
-                all += load_from_block<float>(shared_address(x_slice_sums + i % B::WARPS_PER_TEAM * I::ROWS + x_row), i / B::WARPS_PER_TEAM);
-#pragma unroll
-            for (int lane_mask = 16; lane_mask > 0; lane_mask /= 2) all += __shfl_xor_sync(~0u, all, lane_mask);
-            if (lane == 0) x_sums[x_row] = all;
-        }
-    }
+    if (W::GROUP == 0) add_slices(x_sums, x_slice_sums, warp, lane);
     sums.clear(TILES_IN_PHASE * share.tile_stride < share.tiles ? 2 : 1, threadIdx.x);
 
     // Made from an argument it stays in a register; a constant would be loaded again and again
@@ -203,8 +209,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     const int place = Sums::place(lane / 4, lane % 4, slice);
     int set = 0;
 #pragma unroll 1
-    for (int begin = 0; share.number + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
-        const Phase<W, I, B, Sums> phase(factors, rows, begin, share);
+    for (int begin = 0; (int)blockIdx.x / B::CLUSTER + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
+        const Phase<W, I, B, Sums> phase(factors, rows, begin, blockIdx.x % B::CLUSTER * B::THREADS + threadIdx.x);
         float *tile_sums = sums.first + set * Sums::SET + team * Sums::TILE + place;
         int tile = share.first_tile + begin * share.tile_stride;
 #pragma unroll 1
@@ -227,14 +233,11 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
         }
 
         // 5. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
-        if (B::CLUSTER > 1)
-            cluster_barrier();
-        else
-            __syncthreads();
-        phase.add_up<I::ROWS>(sums.first + set * Sums::SET, B::CLUSTER > 1 ? x_sums : x_slice_sums, Numbers<W, T>::MIDDLE, m,
-                           [&](unsigned x_row, long long row, float sum) {
+        barrier_of_tile<B>();
+        phase.add_up<0>(sums.first + set * Sums::SET, x_sums, Numbers<W, T>::MIDDLE, m,
+                        [&](unsigned x_row, long long row, float sum) {
             y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });
     }
-    if (B::CLUSTER > 1) cluster_barrier(); // no block ends while another still reads its sums
+    if (B::CLUSTER > 1) barrier_of_tile<B>(); // no block ends while another one still reads its sums
 }

@@ -25,7 +25,9 @@ MERGE_ROOM = 1024  # bytes that a block of merge takes beside one of ours
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(rows, cols, m, bits, group, scale_size, multiprocessors, card_room, aligned=True, pdl=False, **chosen):
+def plan(
+    rows, cols, m, bits, group, scale_size, multiprocessors, card_room, aligned=True, pdl=False, most_cluster=8, **chosen
+):  # fmt: skip
     """How the product of m rows of x with a (rows, cols) matrix is launched: a Plan.
 
     group            columns that share a scale; 0: all of a row
@@ -34,10 +36,11 @@ def plan(rows, cols, m, bits, group, scale_size, multiprocessors, card_room, ali
     card_room        bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
+    most_cluster     blocks that a cluster may have; 1: the card has no clusters
     chosen           properties of Plan that are to be something else
     """
     problem = dict(rows=rows, cols=cols, m=m, bits=bits, group=group, scale_size=scale_size, aligned=aligned, pdl=pdl)
-    problem |= {"multiprocessors": multiprocessors, "card_room": card_room}
+    problem |= {"multiprocessors": multiprocessors, "card_room": card_room, "most_cluster": most_cluster}
     for candidate in candidates(problem, chosen):
         if candidate.stages:
             return candidate

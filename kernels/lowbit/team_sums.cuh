@@ -7,9 +7,24 @@
 #include "../device/hopper/neighbours.cuh"
 #include "unit.cuh"
 
+/* What lies at this place in the shared memory of the cluster's block with this rank. */
+template <class B, class Word> __device__ __forceinline__ Word shared_of(const Word *place, unsigned rank) {
+    if constexpr (B::CLUSTER > 1)
+        return load_from_block(place, rank);
+    else
+        return *place;
+}
+/* Of all threads of the blocks that share a tile. */
+template <class B> __device__ __forceinline__ void barrier_of_tile() {
+    if constexpr (B::CLUSTER > 1) {
+        cluster_arrive();
+        cluster_wait();
+    } else
+        __syncthreads();
+}
+
 /* Read one at a time: [set][tile][team][row of x][16 rows of W][warp]. */
 template <class I, class B, int TILES> struct TeamSums {
-    static constexpr bool WIDE = false;
     static constexpr int PITCH = B::WARPS_PER_TEAM | 1; // odd, so that 16 rows lie in 16 banks
     static constexpr int X_ROW = 16 * PITCH + 4, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE;
     float *first;
@@ -20,20 +35,14 @@ template <class I, class B, int TILES> struct TeamSums {
     template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
         float all = 0;
 #pragma unroll
-        for (int p = 0; p < B::CLUSTER; p++)
-#pragma unroll
-            for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) {
-                const float *const at = sums + row * PITCH + warp;
-                all += (B::CLUSTER > 1 ? load_from_block<float>(shared_address(at), p) : *at) - minus(p, warp);
-            }
+        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += sums[row * PITCH + warp] - minus(warp);
         return all;
     }
 };
 
 /* Read 16 bytes at a time: 4, 8 or 16 places for a team's warps, of which those that no warp has are 0. They differ by
-   row and column, so that banks do. */
+   row and column, so that banks do. Where blocks of a cluster share a tile, what all of them have is added up. */
 template <class I, class B, int TILES> struct WideTeamSums {
-    static constexpr bool WIDE = true;
     static constexpr int PITCH = B::WARPS_PER_TEAM > 8 ? 16 : B::WARPS_PER_TEAM > 4 ? 8 : 4;
     static constexpr int X_ROW = 16 * PITCH, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE;
     float *first;
@@ -41,31 +50,18 @@ template <class I, class B, int TILES> struct WideTeamSums {
     static __device__ __forceinline__ int place(int g, int c, int slice) {
         return g * PITCH + (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c);
     }
+    /* The sum over the warps of a team, in all blocks of the cluster, less minus(0). */
     template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
-        float all = 0;
-        if (B::CLUSTER > 1) {
-            unsigned at = shared_address(sums + row * PITCH);
-            float4 four[B::CLUSTER][PITCH / 4];
+        constexpr int FOURS = PITCH / 4;
+        float4 four[B::CLUSTER * FOURS];
 #pragma unroll
-            for (int p = 0; p < B::CLUSTER; p++)
-#pragma unroll
-                for (int k = 0; k < PITCH / 4; k++)
-                    four[p][k] = load_from_block<float4>(at + (k ^ row % 8 * PITCH / 32) * 16, p);
-#pragma unroll
-            for (int i = 0; i < B::CLUSTER * PITCH / 4; i++) {
-                const float4 f = four[i / (PITCH / 4)][i % (PITCH / 4)];
-                all += f.x + f.y + (f.z + f.w);
-            }
-            all += 0 - minus(0, 0);
-            return all;
+        for (int i = 0; i < B::CLUSTER * FOURS; i++) { // all are asked for before the first is used
+            const float4 *const place = reinterpret_cast<const float4 *>(sums + row * PITCH);
+            four[i] = shared_of<B>(place + (i % FOURS ^ row % 8 * PITCH / 32), i / FOURS);
         }
+        float all = -minus(0);
 #pragma unroll
-        for (int k = 0; k < PITCH / 4; k++) {
-            const float4 four = reinterpret_cast<const float4 *>(sums + row * PITCH)[k ^ row % 8 * PITCH / 32];
-            all += four.x + four.y + (four.z + four.w);
-        }
-#pragma unroll
-        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += 0 - minus(0, warp);
+        for (int i = 0; i < B::CLUSTER * FOURS; i++) all += four[i].x + four[i].y + (four[i].z + four[i].w);
         return all;
     }
     /* Zeros where no warp has a place. */
@@ -76,29 +72,28 @@ template <class I, class B, int TILES> struct WideTeamSums {
     }
 };
 
-/* A phase: of each team TILES tiles, its tiles number `begin` and on. */
+/* A phase: of each team TILES tiles, its tiles number `begin` and on. `thread` is one of the cluster's. */
 template <class W, class I, class B, class Sums> struct Phase {
     static constexpr unsigned ITEMS = Sums::SET / Sums::X_ROW * 16; // sums that it gives, a thread's every THREADS-th
     const typename W::Scale *factors;
     long long rows;
-    int begin, thread, number, clusters; // thread: of the cluster's
+    int begin, thread;
     float2 early = {}; // the thread's first scale and zero of a row, on their way while there are no sums yet
 
-    __device__ __forceinline__ Phase(const typename W::Scale *factors, long long rows, int begin, const Share<B> &share)
-        : factors(factors), rows(rows), begin(begin), thread(share.rank * B::THREADS + threadIdx.x),
-          number(share.number), clusters(share.clusters) {
+    __device__ __forceinline__ Phase(const typename W::Scale *factors, long long rows, int begin, int thread)
+        : factors(factors), rows(rows), begin(begin), thread(thread) {
         if (W::GROUP == 0) early = row_factor(thread);
     }
     /* The row of W that sum number i is of. */
     __device__ __forceinline__ long long row(unsigned i) const {
         const unsigned team = i / (I::ROWS * 16) % B::TEAMS, turn = begin + i / (I::ROWS * 16 * B::TEAMS);
-        return (long long)(number + clusters * (team + B::TEAMS * turn)) * 16 + i % 16;
+        return (long long)(blockIdx.x / B::CLUSTER + gridDim.x / B::CLUSTER * (team + B::TEAMS * turn)) * 16 + i % 16;
     }
     __device__ __forceinline__ float2 row_factor(unsigned i) const {
         return i < ITEMS && row(i) < rows ? scale_and_zero(factors, row(i)) : float2{};
     }
     /* Add up the warps' sums. The zero of a whole row, less `offset`, comes off each warp's, before these grow long:
-       x_slice_sums[warp * ROOM + j] is what this warp's slice of x row j adds up to. */
+       x_slice_sums[warp * ROOM + j] is what this warp's slice of x row j adds up to; ROOM 0: all slices. */
     template <int ROOM, class Store>
     __device__ __forceinline__ void add_up(const float *sums, const float *x_slice_sums, float offset, int m,
                                            Store store) const {
@@ -107,11 +102,9 @@ template <class W, class I, class B, class Sums> struct Phase {
             const unsigned x_row = i / 16 % I::ROWS, team = i / (I::ROWS * 16) % B::TEAMS;
             if (row(i) >= rows || x_row >= m) continue;
             const float2 factor = W::GROUP ? float2{} : i == thread ? early : row_factor(i);
-            const float all = Sums::total(sums + i / 16 * Sums::X_ROW, i % 16, [&](int rank, int warp) {
-                if (W::GROUP) return 0.f;
-                if (B::CLUSTER > 1 && Sums::WIDE) return (factor.y - offset) * x_slice_sums[x_row];
-                const float *const x_sum = x_slice_sums + (team * B::WARPS_PER_TEAM + warp) * ROOM + x_row;
-                return (factor.y - offset) * (B::CLUSTER > 1 ? load_from_block<float>(shared_address(x_sum), rank) : *x_sum);
+            const float all = Sums::total(sums + i / 16 * Sums::X_ROW, i % 16, [&](int warp) {
+                const int slice = team * B::WARPS_PER_TEAM + warp;
+                return W::GROUP ? 0 : (factor.y - offset) * x_slice_sums[slice * ROOM + x_row];
             });
             store(x_row, row(i), W::GROUP ? all : all * factor.x);
         }

@@ -26,13 +26,13 @@ template <typename Element, int Rows, bool Aligned> struct Input {
     static constexpr bool ALIGNED = Aligned; // cols is a multiple of 8, and x lies at one of 16 bytes
 };
 
-/* The warps of a block, and the blocks of a cluster. */
+/* The warps of a block. */
 template <int WarpsPerTeam, int Teams, int Units, bool Whole, int Cluster = 1> struct Block {
-    static constexpr int WARPS_PER_TEAM = WarpsPerTeam; // they share a tile's columns
+    static constexpr int CLUSTER = Cluster;              // blocks that share a tile's columns, and add up together
+    static constexpr int WARPS_PER_TEAM = WarpsPerTeam; // they share what the block has of these columns
     static constexpr int TEAMS = Teams;                  // each has tiles of its own
     static constexpr int UNITS = Units;                 // of a warp
     static constexpr bool WHOLE = Whole;                // every warp has so many; else the last have fewer
-    static constexpr int CLUSTER = Cluster;             // blocks that share a tile's columns, and add up together
     static constexpr int WARPS = WARPS_PER_TEAM * TEAMS, THREADS = 32 * WARPS;
 };
 
@@ -55,13 +55,13 @@ __device__ __forceinline__ float2 scale_and_zero(const float *factors, long long
 template <class B> struct Share {
     int row_units, first_unit, units;   // of a row of tiles; of these the warp's first; and how many it has
     int tiles, first_tile, tile_stride; // of the matrix; the team's first, and how far it is to its next
-    int number, clusters, rank;         // of the block's cluster, how many there are, and the block in it
 
     __device__ __forceinline__ Share(long long rows, int cols, int warp) {
         const int slice = warp % B::WARPS_PER_TEAM, team = warp / B::WARPS_PER_TEAM;
+        const int number = blockIdx.x / B::CLUSTER, clusters = gridDim.x / B::CLUSTER; // of the block's cluster
+        const int part = blockIdx.y * B::CLUSTER + blockIdx.x % B::CLUSTER;            // of the columns
         row_units = (cols + 127) / 128;
-        number = blockIdx.x / B::CLUSTER, clusters = gridDim.x / B::CLUSTER, rank = blockIdx.x % B::CLUSTER;
-        first_unit = ((blockIdx.y * B::CLUSTER + rank) * B::WARPS_PER_TEAM + slice) * B::UNITS;
+        first_unit = (part * B::WARPS_PER_TEAM + slice) * B::UNITS;
         units = B::WHOLE ? B::UNITS : max(0, min(B::UNITS, row_units - first_unit));
         tiles = (rows + 15) / 16, tile_stride = clusters * B::TEAMS;
         first_tile = number + clusters * team;

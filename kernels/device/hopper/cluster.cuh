@@ -7,8 +7,19 @@
    write to it, or arrive there: cluster_barrier() last of all; and first, so that nobody uses what is not
    initialised. */
 #pragma once
-#include "neighbours.cuh"
 #include "tma.cuh"
+
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Of all threads of all blocks of the cluster; what they wrote to shared memory is known behind it. */
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 /* Arrive at this mbarrier's twin in the block with this rank. It hands over room, and no data: what was read there
    has been read. With .release.cluster the compiler would put a fence of all memory in front of each arrival. */
