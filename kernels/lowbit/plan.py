@@ -188,7 +188,7 @@ class Plan:
     @cached_property
     def tile_sums(self):
         """Bytes of the warps' sums of a tile of each team (team_sums.cuh)."""
-        wide = 16 * max(4, 1 << (self.warps_per_team - 1).bit_length())
+        wide = 16 * max(4, 1 << (self.warps_per_team - 1).bit_length()) + 16 * (self.cluster > 1)
         return 4 * self.teams * self.x_rows * (wide if self.many else 16 * (self.warps_per_team | 1) + 4)
 
     def sums(self, tiles):

@@ -26,16 +26,17 @@ template <class B> __device__ __forceinline__ void barrier_of_tile() {
 /* Read one at a time: [set][tile][team][row of x][16 rows of W][warp]. */
 template <class I, class B, int TILES> struct TeamSums {
     static constexpr int PITCH = B::WARPS_PER_TEAM | 1; // odd, so that 16 rows lie in 16 banks
-    static constexpr int X_ROW = 16 * PITCH + 4, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE;
+    static constexpr int X_ROW = 16 * PITCH + 4, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE, OWN = SET;
     float *first;
 
     /* Where lane 4g + c of a warp keeps what it has of row g; row g + 8 is 8 * PITCH further. */
     static __device__ __forceinline__ int place(int g, int, int slice) { return g * PITCH + slice; }
     /* The sum over the warps of a team, each less what `minus` says. */
-    template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
+    template <class Minus> static __device__ __forceinline__ float total(const float *sums, int i, Minus minus) {
         float all = 0;
 #pragma unroll
-        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += sums[row * PITCH + warp] - minus(warp);
+        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++)
+            all += sums[i / 16 * X_ROW + i % 16 * PITCH + warp] - minus(warp);
         return all;
     }
 };
@@ -44,24 +45,29 @@ template <class I, class B, int TILES> struct TeamSums {
    row and column, so that banks do. Where blocks of a cluster share a tile, what all of them have is added up. */
 template <class I, class B, int TILES> struct WideTeamSums {
     static constexpr int PITCH = B::WARPS_PER_TEAM > 8 ? 16 : B::WARPS_PER_TEAM > 4 ? 8 : 4;
-    static constexpr int X_ROW = 16 * PITCH, TILE = I::ROWS * X_ROW, SET = TILES * B::TEAMS * TILE;
+    static constexpr int X_ROW = 16 * PITCH, TILE = I::ROWS * X_ROW, OWN = TILES * B::TEAMS * TILE;
+    static constexpr int SET = OWN + (B::CLUSTER > 1 ? OWN / PITCH : 0); // behind the warps' the block's own sums
     float *first;
 
     static __device__ __forceinline__ int place(int g, int c, int slice) {
         return g * PITCH + (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c);
     }
-    /* The sum over the warps of a team, in all blocks of the cluster, less minus(0). */
-    template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
-        constexpr int FOURS = PITCH / 4;
-        float4 four[B::CLUSTER * FOURS];
+    /* The sum over the block's warps of a team. */
+    static __device__ __forceinline__ float own_total(const float *sums, int row) {
+        float all = 0;
 #pragma unroll
-        for (int i = 0; i < B::CLUSTER * FOURS; i++) { // all are asked for before the first is used
-            const float4 *const place = reinterpret_cast<const float4 *>(sums + row * PITCH);
-            four[i] = shared_of<B>(place + (i % FOURS ^ row % 8 * PITCH / 32), i / FOURS);
+        for (int k = 0; k < PITCH / 4; k++) {
+            const float4 four = reinterpret_cast<const float4 *>(sums + row * PITCH)[k ^ row % 8 * PITCH / 32];
+            all += four.x + four.y + (four.z + four.w);
         }
+        return all;
+    }
+    /* The sum over the blocks of a cluster, or over the warps of the only one, less minus(0): number i of a set. */
+    template <class Minus> static __device__ __forceinline__ float total(const float *sums, int i, Minus minus) {
         float all = -minus(0);
+        if constexpr (B::CLUSTER == 1) return all + own_total(sums + i / 16 * X_ROW, i % 16);
 #pragma unroll
-        for (int i = 0; i < B::CLUSTER * FOURS; i++) all += four[i].x + four[i].y + (four[i].z + four[i].w);
+        for (int rank = 0; rank < B::CLUSTER; rank++) all += shared_of<B>(sums + OWN + i, rank);
         return all;
     }
     /* Zeros where no warp has a place. */
@@ -74,7 +80,7 @@ template <class I, class B, int TILES> struct WideTeamSums {
 
 /* A phase: of each team TILES tiles, its tiles number `begin` and on. `thread` is one of the cluster's. */
 template <class W, class I, class B, class Sums> struct Phase {
-    static constexpr unsigned ITEMS = Sums::SET / Sums::X_ROW * 16; // sums that it gives, a thread's every THREADS-th
+    static constexpr unsigned ITEMS = Sums::OWN / Sums::X_ROW * 16; // sums that it gives, a thread's every THREADS-th
     const typename W::Scale *factors;
     long long rows;
     int begin, thread;
@@ -92,6 +98,13 @@ template <class W, class I, class B, class Sums> struct Phase {
     __device__ __forceinline__ float2 row_factor(unsigned i) const {
         return i < ITEMS && row(i) < rows ? scale_and_zero(factors, row(i)) : float2{};
     }
+    /* Where blocks share a tile: what each has of a sum, for the others to read. */
+    __device__ __forceinline__ void add_up_own(float *sums, int m) const {
+#pragma unroll 1
+        for (unsigned i = threadIdx.x; i < ITEMS; i += B::THREADS)
+            if (row(i) < rows && i / 16 % I::ROWS < m)
+                sums[Sums::OWN + i] = Sums::own_total(sums + i / 16 * Sums::X_ROW, i % 16);
+    }
     /* Add up the warps' sums. The zero of a whole row, less `offset`, comes off each warp's, before these grow long:
        x_slice_sums[warp * ROOM + j] is what this warp's slice of x row j adds up to; ROOM 0: all slices. */
     template <int ROOM, class Store>
@@ -102,7 +115,7 @@ template <class W, class I, class B, class Sums> struct Phase {
             const unsigned x_row = i / 16 % I::ROWS, team = i / (I::ROWS * 16) % B::TEAMS;
             if (row(i) >= rows || x_row >= m) continue;
             const float2 factor = W::GROUP ? float2{} : i == thread ? early : row_factor(i);
-            const float all = Sums::total(sums + i / 16 * Sums::X_ROW, i % 16, [&](int warp) {
+            const float all = Sums::total(sums, i, [&](int warp) {
                 const int slice = team * B::WARPS_PER_TEAM + warp;
                 return W::GROUP ? 0 : (factor.y - offset) * x_slice_sums[slice * ROOM + x_row];
             });
