@@ -21,10 +21,5 @@ def starts_early(device):
     return not _is_card(device) or torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def cluster_blocks(device):
-    """Blocks of a cluster, as many as every card with clusters takes: 8 from compute capability 9.0 on, and 1 before."""
-    return 8 if not _is_card(device) or torch.cuda.get_device_capability(device) >= (9, 0) else 1
-
-
 def _is_card(device):
     return device.type == "cuda"

@@ -10,7 +10,6 @@ CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 
 def test_the_simt_machine_answers_as_an_h200():
     assert (card.multiprocessors(CPU), card.shared_memory(CPU), card.starts_early(CPU)) == (132, 227 * 1024, True)
-    assert card.cluster_blocks(CPU) == 8
 
 
 @pytest.mark.parametrize(
@@ -19,4 +18,3 @@ def test_the_simt_machine_answers_as_an_h200():
 def test_by_compute_capability(monkeypatch, capability, kilobytes, early):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert card.shared_memory(CARD) == 1024 * kilobytes and card.starts_early(CARD) is early
-    assert card.cluster_blocks(CARD) == (8 if early else 1)

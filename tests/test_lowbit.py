@@ -307,7 +307,7 @@ ROUNDS = [
 
 @pytest.mark.parametrize("case", ROUNDS, ids=str)
 def test_the_ring_goes_round(case, monkeypatch):
-    monkeypatch.setattr(top, "_room", lambda device: (3, 100 * 1024 if case[-1] < 3 else ROOM, 8))
+    monkeypatch.setattr(top, "_room", lambda device: (3, 100 * 1024 if case[-1] < 3 else ROOM))
     Wq, x, out = problem(*case)
     lowbit.gemv(Wq, x, out=out)
     close(out, Wq, x)
@@ -420,9 +420,14 @@ PLANS = {
     (14336, 4096, 1, 2, 128, True, ROOM): ((132, 1), 512, 153904, 16, 1, 2, 2, 7, 1, 7, 7),
     (4096, 14336, 4, 4, 128, True, ROOM): ((33, 4), 448, 211776, 14, 1, 2, 2, 4, 1, 8, 4),
     (14336, 4096, 2, 8, 0, False, ROOM): ((132, 1), 512, 146784, 16, 1, 2, 1, 3, 0, 7, 3),
-    (4096, 4096, 16, 4, 128, False, ROOM): ((132, 1), 512, 200704, 16, 1, 2, 2, 2, 0, 2, 2),
-    (4096, 14336, 8, 8, 0, True, ROOM): ((33, 4), 448, 210688, 14, 1, 2, 1, 5, 1, 8, 5),
-    (3, 9000, 7, 8, 0, False, ROOM): ((1, 4), 288, 73728, 9, 1, 2, 1, 2, 0, 1, 2),
+    (4096, 4096, 16, 4, 128, False, ROOM): ((132, 1), 512, 200704, 16, 1, 2, 1, 4, 0, 2, 4),
+    (4096, 14336, 8, 8, 0, True, ROOM): ((33, 4), 448, 210688, 14, 1, 2, 1, 5, 2, 8, 5),
+    (3, 9000, 7, 8, 0, False, ROOM): ((1, 4), 288, 73728, 9, 1, 2, 1, 2, 1, 1, 2),
+    (14336, 4096, 16, 8, 0, False, ROOM): ((132, 1), 512, 232448, 16, 1, 2, 1, 4, 1, 2, 3),
+    (8192, 28672, 1, 8, 0, False, ROOM): ((33, 4), 448, 130528, 14, 1, 4, 1, 3, 0, 16, 3),
+    (8192, 28672, 8, 8, 0, False, ROOM): ((33, 4), 448, 231424, 14, 1, 4, 1, 6, 1, 3, 4),
+    (5120, 5120, 4, 4, 128, True, ROOM): ((132, 1), 448, 190912, 14, 1, 3, 3, 2, 0, 3, 2),
+    (5120, 5120, 16, 4, 128, True, ROOM): ((33, 4), 320, 149760, 10, 1, 1, 1, 10, 1, 1, 10),
     (17, 131072, 9, 4, 32, True, 48 * 1024): ((1, 114), 288, 48128, 9, 1, 1, 1, 1, 0, 1, 0),
 }
 
@@ -476,7 +481,7 @@ def test_few_instructions_a_weight():
 @pytest.mark.parametrize("rows, cols, m", [(448, 4096, 16), (224, 14336, 11), (448, 4096, 7)])
 def test_counters_with_more_rows(rows, cols, m, monkeypatch):
     """Each byte once, x once a block, and no two lanes of a request in one bank."""
-    monkeypatch.setattr(top, "_room", lambda device: (4, ROOM, 8))
+    monkeypatch.setattr(top, "_room", lambda device: (4, ROOM))
     Wq, x, _ = problem(rows, cols, 4, 128, m)
     report = counters(Wq, x)
     splits = report.grid[1]

@@ -168,68 +168,6 @@ def test_a_mistake_with_a_copy_for_two_is_seen(what):
         multicast(SHARED.replace(old, new))
 
 
-# Each block of a cluster of four keeps two sets of numbers in turn, and adds up what the others have.
-FAR = """
-    __shared__ __align__(16) float kept[2][64 * 4];
-    float all = 0;
-    for (int i = 0; i < 3; i++) {
-        int set = i % 2;
-        for (int k = 0; k < 4; k++) kept[set][4 * threadIdx.x + k] = 1000 * i + 100 * rank() + threadIdx.x + 0.25f * k;
-        cluster_arrive(); cluster_wait();
-        for (int r = 0; r < 4; r++) {
-            float4 f = far(&kept[set][4 * (63 - threadIdx.x)], r);
-            all += f.x + f.y + f.z + f.w;
-        }
-    }
-    y[blockIdx.x * 64 + threadIdx.x] = all;
-    cluster_arrive(); cluster_wait();
-"""
-FAR_LOAD = r"""
-__device__ float4 far(const float *place, unsigned rank) {
-    float4 f;
-    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %4, %5; "
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
-                 : "=f"(f.x), "=f"(f.y), "=f"(f.z), "=f"(f.w) : "r"(at(place)), "r"(rank) : "memory");
-    return f;
-}
-"""
-
-
-def far(body, **options):
-    text = f'{FAR_LOAD}\nextern "C" __global__ void k(float* y) {{\n{body}\n}}'
-    y = np.full((8, 64), -1, np.float32)
-    compiled(text)(8, 64, y, cluster=4, **options)
-    return y
-
-
-@pytest.mark.parametrize("order, places", [("forward", None), ("reverse", 4), (2, 5)])
-@pytest.mark.parametrize("check_races", [False, True])
-def test_loads_from_other_blocks(order, places, check_races):
-    y = far(FAR, order=order, places=places, check_races=check_races)
-    assert (y == 4 * (3 * 4 * (63 - np.arange(64)) + 4 * (0 + 1000 + 2000) + 3 * (100 + 200 + 300) + 3 * 1.5)).all()
-
-
-FAR_MISTAKES = {  # what stands there, what is put in its place; with races looked for, and without
-    "a barrier of the block": ("cluster_arrive(); cluster_wait();\n        for", "__syncthreads();\n        for",
-                               simt.SimtError, None),
-    "one set": ("set = i % 2", "set = 0", simt.RaceError, "race on byte .* of shared memory"),
-    "leaves before it was read": ("all;\n    cluster_arrive(); cluster_wait();", "all;", simt.AsyncFault,
-                                  "a barrier of the cluster is missing"),
-    "behind the end": ("* (63 - threadIdx.x)", "* (64 - threadIdx.x) + 256", simt.MemoryFault, "a block has 2048 bytes"),
-    "between two places": ("[4 * (63 - threadIdx.x)]", "[4 * (63 - threadIdx.x) + 1]", simt.MemoryFault, "misaligned|multiple of 16"),
-    "what nobody has written": ("k < 4; k++", "k < 3; k++", simt.MemoryFault, "to which nothing has been written"),
-    "a rank that is none": ("r < 4", "r < 5", simt.LaneFault, "the cluster, of 4 blocks"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", FAR_MISTAKES)
-def test_a_mistake_with_loads_from_other_blocks_is_seen(what):
-    old, new, error, text = FAR_MISTAKES[what]
-    assert FAR.count(old) == 1
-    with pytest.raises(error, match=text):
-        far(FAR.replace(old, new), check_races=True)
-
-
 @pytest.mark.parametrize(
     "grid, options, text",
     [

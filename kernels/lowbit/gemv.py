@@ -8,7 +8,7 @@ import torch
 from kernels.lowbit.arguments import expect_all
 from kernels.lowbit.plan import plan
 from lab import cuda
-from lab.card import cluster_blocks, multiprocessors, shared_memory
+from lab.card import multiprocessors, shared_memory
 from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
@@ -38,15 +38,15 @@ def launch(Wq, x, out, pdl, **options):
     found = _prepared(
         Wq.shape, m, Wq.bits, Wq.group, x.dtype, factors.dtype, _room(x.device), x.data_ptr() % 16 == 0, pdl
     )
-    grid, block, shared, splits, cluster, gemv, merge, sizes, blocks = found
+    grid, block, shared, splits, gemv, merge, sizes, blocks = found
     # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it;
     # else the checked launch says what is wrong
     if packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device():
         gemv, merge = gemv.unchecked, merge and merge.unchecked
     if splits == 1:
-        return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, cluster=cluster, **options)
+        return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
     parts = x.new_empty(splits, *out.shape, dtype=torch.float32)
-    report = gemv(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, cluster=cluster, **options)
+    report = gemv(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, **options)
     # which waits for gemv
     return report, merge(blocks, MERGE, parts, out, out.numel(), pdl=True, **options)
 
@@ -56,18 +56,15 @@ def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
     """What all calls with such tensors share: the plan, the two kernels, the sizes gemv takes, blocks of merge."""
     rows, cols = shape
     group = 0 if group is None or group == cols else group
-    *room, most_cluster = room
-    aligned = aligned and cols % 8 == 0
-    found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned, pdl, most_cluster=most_cluster)
+    found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned and cols % 8 == 0, pdl)
     merge = _merge(dtype, found.splits) if found.splits > 1 else None
-    cluster = (found.cluster, 1, 1) if found.cluster > 1 else None
-    launch = found.grid, found.block, found.shared, found.splits, cluster
+    launch = found.grid, found.block, found.shared, found.splits
     return *launch, kernel(found, dtype, scale), merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
 
 
 @functools.cache
 def _room(device):
-    return multiprocessors(device), shared_memory(device), cluster_blocks(device)
+    return multiprocessors(device), shared_memory(device)
 
 
 def kernel(found, dtype, scale):

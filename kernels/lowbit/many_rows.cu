@@ -7,15 +7,13 @@
    - 16 rows of x are 128 KB a block at 4096 columns, four times a tile of weights of 4 bits. Loads into registers pass
      through L1, of which a block with this much shared memory leaves 28 KB. So x goes through shared memory with
      cp.async, over the place of all but STAGES_BESIDE_X stages of the ring and of the sums, which are not needed yet.
-   - 132 blocks bring 17 MB of such an x from L2, as much as a matrix of 4096 x 4096 has in 8 bits. Blocks of a cluster
-     share the columns of their tiles, and so x: each reads what all of them have of the sums from their shared memory.
 
    Moves what few_rows moves. rows * cols multiply-adds of 16-bit numbers for each row of x, of which one m16n8k16 does
    2048.
 
    Compile with MATRIX, INPUT, BLOCK and RING (unit.cuh), TILES_IN_PHASE (of a team), X_THROUGH_SHARED (else x is loaded
    into registers) and STAGES_BESIDE_X (else STAGES), and Y, the type of y: float where the columns are split.
-   Launch as few_rows, in clusters of as many blocks as BLOCK says. */
+   Launch as few_rows. */
 #include "../device/mma.cuh"
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
@@ -74,8 +72,8 @@ template <class Do> __device__ __forceinline__ void each_fragment(Do act) {
             for (int eight = 0; eight < EIGHTS; eight++) act(u, part, eight);
 }
 
-/* The sums of x over a group and over a warp's slice: products of x, as operand A this time, with ones. A lane's numbers
-   are in the same places of both operands, and 16 rows are one mma. */
+/* The sums of x over a group and over a warp's slice: products of x, as operand A this time, with ones. A lane holds the
+   same numbers of either operand, and 16 rows are one mma. */
 __device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, const Fragments &x_fragments,
                                       int lane) {
     constexpr unsigned ONES = Numbers<W, T>::ONES;
@@ -103,15 +101,11 @@ __device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, 
     __syncwarp();
 }
 
-/* What all slices of a row of x add up to, in all blocks of the cluster: [x row]. Known to a warp whose block has come to
-   a barrier. */
+/* What all slices of a row of x add up to: x_sums[x row]. Known behind the next barrier. */
 __device__ __forceinline__ void add_slices(float *x_sums, const float *x_slice_sums, int warp, int lane) {
-    barrier_of_tile<B>();
+    __syncthreads();
     for (int x_row = warp; x_row < I::ROWS; x_row += B::WARPS) {
-        float sum = 0;
-        for (int i = lane; i < B::CLUSTER * B::WARPS_PER_TEAM; i += 32)
-            sum += shared_of<B>(x_slice_sums + i % B::WARPS_PER_TEAM * I::ROWS + x_row, i / B::WARPS_PER_TEAM);
-        sum = warp_sum(sum);
+        const float sum = warp_sum(lane < B::WARPS_PER_TEAM ? x_slice_sums[lane * I::ROWS + x_row] : 0); // of one team
         if (lane == 0) x_sums[x_row] = sum;
     }
 }
@@ -123,7 +117,7 @@ __device__ __forceinline__ void multiply(float (&t)[EIGHTS][4], const Stream &we
     uint4 words[W::LOADS];
     weights.load(words, s);
     Numbers<W, T> numbers;
-    constexpr bool SCALED = W::GROUP != 0 || W::BITS < 8; // or something comes off; else all units are one sum
+    constexpr bool SCALED = W::GROUP != 0 || W::BITS < 8; // or x's sums come off; elsewhere all units are one sum
     float of_group[EIGHTS][4];
     float(&d)[EIGHTS][4] = SCALED ? of_group : t;
 #pragma unroll
@@ -213,8 +207,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     const int place = Sums::place(lane / 4, lane % 4, slice);
     int set = 0;
 #pragma unroll 1
-    for (int begin = 0; (int)blockIdx.x / B::CLUSTER + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
-        const Phase<W, I, B, Sums> phase(factors, rows, begin, blockIdx.x % B::CLUSTER * B::THREADS + threadIdx.x);
+    for (int begin = 0; (int)blockIdx.x + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
+        const Phase<W, I, B, Sums> phase(factors, rows, begin, threadIdx.x);
         float *tile_sums = sums.first + set * Sums::SET + team * Sums::TILE + place;
         int tile = share.first_tile + begin * share.tile_stride;
 #pragma unroll 1
@@ -237,15 +231,10 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
         }
 
         // 5. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
-        if constexpr (B::CLUSTER > 1) {
-            __syncthreads();
-            phase.add_up_own(sums.first + set * Sums::SET, m);
-        }
-        barrier_of_tile<B>();
+        __syncthreads();
         phase.add_up<0>(sums.first + set * Sums::SET, x_sums, Numbers<W, T>::MIDDLE, m,
                         [&](unsigned x_row, long long row, float sum) {
             y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });
     }
-    if (B::CLUSTER > 1) barrier_of_tile<B>(); // no block ends while another one still reads its sums
 }

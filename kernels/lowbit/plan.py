@@ -14,20 +14,19 @@ WARPS = 16  # of a block
 X_REGISTERS = 64  # of a lane, that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
 SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of few and of many rows of x
-MANY_TILES = 4  # of a team between two barriers, about, for many rows
+MANY_TILES = 4  # of a team between two barriers, about, for many rows; 1 of splits whose warps have a unit each
 STAGE_UNITS = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 LEAST_SPLITS = 4  # where one block cannot hold x: merging costs as much for two, and each of four has less of x
 MUCH_X = 112  # units of x, all rows together: digits of more are made first, where a team has few tiles,
-FEW_TILES = 2  # no more than these; else weights are asked for before
+FEW_TILES = 3  # no more than these; else weights are asked for before
+SOME_TILES = 8  # of a team: up to so many, a plain launch at 8 bits asks for weights before sixteen rows of x
 PLAIN_STAGES = 3  # of the ring of few rows in a plain launch; under PDL it is as deep as there is room
 MOST_STAGES = 24
 MERGE_ROOM = 1024  # bytes that a block of merge takes beside one of ours
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(
-    rows, cols, m, bits, group, scale_size, multiprocessors, card_room, aligned=True, pdl=False, most_cluster=8, **chosen
-):  # fmt: skip
+def plan(rows, cols, m, bits, group, scale_size, multiprocessors, card_room, aligned=True, pdl=False, **chosen):
     """How the product of m rows of x with a (rows, cols) matrix is launched: a Plan.
 
     group            columns that share a scale; 0: all of a row
@@ -36,11 +35,10 @@ def plan(
     card_room        bytes of shared memory that a block may have
     aligned          x may be read in words of 16 bytes
     pdl              launched as a dependent: weights are asked for before x is there
-    most_cluster     blocks that a cluster may have; 1: the card has no clusters
     chosen           properties of Plan that are to be something else
     """
     problem = dict(rows=rows, cols=cols, m=m, bits=bits, group=group, scale_size=scale_size, aligned=aligned, pdl=pdl)
-    problem |= {"multiprocessors": multiprocessors, "card_room": card_room, "most_cluster": most_cluster}
+    problem |= {"multiprocessors": multiprocessors, "card_room": card_room}
     for candidate in candidates(problem, chosen):
         if candidate.stages:
             return candidate
@@ -109,19 +107,14 @@ class Plan:
     @cached_property
     def splits(self):
         most = int(X_SHARE * self.card_room) // (self.unit_x_bytes or 1)
-        if self.many:
-            most = WARPS * (X_REGISTERS // self.unit_x_registers) * self.cluster
+        if self.many or self.bits == 8:  # and that all of it fits the registers, where a merge costs less than that
+            most = min(most, WARPS * (X_REGISTERS // self.unit_x_registers))
         splits = -(-self.row_units // most)
         return splits if splits == 1 else max(splits, min(LEAST_SPLITS, self.multiprocessors))
 
     @cached_property
-    def cluster(self):
-        """Blocks that share a tile's columns, and add up together."""
-        return 1
-
-    @cached_property
     def block_units(self):
-        return -(-self.row_units // (self.splits * self.cluster))
+        return -(-self.row_units // self.splits)
 
     @cached_property
     def units(self):
@@ -135,7 +128,7 @@ class Plan:
     @cached_property
     def whole(self):
         """Whether every warp has so many columns."""
-        return self.cols == 128 * self.warps_per_team * self.units * self.splits * self.cluster
+        return self.cols == 128 * self.warps_per_team * self.units * self.splits
 
     # Who has which rows
 
@@ -155,16 +148,11 @@ class Plan:
     @cached_property
     def blocks(self):
         """Of the tiles; there are so many for each split."""
-        return min(self.tiles, self.clusters) * self.cluster
-
-    @cached_property
-    def clusters(self):
-        room = self.multiprocessors if self.cluster <= 2 else self.multiprocessors * 120 // 132
-        return max(1, room // (self.splits * self.cluster))
+        return min(self.tiles, max(1, self.multiprocessors // self.splits))
 
     @cached_property
     def team_tiles(self):
-        return -(-self.tiles // (self.blocks // self.cluster * self.teams))
+        return -(-self.tiles // (self.blocks * self.teams))
 
     # The shared memory of a block
 
@@ -188,7 +176,7 @@ class Plan:
     @cached_property
     def tile_sums(self):
         """Bytes of the warps' sums of a tile of each team (team_sums.cuh)."""
-        wide = 16 * max(4, 1 << (self.warps_per_team - 1).bit_length()) + 16 * (self.cluster > 1)
+        wide = 16 * max(4, 1 << (self.warps_per_team - 1).bit_length())
         return 4 * self.teams * self.x_rows * (wide if self.many else 16 * (self.warps_per_team | 1) + 4)
 
     def sums(self, tiles):
@@ -197,11 +185,11 @@ class Plan:
 
     @cached_property
     def tiles_in_phase(self):
-        most = MANY_TILES if self.many else self.team_tiles
+        most = (1 if self.splits > 1 and self.units == 1 else MANY_TILES) if self.many else self.team_tiles
         tiles = min(self.team_tiles, max(1, SUMS_ROOM[self.many] // self.tile_sums), most)
         if self.team_tiles <= 2 * tiles:  # all of them take no more room than two sets of half, and one barrier
             tiles = self.team_tiles
-        room = self.room - self.x_bytes - 2 * self.unit_bytes * self.units  # two tiles of weights are to be under way
+        room = self.room - self.x_bytes - 2 * self.unit_bytes * min(self.units, 3)  # two tiles of weights are under way
         while self.many and tiles > 1 and self.sums(tiles) > room:
             tiles -= 1
         return tiles
@@ -223,7 +211,8 @@ class Plan:
         """Of a warp, asked for together: a tile's in equal stages."""
         x_registers = self.unit_x_registers * self.units * self.x_in_registers
         spills = x_registers > X_REGISTERS - 8 and (self.groups > 1 or not self.many)  # with longer stages
-        stages = self.units if spills else -(-self.units // STAGE_UNITS[self.bits])
+        fine = self.many and self.bits == 4 and self.eights == 2 and self.team_tiles <= 2  # little else is under way
+        stages = self.units if spills or fine else -(-self.units // STAGE_UNITS[self.bits])
         units = -(-self.units // stages)
         while units > 1 and (self.room - self.fixed) // (self.unit_bytes * units) < 2:
             units -= 1
@@ -244,13 +233,15 @@ class Plan:
         return max(0, min((self.room - self.fixed) // self.stage_bytes, of_matrix, MOST_STAGES, self.most_stages))
 
     @cached_property
-    def early(self):
-        """Whether weights are asked for ahead of x, which then waits behind them."""
-        return self.pdl and (self.many or self.x_rows * self.block_units <= MUCH_X or self.team_tiles > FEW_TILES)
-
-    @cached_property
     def stages_before_wait(self):
-        return min(self.stages_beside_x, int(self.early))
+        """Asked for ahead of x, which then waits behind them."""
+        if not self.pdl:
+            early = self.many and self.bits == 8 and (self.eights == 1 or self.team_tiles <= SOME_TILES)
+        elif self.many:
+            early = 2 if self.bits == 8 and self.eights == 1 else 1
+        else:
+            early = self.x_rows * self.block_units <= MUCH_X or self.team_tiles > FEW_TILES
+        return min(self.stages_beside_x, int(early))
 
     # x on its way into registers, over what comes later
 
@@ -294,20 +285,15 @@ class Plan:
         """What the source is compiled with, for these types of CUDA."""
         options = {
             "MATRIX": f"Matrix<{scale_type}, {self.bits}, {self.group}>",
-            "INPUT": f"Input<{x_type}, {self.x_rows}, {flag(self.aligned)}>",
-            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {flag(self.whole)}, {self.cluster}>",
+            "INPUT": f"Input<{x_type}, {self.x_rows}, {str(self.aligned).lower()}>",
+            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {str(self.whole).lower()}>",
             "RING": f"Ring<{self.stage_units}, {self.stages}, {self.stages_before_wait}>",
             "TILES_IN_PHASE": self.tiles_in_phase,
             "Y": "float" if self.splits > 1 else x_type,
         }
         if self.many:
-            options["X_THROUGH_SHARED"] = flag(self.x_through_shared)
+            options["X_THROUGH_SHARED"] = str(self.x_through_shared).lower()
             options["STAGES_BESIDE_X"] = self.stages_beside_x
         else:
-            options["X_IN_REGISTERS"] = flag(self.x_in_registers)
+            options["X_IN_REGISTERS"] = str(self.x_in_registers).lower()
         return tuple(f"-D{name}={value}" for name, value in options.items())
-
-
-def flag(value):
-    """As C++ has it."""
-    return "true" if value else "false"

@@ -27,9 +27,8 @@ template <typename Element, int Rows, bool Aligned> struct Input {
 };
 
 /* The warps of a block. */
-template <int WarpsPerTeam, int Teams, int Units, bool Whole, int Cluster = 1> struct Block {
-    static constexpr int CLUSTER = Cluster;              // blocks that share a tile's columns, and add up together
-    static constexpr int WARPS_PER_TEAM = WarpsPerTeam; // they share what the block has of these columns
+template <int WarpsPerTeam, int Teams, int Units, bool Whole> struct Block {
+    static constexpr int WARPS_PER_TEAM = WarpsPerTeam; // they share a tile's columns
     static constexpr int TEAMS = Teams;                  // each has tiles of its own
     static constexpr int UNITS = Units;                 // of a warp
     static constexpr bool WHOLE = Whole;                // every warp has so many; else the last have fewer
@@ -58,13 +57,11 @@ template <class B> struct Share {
 
     __device__ __forceinline__ Share(long long rows, int cols, int warp) {
         const int slice = warp % B::WARPS_PER_TEAM, team = warp / B::WARPS_PER_TEAM;
-        const int number = blockIdx.x / B::CLUSTER, clusters = gridDim.x / B::CLUSTER; // of the block's cluster
-        const int part = blockIdx.y * B::CLUSTER + blockIdx.x % B::CLUSTER;            // of the columns
         row_units = (cols + 127) / 128;
-        first_unit = (part * B::WARPS_PER_TEAM + slice) * B::UNITS;
+        first_unit = (blockIdx.y * B::WARPS_PER_TEAM + slice) * B::UNITS;
         units = B::WHOLE ? B::UNITS : max(0, min(B::UNITS, row_units - first_unit));
-        tiles = (rows + 15) / 16, tile_stride = clusters * B::TEAMS;
-        first_tile = number + clusters * team;
+        tiles = (rows + 15) / 16, tile_stride = gridDim.x * B::TEAMS;
+        first_tile = blockIdx.x + gridDim.x * team;
     }
 };
 

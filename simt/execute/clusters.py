@@ -1,9 +1,9 @@
-"""Clusters: blocks that run at the same time and reach each other's shared memory (PTX ISA, "Cluster of Cooperative
-Thread Arrays"). All blocks of a cluster are in one Part.
+"""Clusters: blocks that run at the same time and reach each other's mbarriers (PTX ISA, "Cluster of Cooperative Thread
+Arrays"). All blocks of a cluster are in one Part.
 
 A place in the shared memory of another block is what mapa gives: its address there, and above that the block's rank
-plus one. Arrivals at mbarriers, multicast copies and loads (ld.shared::cluster) go there; stores and atomics do not (no
-such address lies in the block's own memory, so they are errors).
+plus one. Arrivals at mbarriers and multicast copies go there; loads, stores and atomics do not (no such address lies in
+the block's own memory, so they are errors).
 
 A block must not end while another may still arrive there, or copy to it. With check_races=True that is an error in
 whatever order they run: of each thread that has been at another block's memory, a thread there must know by then.

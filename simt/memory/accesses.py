@@ -168,8 +168,6 @@ class Memory(Copies, Noting):
             return self.rejoin(found, apart, count)
         item = dtype.itemsize
         size = item * count
-        if space == "cluster":
-            return self.load_far(site, address, offset, dtype, count, mask)
         memory, pattern, shift, low, whole = self.place(space, address, offset, size, mask, site)
         if not whole:
             return self.load_some(site, memory, space, pattern, shift, dtype, count, mask)
@@ -197,33 +195,6 @@ class Memory(Copies, Noting):
             self.count(site, memory or self.buffers[int(flat[0]) >> REGION], pattern, shift, size, mask)
             if self.races is not None:
                 self.note_race("load", memory, pattern, shift, size, mask, site, dtype.itemsize, flat=flat)
-        return out[0] if count == 1 else out
-
-    def load_far(self, site, address, offset, dtype, count, mask):
-        """A load from the shared memory of any block of the cluster (clusters.py)."""
-        part, memory, item = self.describe, self.shared, dtype.itemsize
-        size, out = item * count, [np.zeros(self.shape, dtype) for _ in range(count)]
-        line, strong = part.race_facts(site)
-        given, lanes = part.shared_lanes(("shared", address, offset), mask, line, "a load")
-        if lanes.size:
-            flat, blocks = part.targets(given, lanes, line, "a load")
-            bad = (flat < 0) | (flat + size > memory.size) | (flat % size != 0)
-            if bad.any():
-                at = int(np.argmax(bad))
-                kind = "misaligned" if 0 <= flat[at] <= memory.size - size else "outside"
-                raise MemoryFault(part.access(self, kind, "shared", int(flat[at]), size, int(lanes[at]), site))
-            where = flat + blocks * memory.steps[0]
-            if not memory.written.bytes[where[:, None] + np.arange(size)].all():
-                self.unwritten(memory, flat, lanes, where, size, site)
-            for k in range(count):
-                out[k].reshape(-1)[lanes] = memory.view(dtype)[where // item + k]
-            known = self.one if type(address) is int else address.settled().known
-            shift = address + offset if type(address) is int else address.settled().range(True)[2] + offset
-            self.count(site, memory, pattern_of(known), shift, size, mask)
-            if self.races is not None:
-                own, threads = part.who(lanes)
-                there, more = self.numbers[blocks], {"strong": strong, "item": item}
-                part.tell(lambda races: races.shared("load", flat, size, own, threads, line, there=there, **more))
         return out[0] if count == 1 else out
 
     def parts(self, memory, lanes, flat):

@@ -62,8 +62,6 @@ class Noting:
             return False
         if shared and kind == "store" and self.describe.program.asynchronous:
             return False
-        if shared and self.describe.program.reads_far:
-            return False  # a barrier of the block orders nothing for those in other blocks
         alone = one_each(pattern, size, self.shape, shared, None)
         close = aside.settled is not False
         alone_here = alone or (mask is not None and one_each(pattern, size, self.shape, shared, mask, close))

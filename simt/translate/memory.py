@@ -52,7 +52,7 @@ class MemoryAccess:
         if dtype is None:
             raise Unsupported(str(i), "", i.line)
         items = d.items if isinstance(d, Vec) else (d,)
-        space = "cluster" if "shared__cluster" in i.parts else self.space(i)
+        space = self.space(i)
         address, offset = self.memory_operand(m)
         leader = self.joins.get(number)
         counted = None if space == "local" or "const" in i.parts else "ld"
@@ -60,7 +60,7 @@ class MemoryAccess:
         if leader is not None:
             joined = leader[1]
             counted = counted if leader[0] == number else None
-        self.counter(number, i, counted, joined=joined, shared=space in ("shared", "cluster"))
+        self.counter(number, i, counted, joined=joined, shared=space == "shared")
         name = self.constant("D_" + dtype.char, dtype)
         target = f"S.memory.load({number}, {space!r}, {address}, {offset}, {name}, {len(items)}, {self.mask_text()})"
         if len(items) == 1:

@@ -38,7 +38,6 @@ class Program:
         code = self.flow.function.instructions
         self.asynchronous = any(i.parts[0] == "wgmma" or "bulk" in i.parts for i in code)  # may read shared memory
         self.only_threads_share = not any(i.parts[0] in ("wgmma", "mbarrier", "cp") or "bulk" in i.parts for i in code)
-        self.reads_far = any(i.parts[0] == "ld" and "shared__cluster" in i.parts for i in code)  # in other blocks
         self.race_facts = {}  # memory instruction -> (line, how strong), for simt/memory/races.py
         self.lets_next_start = any(i.parts[:2] == ("griddepcontrol", "launch_dependents") for i in code)
         self.environment = merging.environment()
