@@ -3,28 +3,26 @@
 #include "../device/copy.cuh"
 #include "../device/words.cuh"
 
-/* Where a row lies: word j of it is the j-th one from the start of the line (LINE bytes, by address) that its first
-   element lies in, and holds columns j * VEC - lead and on. */
+/* Where a row lies, as all rows do that begin at the same place in a line: word j is the j-th one from the start of the
+   line (LINE bytes, by address) that its first element lies in, and holds columns j * VEC - lead and on. */
 template <typename T, int LINE> struct Row {
-    static constexpr int VEC = 16 / sizeof(T);
-    int lead;            // elements between the start of the line and the row's first
-    long long end;       // and to where the row ends
-    const uint4 *words;  // the line
+    static constexpr unsigned VEC = 16 / sizeof(T);
+    unsigned lead, end; // elements between the start of the line and the row's first, and to where the row ends
 
-    __device__ __forceinline__ Row(const T *row, long long cols)
-        : lead((int)(reinterpret_cast<unsigned long long>(row) % LINE / sizeof(T))), end(lead + cols),
-          words(reinterpret_cast<const uint4 *>(row - lead)) {}
+    __device__ __forceinline__ Row(const T *row, unsigned cols)
+        : lead((unsigned)reinterpret_cast<unsigned long long>(row) % LINE / sizeof(T)), end(lead + cols) {}
     /* Elements of its first and of its last word, if these are not whole. */
-    __device__ __forceinline__ int head() const { return (VEC - lead % VEC) % VEC; }
-    __device__ __forceinline__ int tail() const { return (int)(end % VEC); }
-    /* The first word with something of the row in it, or the first whole one. */
-    __device__ __forceinline__ int first(bool whole) const { return (lead + (whole ? VEC - 1 : 0)) / VEC; }
-    /* Where its words end, or its whole ones. */
-    __device__ __forceinline__ long long last(bool whole) const { return (end + (whole ? 0 : VEC - 1)) / VEC; }
+    __device__ __forceinline__ unsigned head() const { return (0 - lead) % VEC; }
+    __device__ __forceinline__ unsigned tail() const { return end % VEC; }
+    /* Its words, or those that are whole. */
+    __device__ __forceinline__ unsigned first() const { return lead / VEC; }
+    __device__ __forceinline__ unsigned first_whole() const { return (lead + VEC - 1) / VEC; }
+    __device__ __forceinline__ unsigned last() const { return (end + VEC - 1) / VEC; }
+    __device__ __forceinline__ unsigned last_whole() const { return end / VEC; }
 };
 
 /* Zeros for what is not of columns 0 .. cols - 1: the elements of a word that begins at column c. */
-template <typename T, int VEC> __device__ __forceinline__ void keep_columns(Word<T, VEC> &word, long long c, long long cols) {
+template <typename T, int VEC> __device__ __forceinline__ void keep_columns(Word<T, VEC> &word, int c, int cols) {
 #pragma unroll
     for (int p = 0; p < 4; p++) {
         constexpr int EACH = 4 / sizeof(T); // elements of a part
@@ -57,15 +55,17 @@ __device__ __forceinline__ void copy_async_cached(unsigned to, const void *from)
 
 /* Words `begin` .. `begin` + COUNT - 1 of x, to shared memory, by all threads; zeros for what is not of x. */
 template <int COUNT, int THREADS, typename T>
-__device__ __forceinline__ void copy_x(uint4 *to, const T *x, long long begin, long long cols) {
+__device__ __forceinline__ void copy_x(uint4 *to, const T *x, int begin, unsigned cols) {
     constexpr int VEC = 16 / sizeof(T);
-    const bool aligned = reinterpret_cast<unsigned long long>(x) % 16 == 0;
+    const unsigned whole = reinterpret_cast<unsigned long long>(x) % 16 ? 0 : cols / VEC; // words to be copied so
 #pragma unroll
     for (int q = threadIdx.x; q < COUNT; q += THREADS) {
-        const long long c = (begin + q) * VEC;
-        if (aligned && c >= 0 && c + VEC <= cols) copy_async_cached(shared_address(to + q), x + c);
+        if ((unsigned)(begin + q) < whole) copy_async_cached(shared_address(to + q), x + (begin + q) * VEC);
         else
-            for (int i = 0; i < VEC; i++)
-                reinterpret_cast<T *>(to + q)[i] = c + i < 0 || c + i >= cols ? T(0.f) : x[c + i];
+#pragma unroll 1
+            for (int i = 0; i < VEC; i++) {
+                const unsigned c = (begin + q) * VEC + i;
+                reinterpret_cast<T *>(to + q)[i] = c < cols ? x[c] : T(0.f);
+            }
     }
 }
