@@ -1,91 +1,82 @@
-/* Rung 5 for rows that begin at any element. */
+/* Rung 5 for rows that begin at any element: gemv.cu, but for how words are cut and what x they meet (unaligned.cuh).
+
+   A block works on ROWS rows that are PERIOD rows apart; PERIOD blocks side by side have PERIOD * ROWS neighbouring rows,
+   so that W is still swept through in order. Each keeps x, or as much of it as a go needs, in shared memory.
+
+   Moves sizeof(T) * rows*cols bytes of W once, and the words between two rows twice. 2*rows*cols flops. Nothing outside
+   of W and x is read. Compile with SHAPE. cols is VEC or more, and below 2^30. Launch a block for each group: rows / (PERIOD * ROWS) * PERIOD, and min(PERIOD, what rests of the rows). */
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "unaligned.cuh"
 
-template <typename Type, int Period, int Threads, int Words, int Rows, int Line, bool XFirst, int Blocks, bool OneGo> struct Shape {
-    using T = Type;
-    static constexpr int PERIOD = Period, THREADS = Threads, WORDS = Words, ROWS = Rows, LINE = Line, BLOCKS = Blocks;
-    static constexpr bool X_FIRST = XFirst, ONE_GO = OneGo;
+/* The sizes that unaligned_plan.py chooses. */
+template <class Sizes, int Goes, bool XFirst, int Blocks> struct Shape : Sizes {
+    static constexpr int GOES = Goes;        // in so many a row is read, of THREADS * WORDS words each
+    static constexpr bool X_FIRST = XFirst;  // ask for x before W: for ordinary launches only
+    static constexpr int BLOCKS = Blocks;    // whose registers shall fit on a multiprocessor
 };
 #ifndef SHAPE
-#define SHAPE Shape<__half, 8, 288, 2, 4, 128, false, 3, true>
+#define SHAPE Shape<Sizes<__half, 8, 288, 2, 2, 128>, 1, false, 3>
 #endif
 using S = SHAPE;
 using T = S::T;
-constexpr int VEC = 16 / sizeof(T), THREADS = S::THREADS, WORDS = S::WORDS, ROWS = S::ROWS, PERIOD = S::PERIOD;
-constexpr int GO = THREADS * WORDS;
+constexpr int VEC = S::VEC, ROWS = S::ROWS, THREADS = S::THREADS, GO = S::THREADS * S::WORDS;
+
+/* Start to copy 16 bytes, by way of L1. */
+__device__ __forceinline__ void copy_async_cached(unsigned to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Words `begin` .. `begin` + GO of x, to shared memory; zeros for what is not of x. */
+__device__ __forceinline__ void copy_x(T *to, const T *x, int begin, int cols) {
+    const unsigned whole = reinterpret_cast<unsigned long long>(x) % 16 ? 0 : cols / VEC; // words to be copied so
+#pragma unroll
+    for (int q = threadIdx.x; q < GO + 1; q += THREADS)
+        if ((unsigned)(begin + q) < whole) copy_async_cached(shared_address(to + q * VEC), x + (begin + q) * VEC);
+        else
+#pragma unroll 1
+            for (int c = (begin + q) * VEC, i = 0; i < VEC; i++)
+                to[q * VEC + i] = (unsigned)(c + i) < cols ? x[c + i] : T(0.f);
+    copy_async_commit();
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, S::BLOCKS)
 gemv(const T *W, const T *x, T *y, long long rows, int cols) {
-    __shared__ uint4 x_words[GO + 1];
+    __shared__ alignas(16) unsigned char x_bytes[(GO + 1) * 16];
     __shared__ float sums[ROWS][THREADS / 32];
+    T *const x_words = reinterpret_cast<T *>(x_bytes);
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
-    const long long first = (long long)(blockIdx.x / PERIOD) * (PERIOD * ROWS) + blockIdx.x % PERIOD;
-    const T *const start = W + first * cols;
-    const Row<T, S::LINE> row(start, cols);
-    // the block's rows, and whether the last one is the matrix's
-    const unsigned below = (unsigned)min(rows - 1 - first, (long long)PERIOD * ROWS);
-    const int here = min(ROWS, below / PERIOD + 1), last = below < PERIOD * ROWS && below % PERIOD == 0 ? below / PERIOD : ROWS;
-    float sum[ROWS] = {};
     let_next_kernel_start();
-
-    // words that reach out of the matrix, element by element
-    T head = T(0.f), tail = T(0.f);
-    if (first == 0 && t < row.head()) head = W[t];
-    if (last < ROWS && t < row.tail()) tail = start[(long long)last * PERIOD * cols + cols - row.tail() + t];
-
-    for (int begin = 0; S::ONE_GO ? begin == 0 : begin < row.last(); begin += GO) {
-        const int x_begin = begin - (int)row.first_whole();
-        if (begin > 0) __syncthreads(); // x has been read
-        if constexpr (S::X_FIRST) copy_x<GO + 1, THREADS>(x_words, x, x_begin, cols);
+    const RowGroup<S> group(W, rows, cols, blockIdx.x);
+    Fringe<S> fringe;
+    fringe.load(group);
+    float sum[ROWS] = {};
+#pragma unroll 1
+    for (int begin = 0; begin < S::GOES * GO; begin += GO) {
+        if (begin > 0) __syncthreads(); // the x of the last go has been read
+        if constexpr (S::X_FIRST) copy_x(x_words, x, begin - group.first_whole(), cols);
         // 1. ask for weights
-        uint4 w[ROWS][WORDS] = {};
-        const uint4 *from = reinterpret_cast<const uint4 *>(start - row.lead) + begin + t;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int low = r == 0 && first == 0 ? row.first_whole() : row.first();
-            const int high = r >= here ? 0 : r == last ? row.last_whole() : row.last();
-#pragma unroll
-            for (int k = 0; k < WORDS; k++)
-                if (begin + k * THREADS + t >= low && begin + k * THREADS + t < high)
-                    w[r][k] = load_streaming(from + k * THREADS);
-            from += PERIOD * (long long)cols / VEC;
-        }
+        Word<T, VEC> w[ROWS][S::WORDS] = {};
+        group.each_word(begin + t, [&](int r, int k, const T *from, bool there) {
+            if (there) w[r][k] = load_word_streaming<VEC>(from);
+        });
         // 2. wait for the kernel ahead, 3. read x
         wait_for_previous_kernel();
-        if constexpr (!S::X_FIRST) copy_x<GO + 1, THREADS>(x_words, x, x_begin, cols);
-        copy_async_commit();
+        if constexpr (!S::X_FIRST) copy_x(x_words, x, begin - group.first_whole(), cols);
         copy_async_wait<0>();
         __syncthreads();
         // 4. multiply
-#pragma unroll
-        for (int k = 0; k < WORDS; k++) {
-            const int j = k * THREADS + t, c = (begin + j) * VEC - row.lead;
-            const Word<T, VEC> x_word = shifted<T>(x_words[j], x_words[j + 1], row.head() * sizeof(T));
-            auto words = [&](int r) -> Word<T, VEC> & { return reinterpret_cast<Word<T, VEC> &>(w[r][k]); };
-            if (c < 0 || c + VEC > cols)
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) keep_columns(words(r), c, cols);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int i = 0; i < VEC; i++) sum[r] += element(words(r), i) * element(x_word, i);
-        }
+        add_products<S>(sum, w, x_words + t * VEC, group, begin + t);
     }
-    if (first == 0 && t < row.head()) sum[0] += (float)head * (float)x[t];
-    if (last < ROWS && t < row.tail())
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (r == last) sum[r] += (float)tail * (float)x[cols - row.tail() + t];
+    fringe.add_products(sum, group, x);
     // 5. add up the lanes' sums, then the warps'
     const float total = warp_sums(sum, lane);
     if (lane % (32 / ROWS) == 0) sums[lane / (32 / ROWS)][warp] = total;
     __syncthreads();
-    if (t < here) {
+    if (t < group.here) {
         float s = 0;
 #pragma unroll
         for (int v = 0; v < THREADS / 32; v++) s += sums[t][v];
-        y[first + t * PERIOD] = (T)s;
+        y[group.first + t * S::PERIOD] = (T)s;
     }
 }

@@ -1,71 +1,141 @@
-/* Rows that begin at any element, in words of 16 bytes all the same: what unaligned.cu and unaligned_ring.cu share. */
+/* Rows that begin at any element, read in words of 16 bytes all the same: what unaligned.cu and unaligned_ring.cu share.
+
+   A word must lie at an address that is a multiple of 16 bytes. So the words are cut by address, and not by row: word j
+   of a row is the j-th from the start of the line (LINE bytes) that the row begins in, `lead` elements behind that
+   start, and it holds columns j * VEC - lead and those after it.
+
+   - Rows that are PERIOD rows apart begin at the same place in a line, if PERIOD * cols elements are whole words.
+     Such rows make a group: what a word of W must be multiplied with lies in the same place of x for all of them.
+   - That place is no word of x, but `shifted` cuts it out of two of them. They come from shared memory, where zeros
+     stand around x.
+   - The first and the last word of a row hold elements of the rows beside it: zeros are put there, since infinity times
+     the zero of x would be NaN.
+   - In the first and in the last row of the matrix these words may reach out of its memory. They are not read; the up
+     to VEC - 1 elements in them are read one by one (`Fringe`). */
 #pragma once
 #include "../device/copy.cuh"
 #include "../device/words.cuh"
 
-/* Where a row lies, as all rows do that begin at the same place in a line: word j is the j-th one from the start of the
-   line (LINE bytes, by address) that its first element lies in, and holds columns j * VEC - lead and on. */
-template <typename T, int LINE> struct Row {
-    static constexpr unsigned VEC = 16 / sizeof(T);
-    unsigned lead, end; // elements between the start of the line and the row's first, and to where the row ends
+/* The sizes that unaligned_plan.py chooses. */
+template <typename Type, int Period, int Threads, int Words, int Rows, int Line> struct Sizes {
+    using T = Type; // of W, x and y
+    static constexpr int PERIOD = Period;   // rows between those of a group, 1 to 8: PERIOD * cols fill whole words
+    static constexpr int THREADS = Threads; // of a block
+    static constexpr int WORDS = Words;     // that a thread asks for at once, of a row
+    static constexpr int ROWS = Rows;       // of a group: a power of two
+    static constexpr int LINE = Line;       // bytes, from whose multiples words are counted
+    static constexpr int VEC = 16 / sizeof(T); // elements of a word
+};
 
-    __device__ __forceinline__ Row(const T *row, unsigned cols)
-        : lead((unsigned)reinterpret_cast<unsigned long long>(row) % LINE / sizeof(T)), end(lead + cols) {}
-    /* Elements of its first and of its last word, if these are not whole. */
-    __device__ __forceinline__ unsigned head() const { return (0 - lead) % VEC; }
-    __device__ __forceinline__ unsigned tail() const { return end % VEC; }
-    /* Its words, or those that are whole. */
-    __device__ __forceinline__ unsigned first() const { return lead / VEC; }
-    __device__ __forceinline__ unsigned first_whole() const { return (lead + VEC - 1) / VEC; }
-    __device__ __forceinline__ unsigned last() const { return (end + VEC - 1) / VEC; }
-    __device__ __forceinline__ unsigned last_whole() const { return end / VEC; }
+template <class S> struct RowGroup {
+    using T = typename S::T;
+    static constexpr int PERIOD = S::PERIOD, ROWS = S::ROWS, VEC = S::VEC;
+    long long first; // row of the matrix; the others are PERIOD rows apart
+    const T *start;  // of the first row
+    int cols, lead;
+    int here, last; // rows that there are; which of them is the matrix's last, or ROWS
+
+    static __device__ __forceinline__ long long first_row(int group) {
+        return (long long)(group / PERIOD) * (PERIOD * ROWS) + group % PERIOD;
+    }
+    __device__ __forceinline__ RowGroup(const T *W, long long rows, int cols, int group)
+        : first(first_row(group)), start(W + first * cols), cols(cols),
+          lead((unsigned)reinterpret_cast<unsigned long long>(start) % S::LINE / sizeof(T)) {
+        const unsigned below = (unsigned)min(rows - 1 - first, (long long)PERIOD * ROWS);
+        here = min(ROWS, below / PERIOD + 1);
+        last = below < PERIOD * ROWS && below % PERIOD == 0 ? below / PERIOD : ROWS;
+    }
+
+    /* Elements of a row in its first and in its last word, or 0 where these are whole. */
+    __device__ __forceinline__ int head() const { return (unsigned)-lead % VEC; }
+    __device__ __forceinline__ int tail() const { return (unsigned)(lead + cols) % VEC; }
+    /* The first whole word of a row. */
+    __device__ __forceinline__ int first_whole() const { return (unsigned)(lead + VEC - 1) / VEC; }
+    __device__ __forceinline__ int column(int word) const { return word * VEC - lead; }
+
+    /* Do (r, k, from, there) for word `word` + k * THREADS of row r of the group: whether it is there, to be read. */
+    template <class Do> __device__ __forceinline__ void each_word(int word, Do act) const {
+        const T *from = start - lead + word * VEC;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const unsigned end = lead + cols, low = r == 0 && first == 0 ? first_whole() : lead / VEC;
+            const unsigned high = r >= here ? 0 : (end + (r == last ? 0 : VEC - 1)) / VEC;
+#pragma unroll
+            for (int k = 0; k < S::WORDS; k++) {
+                const unsigned j = word + k * S::THREADS;
+                act(r, k, from + k * S::THREADS * VEC, j >= low && j < high);
+            }
+            from += (long long)PERIOD * cols;
+        }
+    }
+};
+
+/* What lies in words that reach out of the matrix: thread t has element t of those in row 0, and of the last row. */
+template <class S> struct Fringe {
+    using T = typename S::T;
+    T head = T(0.f), tail = T(0.f);
+
+    __device__ __forceinline__ void load(const RowGroup<S> &group) {
+        const int t = threadIdx.x, tail_column = group.cols - group.tail() + t;
+        if (group.first == 0 && t < group.head()) head = group.start[t];
+        if (group.last < S::ROWS && t < group.tail())
+            tail = group.start[(long long)group.last * S::PERIOD * group.cols + tail_column];
+    }
+    __device__ __forceinline__ void add_products(float (&sum)[S::ROWS], const RowGroup<S> &group, const T *x) const {
+        const int t = threadIdx.x;
+        if (group.first == 0 && t < group.head()) sum[0] += (float)head * (float)x[t];
+        if (group.last < S::ROWS && t < group.tail()) {
+            const float product = (float)tail * (float)x[group.cols - group.tail() + t];
+#pragma unroll
+            for (int r = 0; r < S::ROWS; r++) sum[r] += r == group.last ? product : 0;
+        }
+    }
 };
 
 /* Zeros for what is not of columns 0 .. cols - 1: the elements of a word that begins at column c. */
-template <typename T, int VEC> __device__ __forceinline__ void keep_columns(Word<T, VEC> &word, int c, int cols) {
+template <typename T, int VEC>
+__device__ __forceinline__ void keep_columns(Word<T, VEC> &word, int c, int cols) {
 #pragma unroll
-    for (int p = 0; p < 4; p++) {
-        constexpr int EACH = 4 / sizeof(T); // elements of a part
-        unsigned kept = 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (c + p * EACH + i >= 0 && c + p * EACH + i < cols) kept |= (EACH == 1 ? ~0u : 0xffffu << 16 * i);
-        word.bits[p] &= kept;
+    for (int i = 0; i < VEC; i++) {
+        const unsigned own = sizeof(T) == 4 ? ~0u : 0xffffu << 16 * (i % 2);
+        if (c + i < 0 || c + i >= cols) word.bits[i * sizeof(T) / 4] &= ~own;
     }
 }
 
-/* The 16 bytes that begin `bytes` (0 .. 15) into two words: two steps by whole registers, and one inside of them. */
-template <typename T>
-__device__ __forceinline__ Word<T, 16 / sizeof(T)> shifted(const uint4 &low, const uint4 &high, int bytes) {
-    unsigned v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+/* The word that begins `elements` (fewer than a word's) into `low` and ends in `high`. Two steps move whole registers,
+   the third moves the halves of them. */
+template <typename T, int VEC>
+__device__ __forceinline__ Word<T, VEC> shifted(const Word<T, VEC> &low, const Word<T, VEC> &high, int elements) {
+    const int bytes = elements * sizeof(T);
+    unsigned v[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = i < 4 ? low.bits[i] : high.bits[i - 4];
 #pragma unroll
     for (int i = 0; i < 6; i++) v[i] = bytes & 8 ? v[i + 2] : v[i];
 #pragma unroll
     for (int i = 0; i < 5; i++) v[i] = bytes & 4 ? v[i + 1] : v[i];
-    Word<T, 16 / sizeof(T)> word;
+    Word<T, VEC> word;
 #pragma unroll
     for (int i = 0; i < 4; i++) word.bits[i] = sizeof(T) == 4 ? v[i] : __funnelshift_r(v[i], v[i + 1], 8 * (bytes & 2));
     return word;
 }
 
-/* Start to copy 16 bytes, by way of L1. */
-__device__ __forceinline__ void copy_async_cached(unsigned to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/* Words `begin` .. `begin` + COUNT - 1 of x, to shared memory, by all threads; zeros for what is not of x. */
-template <int COUNT, int THREADS, typename T>
-__device__ __forceinline__ void copy_x(uint4 *to, const T *x, int begin, unsigned cols) {
-    constexpr int VEC = 16 / sizeof(T);
-    const unsigned whole = reinterpret_cast<unsigned long long>(x) % 16 ? 0 : cols / VEC; // words to be copied so
+/* sum[r] += the thread's words of row r times x. x_words: where the lower half of what its first word meets stands. */
+template <class S, typename T = typename S::T>
+__device__ __forceinline__ void add_products(float (&sum)[S::ROWS], Word<T, S::VEC> (&w)[S::ROWS][S::WORDS],
+                                             const T *x_words, const RowGroup<S> &group, int word) {
+    constexpr int VEC = S::VEC;
 #pragma unroll
-    for (int q = threadIdx.x; q < COUNT; q += THREADS) {
-        if ((unsigned)(begin + q) < whole) copy_async_cached(shared_address(to + q), x + (begin + q) * VEC);
-        else
-#pragma unroll 1
-            for (int i = 0; i < VEC; i++) {
-                const unsigned c = (begin + q) * VEC + i;
-                reinterpret_cast<T *>(to + q)[i] = c < cols ? x[c] : T(0.f);
-            }
+    for (int k = 0; k < S::WORDS; k++) {
+        const T *at = x_words + k * S::THREADS * VEC;
+        const Word<T, VEC> x_word = shifted(load_word<VEC>(at), load_word<VEC>(at + VEC), group.head());
+        const int c = group.column(word + k * S::THREADS);
+        if (c < 0 || c + VEC > group.cols)
+#pragma unroll
+            for (int r = 0; r < S::ROWS; r++) keep_columns(w[r][k], c, group.cols);
+#pragma unroll
+        for (int r = 0; r < S::ROWS; r++)
+#pragma unroll
+            for (int i = 0; i < VEC; i++) sum[r] += element(w[r][k], i) * element(x_word, i);
     }
 }

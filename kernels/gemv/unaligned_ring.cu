@@ -1,163 +1,138 @@
-/* Rung 7 for rows that begin at any element. */
+/* Rung 7 for rows that begin at any element: ring.cu with MultiplyAdds, but for how words are cut and what x they meet
+   (unaligned.cuh). x stands in shared memory, behind the ring, whole: each group of rows meets it at another place.
+
+   Moves the bytes of W once, and the words between two rows twice; each block reads x once. Compile with SHAPE, where
+   THREADS * WORDS words hold a row. cols is VEC or
+   more, and below 2^30. Launch at most as many blocks as there are groups (unaligned.cu). Shared memory:
+   [STAGES][ROWS][WORDS][THREADS] words, X_WORDS words, and then [rows of a block, in whole groups][PITCH] floats. */
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "../device/ring.cuh"
 #include "unaligned.cuh"
 
-template <typename Type, int Period, int Threads, int Words, int Rows, int Line, int Stages, int StagesBeforeX> struct Shape {
-    using T = Type;
-    static constexpr int PERIOD = Period, THREADS = Threads, WORDS = Words, ROWS = Rows, LINE = Line;
-    static constexpr int STAGES = Stages, STAGES_BEFORE_X = StagesBeforeX;
+/* The sizes that unaligned_plan.py chooses. */
+template <class Sizes, int Stages, int StagesBeforeX> struct Shape : Sizes {
+    static constexpr int STAGES = Stages;                 // groups that the ring holds
+    static constexpr int STAGES_BEFORE_X = StagesBeforeX; // as in ring.cu
 };
 #ifndef SHAPE
-#define SHAPE Shape<__half, 8, 544, 1, 8, 128, 3, 2>
+#define SHAPE Shape<Sizes<__half, 8, 544, 1, 8, 128>, 3, 2>
 #endif
 using S = SHAPE;
 using T = S::T;
-constexpr int VEC = 16 / sizeof(T), THREADS = S::THREADS, WORDS = S::WORDS, ROWS = S::ROWS, PERIOD = S::PERIOD;
-constexpr int WARPS = THREADS / 32, PITCH = WARPS | 1;
-constexpr int BEFORE = S::LINE / 16, X_WORDS = BEFORE + THREADS * WORDS + 1; // of x in shared memory: BEFORE in front of it
-using Words = uint4[ROWS][WORDS];
+constexpr int VEC = S::VEC, ROWS = S::ROWS, WORDS = S::WORDS, THREADS = S::THREADS;
+constexpr int WARPS = THREADS / 32, PITCH = WARPS | 1;                   // odd, so that 32 rows' sums lie in 32 banks
+constexpr int BEFORE_X = S::LINE / 16, X_WORDS = BEFORE_X + THREADS * WORDS + 1; // zeros in front of x; in all
+constexpr int SLOT = ROWS * WORDS * THREADS * VEC;                       // elements
+using Words = Word<T, VEC>[ROWS][WORDS];                                 // a thread's words of a group of rows
 
-/* ROWS rows that begin at the same place in a line. */
-struct Group {
-    long long first;
-    const T *start;
-    Row<T, S::LINE> row;
-    int here, last; // rows that there are; the matrix's last one, or ROWS
-
-    static __device__ __forceinline__ long long first_of(int group) {
-        return (long long)(group / PERIOD) * (PERIOD * ROWS) + group % PERIOD;
-    }
-    __device__ __forceinline__ Group(const T *W, long long rows, int cols, int group)
-        : first(first_of(group)), start(W + first * cols), row(start, cols) {
-        const unsigned below = (unsigned)min(rows - 1 - first, (long long)PERIOD * ROWS);
-        here = min(ROWS, below / PERIOD + 1);
-        last = below < PERIOD * ROWS && below % PERIOD == 0 ? below / PERIOD : ROWS;
-    }
-    template <class Do> __device__ __forceinline__ void each_word(int cols, Do act) const {
-        const uint4 *from = reinterpret_cast<const uint4 *>(start - row.lead) + threadIdx.x;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int low = r == 0 && first == 0 ? row.first_whole() : row.first();
-            const int high = r >= here ? 0 : r == last ? row.last_whole() : row.last();
-#pragma unroll
-            for (int k = 0; k < WORDS; k++)
-                act(r, k, from + k * THREADS, k * THREADS + (int)threadIdx.x >= low && k * THREADS + (int)threadIdx.x < high);
-            from += PERIOD * (long long)cols / VEC;
-        }
-    }
-};
-
-struct RowStream {
+/* The block's groups, one after another. */
+struct GroupStream {
     const T *W;
     long long rows;
-    int cols, groups, next;
-    uint4 *slots;
-    CachePolicy once;
+    int cols, groups, next; // groups in all; the one to be asked for
+    T *slots;               // the thread's place in the ring
+    CachePolicy once;       // W is read once
     CopyRing<S::STAGES> ring;
 
-    __device__ __forceinline__ RowStream(const T *W, long long rows, int cols, uint4 *shared)
-        : W(W), rows(rows), cols(cols), next(blockIdx.x), slots(shared + threadIdx.x), once(evict_first()) {
-        const int rest = rows % (PERIOD * ROWS);
-        groups = (int)(rows / (PERIOD * ROWS)) * PERIOD + min(PERIOD, rest);
+    __device__ __forceinline__ GroupStream(const T *W, long long rows, int cols, T *shared)
+        : W(W), rows(rows), cols(cols), next(blockIdx.x), slots(shared + threadIdx.x * VEC), once(evict_first()) {
+        constexpr int SPAN = S::PERIOD * ROWS; // rows of PERIOD groups
+        groups = (int)(rows / SPAN) * S::PERIOD + min(S::PERIOD, (int)(rows % SPAN));
     }
+    __device__ __forceinline__ RowGroup<S> group(int number) const { return {W, rows, cols, number}; }
     __device__ __forceinline__ void load_first(Words &w) {
-        Group(W, rows, cols, next).each_word(cols, [&](int r, int k, const uint4 *from, bool there) {
-            if (there) w[r][k] = load_streaming(from);
+        group(next).each_word(threadIdx.x, [&](int r, int k, const T *from, bool there) {
+            if (there) w[r][k] = load_word_streaming<VEC>(from);
         });
         next += gridDim.x;
     }
     __device__ __forceinline__ void prefetch(int slot) {
         if (next < groups) {
-            const unsigned to = shared_address(slots + slot * (ROWS * WORDS * THREADS));
-            Group(W, rows, cols, next).each_word(cols, [&](int r, int k, const uint4 *from, bool there) {
+            const unsigned to = shared_address(slots + slot * SLOT);
+            group(next).each_word(threadIdx.x, [&](int r, int k, const T *from, bool there) {
                 if (there) copy_async(to + (r * WORDS + k) * THREADS * 16, from, once);
             });
             next += gridDim.x;
         }
-        ring.filled();
+        ring.filled(); // with nothing, too
     }
-    __device__ __forceinline__ void take(Words &w, const Group &group) {
-        const uint4 *from = slots + ring.wait_full() * (ROWS * WORDS * THREADS);
-        group.each_word(cols, [&](int r, int k, const uint4 *, bool there) {
-            w[r][k] = there ? from[(r * WORDS + k) * THREADS] : uint4{};
+    /* The next group, and in its place the one that comes STAGES later. */
+    __device__ __forceinline__ void take(Words &w, const RowGroup<S> &group) {
+        const T *from = slots + ring.wait_full() * SLOT;
+        group.each_word(threadIdx.x, [&](int r, int k, const T *, bool there) {
+            w[r][k] = there ? load_word<VEC>(from + (r * WORDS + k) * THREADS * VEC) : Word<T, VEC>{};
         });
         prefetch(ring.slot);
         ring.advance();
     }
 };
 
+/* x on its way to shared memory, BEFORE_X words behind the start of its place: zeros stand around it. */
+struct Vector {
+    const T *x;
+    int cols;
+    Word<T, VEC> found[WORDS + 1]; // WORDS, and a few more at the end
+
+    __device__ __forceinline__ bool is_whole(int word) const { // and at an address for one
+        return (unsigned)word < (reinterpret_cast<unsigned long long>(x) % 16 ? 0 : (unsigned)cols / VEC);
+    }
+    __device__ __forceinline__ void load() {
+#pragma unroll
+        for (int i = 0; i <= WORDS; i++) {
+            const int word = i * THREADS + threadIdx.x - BEFORE_X;
+            if (is_whole(word)) found[i] = load_word<VEC>(x + word * VEC);
+        }
+    }
+    __device__ __forceinline__ void store(T *to) const {
+#pragma unroll
+        for (int i = 0; i <= WORDS; i++) {
+            const int word = i * THREADS + threadIdx.x - BEFORE_X;
+            if (is_whole(word)) *reinterpret_cast<uint4 *>(to + word * VEC) = reinterpret_cast<const uint4 &>(found[i]);
+            else if (word < X_WORDS - BEFORE_X)
+#pragma unroll 1
+                for (int c = word * VEC; c < word * VEC + VEC; c++) to[c] = (unsigned)c < cols ? x[c] : T(0.f);
+        }
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     extern __shared__ uint4 shared[];
-    uint4 *x_words = shared + S::STAGES * ROWS * WORDS * THREADS;
-    auto sums = reinterpret_cast<float (*)[PITCH]>(x_words + X_WORDS);
+    T *const ring = reinterpret_cast<T *>(shared), *const x_words = ring + S::STAGES * SLOT + BEFORE_X * VEC;
+    auto sums = reinterpret_cast<float (*)[PITCH]>(shared + S::STAGES * SLOT / VEC + X_WORDS); // [rows][PITCH]
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, blocks = gridDim.x;
     let_next_kernel_start();
 
-    // 1. ask for weights
-    RowStream weights(W, rows, cols, shared);
+    // 1. ask for weights: the first group into registers, the next into the ring
+    GroupStream weights(W, rows, cols, ring);
     Words w = {};
     weights.load_first(w);
-    // words that reach out of the matrix, element by element
-    const int last_group = (int)((rows - 1) / (PERIOD * ROWS)) * PERIOD + (int)((rows - 1) % PERIOD);
-    const int ragged_tail = last_group % blocks == blockIdx.x ? Group(W, rows, cols, last_group).row.tail() : 0;
-    const int ragged_head = blockIdx.x == 0 ? Group(W, rows, cols, 0).row.head() : 0;
-    T head = T(0.f), tail = T(0.f);
-    if (t < ragged_head) head = W[t];
-    if (t < ragged_tail) tail = W[rows * cols - ragged_tail + t];
+    const int last = (int)((rows - 1) / (S::PERIOD * ROWS)) * S::PERIOD + (int)((rows - 1) % S::PERIOD); // group
+    Fringe<S> fringe;
+    if (blockIdx.x == 0) fringe.load(weights.group(0));
+    if (blockIdx.x == last % blocks) fringe.load(weights.group(last));
 #pragma unroll 1
     for (int slot = 0; slot < S::STAGES_BEFORE_X; slot++) weights.prefetch(slot);
 
     // 2. wait for the kernel ahead, 3. read x
     wait_for_previous_kernel();
-    const unsigned whole = reinterpret_cast<unsigned long long>(x) % 16 ? 0 : cols / VEC;
-    uint4 found[WORDS + 1];
-#pragma unroll
-    for (int i = 0; i <= WORDS; i++)
-        if ((unsigned)(i * THREADS + t - BEFORE) < whole)
-            found[i] = __ldcg(reinterpret_cast<const uint4 *>(x) + i * THREADS + t - BEFORE);
+    Vector vector{x, cols};
+    vector.load();
 #pragma unroll
     for (int slot = S::STAGES_BEFORE_X; slot < S::STAGES; slot++) weights.prefetch(slot); // behind x
-#pragma unroll
-    for (int i = 0; i <= WORDS; i++) {
-        const int q = i * THREADS + t;
-        if ((unsigned)(q - BEFORE) < whole) x_words[q] = found[i];
-        else if (q < X_WORDS)
-#pragma unroll 1
-            for (int e = 0; e < VEC; e++) {
-                const unsigned c = (q - BEFORE) * VEC + e;
-                reinterpret_cast<T *>(x_words + q)[e] = c < cols ? x[c] : T(0.f);
-            }
-    }
-    const float head_product = t < ragged_head ? (float)head * (float)x[t] : 0;
-    const float tail_product = t < ragged_tail ? (float)tail * (float)x[cols - ragged_tail + t] : 0;
+    vector.store(x_words);
     __syncthreads();
 
     // 4. multiply
     float *to = &sums[lane / (32 / ROWS)][warp];
 #pragma unroll 1
     for (int number = blockIdx.x; number < weights.groups; number += blocks) {
-        const Group group(W, rows, cols, number);
+        const RowGroup<S> group = weights.group(number);
         if (number != blockIdx.x) weights.take(w, group); // the first is in registers
-        float sum[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) sum[r] = r == group.last ? tail_product : 0;
-        if (number == 0) sum[0] += head_product;
-#pragma unroll
-        for (int k = 0; k < WORDS; k++) {
-            const int j = k * THREADS + t, c = j * VEC - group.row.lead, q = BEFORE + j - group.row.first_whole();
-            const Word<T, VEC> x_word = shifted<T>(x_words[q], x_words[q + 1], group.row.head() * sizeof(T));
-            auto words = [&](int r) -> Word<T, VEC> & { return reinterpret_cast<Word<T, VEC> &>(w[r][k]); };
-            if (c < 0 || c + VEC > cols)
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) keep_columns(words(r), c, cols);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int i = 0; i < VEC; i++) sum[r] += element(words(r), i) * element(x_word, i);
-        }
+        float sum[ROWS] = {};
+        add_products<S>(sum, w, x_words + (t - group.first_whole()) * VEC, group, t);
+        fringe.add_products(sum, group, x);
         const float total = warp_sums(sum, lane);
         if (lane % (32 / ROWS) == 0) *to = total;
         to += ROWS * PITCH;
@@ -167,7 +142,7 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     __syncthreads();
     const int owned = (weights.groups - (int)blockIdx.x + blocks - 1) / blocks * ROWS; // rows
     for (int l = t; l < owned; l += THREADS) {
-        const long long row = Group::first_of(l / ROWS * blocks + blockIdx.x) + l % ROWS * PERIOD;
+        const long long row = RowGroup<S>::first_row(l / ROWS * blocks + blockIdx.x) + l % ROWS * S::PERIOD;
         float total = 0;
 #pragma unroll
         for (int v = 0; v < WARPS; v++) total += sums[l][v];
