@@ -29,6 +29,7 @@ import torch
 
 from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import product, ring_plan
+from kernels.gemv.unaligned_plan import is_unaligned, unaligned_plan, unaligned_ring_plan
 from lab import Rung, cuda
 from lab.card import multiprocessors, shared_memory, starts_early
 from lab.tensors import DTYPES, expect, expect_first, output
@@ -128,6 +129,13 @@ def _ring(dtype, *shape):
 
 
 @functools.cache
+def _unaligned(file, dtype, sizes, *more):
+    """unaligned.cu or unaligned_ring.cu, compiled for Sizes and what its own Shape has beside them."""
+    sizes = ", ".join(map(str, (DTYPES[dtype], *sizes)))
+    return cuda.load(HERE / file, [f"-DSHAPE=Shape<Sizes<{sizes}>, {', '.join(map(str, more))}>"]).gemv
+
+
+@functools.cache
 def _room(device):
     """(multiprocessors, bytes of shared memory that a block may have), or None where no launch may start early."""
     return (multiprocessors(device), shared_memory(device)) if starts_early(device) else None
@@ -145,6 +153,8 @@ def _launch(rung, W, x, out, pdl, **options):
     rows, cols = W.shape
     address = W.data_ptr() | x.data_ptr()
     alignment = min(address & -address, 16)
+    if rung == "gemv" and is_unaligned(cols, W.element_size(), alignment):
+        return _launch_unaligned(W, x, out, pdl, **options)
     room = (rung == "ring" or rung == "gemv" and pdl) and _room(W.device)
     if room and (found := ring_plan(rows, cols, W.element_size(), alignment, *room)):
         grid, block, shared, words, group_rows, *stages = found
@@ -153,6 +163,16 @@ def _launch(rung, W, x, out, pdl, **options):
         return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
     grid, block, *constants = plan(rung, rows, cols, W.element_size(), alignment, pdl)
     return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)
+
+
+def _launch_unaligned(W, x, out, pdl, **options):
+    (rows, cols), room = W.shape, pdl and _room(W.device)
+    if room and (found := unaligned_ring_plan(rows, cols, W.element_size(), *room)):
+        (grid, block, shared, *shape), file = found, "unaligned_ring.cu"
+    else:
+        (grid, block, *shape), file, shared = unaligned_plan(rows, cols, W.element_size(), pdl), "unaligned.cu", 0
+    kernel = _unaligned(file, W.dtype, *shape)
+    return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
 
 
 def _expect_all(rung, W, x, out, pdl):

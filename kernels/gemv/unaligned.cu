@@ -42,14 +42,14 @@ __device__ __forceinline__ void copy_x(T *to, const T *x, int begin, int cols) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, S::BLOCKS)
 gemv(const T *W, const T *x, T *y, long long rows, int cols) {
-    __shared__ alignas(16) unsigned char x_bytes[(GO + 1) * 16];
+    __shared__ uint4 shared[GO + 1 + 2];
+    T *const x_words = reinterpret_cast<T *>(shared), *const fringe_words = x_words + (GO + 1) * VEC;
     __shared__ float sums[ROWS][THREADS / 32];
-    T *const x_words = reinterpret_cast<T *>(x_bytes);
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     let_next_kernel_start();
     const RowGroup<S> group(W, rows, cols, blockIdx.x);
     Fringe<S> fringe;
-    fringe.load(group);
+    fringe.load(group, t);
     float sum[ROWS] = {};
 #pragma unroll 1
     for (int begin = 0; begin < S::GOES * GO; begin += GO) {
@@ -63,12 +63,12 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
         // 2. wait for the kernel ahead, 3. read x
         wait_for_previous_kernel();
         if constexpr (!S::X_FIRST) copy_x(x_words, x, begin - group.first_whole(), cols);
+        if (begin == 0) fringe.store(fringe_words, t);
         copy_async_wait<0>();
         __syncthreads();
         // 4. multiply
-        add_products<S>(sum, w, x_words + t * VEC, group, begin + t);
+        add_products<S>(sum, w, x_words + t * VEC, fringe_words, group, begin + t);
     }
-    fringe.add_products(sum, group, x);
     // 5. add up the lanes' sums, then the warps'
     const float total = warp_sums(sum, lane);
     if (lane % (32 / ROWS) == 0) sums[lane / (32 / ROWS)][warp] = total;

@@ -10,8 +10,8 @@
      stand around x.
    - The first and the last word of a row hold elements of the rows beside it: zeros are put there, since infinity times
      the zero of x would be NaN.
-   - In the first and in the last row of the matrix these words may reach out of its memory. They are not read; the up
-     to VEC - 1 elements in them are read one by one (`Fringe`). */
+   - In the first and in the last row of the matrix these words may reach out of its memory. They are not read; what
+     they hold of the row is read element by element (`Fringe`). */
 #pragma once
 #include "../device/copy.cuh"
 #include "../device/words.cuh"
@@ -53,6 +53,8 @@ template <class S> struct RowGroup {
     __device__ __forceinline__ int first_whole() const { return (unsigned)(lead + VEC - 1) / VEC; }
     __device__ __forceinline__ int column(int word) const { return word * VEC - lead; }
 
+    __device__ __forceinline__ const T *row(int r) const { return start + (long long)r * PERIOD * cols; }
+
     /* Do (r, k, from, there) for word `word` + k * THREADS of row r of the group: whether it is there, to be read. */
     template <class Do> __device__ __forceinline__ void each_word(int word, Do act) const {
         const T *from = start - lead + word * VEC;
@@ -70,25 +72,20 @@ template <class S> struct RowGroup {
     }
 };
 
-/* What lies in words that reach out of the matrix: thread t has element t of those in row 0, and of the last row. */
+/* The two words that reach out of the matrix, at its start and at its end: what is inside, and zeros. Thread t < VEC
+   reads element t of each; in shared memory they become words. */
 template <class S> struct Fringe {
     using T = typename S::T;
+    static constexpr int VEC = S::VEC;
     T head = T(0.f), tail = T(0.f);
 
-    __device__ __forceinline__ void load(const RowGroup<S> &group) {
-        const int t = threadIdx.x, tail_column = group.cols - group.tail() + t;
-        if (group.first == 0 && t < group.head()) head = group.start[t];
-        if (group.last < S::ROWS && t < group.tail())
-            tail = group.start[(long long)group.last * S::PERIOD * group.cols + tail_column];
+    __device__ __forceinline__ void load(const RowGroup<S> &group, int t) {
+        const int first = VEC - group.head(), column = group.cols - group.tail() + t;
+        if (group.first == 0 && t >= first && t < VEC) head = group.start[t - first];
+        if (group.last < S::ROWS && t < group.tail()) tail = group.row(group.last)[column];
     }
-    __device__ __forceinline__ void add_products(float (&sum)[S::ROWS], const RowGroup<S> &group, const T *x) const {
-        const int t = threadIdx.x;
-        if (group.first == 0 && t < group.head()) sum[0] += (float)head * (float)x[t];
-        if (group.last < S::ROWS && t < group.tail()) {
-            const float product = (float)tail * (float)x[group.cols - group.tail() + t];
-#pragma unroll
-            for (int r = 0; r < S::ROWS; r++) sum[r] += r == group.last ? product : 0;
-        }
+    __device__ __forceinline__ void store(T *to, int t) const {
+        if (t < VEC) to[t] = head, to[VEC + t] = tail;
     }
 };
 
@@ -120,10 +117,11 @@ __device__ __forceinline__ Word<T, VEC> shifted(const Word<T, VEC> &low, const W
     return word;
 }
 
-/* sum[r] += the thread's words of row r times x. x_words: where the lower half of what its first word meets stands. */
+/* sum[r] += the thread's words of row r times x, of which `word` is the first. x_words: where the lower half of what this
+   one meets stands; fringe: as Fringe stored it. */
 template <class S, typename T = typename S::T>
 __device__ __forceinline__ void add_products(float (&sum)[S::ROWS], Word<T, S::VEC> (&w)[S::ROWS][S::WORDS],
-                                             const T *x_words, const RowGroup<S> &group, int word) {
+                                             const T *x_words, const T *fringe, const RowGroup<S> &group, int word) {
     constexpr int VEC = S::VEC;
 #pragma unroll
     for (int k = 0; k < S::WORDS; k++) {
@@ -132,7 +130,11 @@ __device__ __forceinline__ void add_products(float (&sum)[S::ROWS], Word<T, S::V
         const int c = group.column(word + k * S::THREADS);
         if (c < 0 || c + VEC > group.cols)
 #pragma unroll
-            for (int r = 0; r < S::ROWS; r++) keep_columns(w[r][k], c, group.cols);
+            for (int r = 0; r < S::ROWS; r++) {
+                if (c < 0 && r == 0 && group.first == 0) w[r][k] = load_word<VEC>(fringe);
+                if (c >= 0 && r == group.last) w[r][k] = load_word<VEC>(fringe + VEC);
+                keep_columns(w[r][k], c, group.cols);
+            }
 #pragma unroll
         for (int r = 0; r < S::ROWS; r++)
 #pragma unroll

@@ -4,7 +4,7 @@
    Moves the bytes of W once, and the words between two rows twice; each block reads x once. Compile with SHAPE, where
    THREADS * WORDS words hold a row. cols is VEC or
    more, and below 2^30. Launch at most as many blocks as there are groups (unaligned.cu). Shared memory:
-   [STAGES][ROWS][WORDS][THREADS] words, X_WORDS words, and then [rows of a block, in whole groups][PITCH] floats. */
+   [STAGES][ROWS][WORDS][THREADS] words, X_WORDS and 2 words, and then [rows of a block, in whole groups][PITCH] floats. */
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "../device/ring.cuh"
@@ -22,7 +22,7 @@ using S = SHAPE;
 using T = S::T;
 constexpr int VEC = S::VEC, ROWS = S::ROWS, WORDS = S::WORDS, THREADS = S::THREADS;
 constexpr int WARPS = THREADS / 32, PITCH = WARPS | 1;                   // odd, so that 32 rows' sums lie in 32 banks
-constexpr int BEFORE_X = S::LINE / 16, X_WORDS = BEFORE_X + THREADS * WORDS + 1; // zeros in front of x; in all
+constexpr int BEFORE_X = S::LINE / 16, X_WORDS = BEFORE_X + THREADS * WORDS + 1; // zeros in front of x; all
 constexpr int SLOT = ROWS * WORDS * THREADS * VEC;                       // elements
 using Words = Word<T, VEC>[ROWS][WORDS];                                 // a thread's words of a group of rows
 
@@ -99,8 +99,9 @@ struct Vector {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     extern __shared__ uint4 shared[];
-    T *const ring = reinterpret_cast<T *>(shared), *const x_words = ring + S::STAGES * SLOT + BEFORE_X * VEC;
-    auto sums = reinterpret_cast<float (*)[PITCH]>(shared + S::STAGES * SLOT / VEC + X_WORDS); // [rows][PITCH]
+    T *const ring = reinterpret_cast<T *>(shared), *const x_home = ring + S::STAGES * SLOT;
+    T *const x_words = x_home + BEFORE_X * VEC, *const fringe_words = x_home + X_WORDS * VEC;
+    auto sums = reinterpret_cast<float (*)[PITCH]>(fringe_words + 2 * VEC); // [rows][PITCH]
     const int t = threadIdx.x, lane = t % 32, warp = t / 32, blocks = gridDim.x;
     let_next_kernel_start();
 
@@ -110,8 +111,8 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     weights.load_first(w);
     const int last = (int)((rows - 1) / (S::PERIOD * ROWS)) * S::PERIOD + (int)((rows - 1) % S::PERIOD); // group
     Fringe<S> fringe;
-    if (blockIdx.x == 0) fringe.load(weights.group(0));
-    if (blockIdx.x == last % blocks) fringe.load(weights.group(last));
+    if (blockIdx.x == 0) fringe.load(weights.group(0), t);
+    if (blockIdx.x == last % blocks) fringe.load(weights.group(last), t);
 #pragma unroll 1
     for (int slot = 0; slot < S::STAGES_BEFORE_X; slot++) weights.prefetch(slot);
 
@@ -122,6 +123,7 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
 #pragma unroll
     for (int slot = S::STAGES_BEFORE_X; slot < S::STAGES; slot++) weights.prefetch(slot); // behind x
     vector.store(x_words);
+    fringe.store(fringe_words, t);
     __syncthreads();
 
     // 4. multiply
@@ -131,8 +133,7 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
         const RowGroup<S> group = weights.group(number);
         if (number != blockIdx.x) weights.take(w, group); // the first is in registers
         float sum[ROWS] = {};
-        add_products<S>(sum, w, x_words + (t - group.first_whole()) * VEC, group, t);
-        fringe.add_products(sum, group, x);
+        add_products<S>(sum, w, x_words + (t - group.first_whole()) * VEC, fringe_words, group, t);
         const float total = warp_sums(sum, lane);
         if (lane % (32 / ROWS) == 0) *to = total;
         to += ROWS * PITCH;
