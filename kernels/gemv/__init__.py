@@ -87,6 +87,16 @@ DEPENDENT = [  # rungs 6 to 8: launched so that they may start before the kernel
     Rung("ring", "ring of weights, PDL", functools.partial(ring, pdl=True), RING),
     Rung("gemv", "ring, tensor cores, PDL", functools.partial(gemv, pdl=True), RING),
 ]
+WORDS_BY_ADDRESS = "kernels/gemv/unaligned.cuh", "kernels/gemv/unaligned_plan.py"
+UNALIGNED = [  # what gemv is where rows begin at any element: in an ordinary launch, and as a dependent
+    Rung("gemv", "words by address", gemv, ("kernels/gemv/unaligned.cu", *WORDS_BY_ADDRESS)),
+    Rung(
+        "gemv",
+        "words by address, PDL",
+        functools.partial(gemv, pdl=True),
+        ("kernels/gemv/unaligned_ring.cu", "kernels/gemv/unaligned.cu", *WORDS_BY_ADDRESS),
+    ),
+]
 MAY_BE_DEPENDENT = ("rows", "ring", "gemv")
 
 

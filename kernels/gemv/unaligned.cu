@@ -27,18 +27,37 @@ __device__ __forceinline__ void copy_async_cached(unsigned to, const void *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* Words `begin` .. `begin` + GO of x, to shared memory; zeros for what is not of x. */
-__device__ __forceinline__ void copy_x(T *to, const T *x, int begin, int cols) {
-    const unsigned whole = reinterpret_cast<unsigned long long>(x) % 16 ? 0 : cols / VEC; // words to be copied so
+/* Words `begin` .. `begin` + GO of x in shared memory, with zeros for what is not of x. */
+struct Vector {
+    T *to;
+    const T *x;
+    int begin, cols, whole; // words that lie at an address for one: they are copied as such
+
+    __device__ __forceinline__ Vector(T *to, const T *x, int begin, int cols)
+        : to(to), x(x), begin(begin), cols(cols),
+          whole(reinterpret_cast<unsigned long long>(x) % 16 ? 0 : (unsigned)cols / VEC) {}
+    /* Start with the whole words. */
+    __device__ __forceinline__ void copy_words(int t) const {
 #pragma unroll
-    for (int q = threadIdx.x; q < GO + 1; q += THREADS)
-        if ((unsigned)(begin + q) < whole) copy_async_cached(shared_address(to + q * VEC), x + (begin + q) * VEC);
-        else
-#pragma unroll 1
-            for (int c = (begin + q) * VEC, i = 0; i < VEC; i++)
-                to[q * VEC + i] = (unsigned)(c + i) < cols ? x[c + i] : T(0.f);
-    copy_async_commit();
-}
+        for (int k = 0; k <= S::WORDS; k++) {
+            const int q = k * THREADS + t;
+            if (q <= GO && (unsigned)(begin + q) < whole)
+                copy_async_cached(shared_address(to + q * VEC), x + (begin + q) * VEC);
+        }
+        copy_async_commit();
+    }
+    /* The rest, a thread for each element: one thread for all of a word would take eight times as long. */
+    __device__ __forceinline__ void copy_rest(int t) const {
+#pragma unroll
+        for (int i = t; i < S::LINE / 16 * VEC; i += THREADS)
+            if (i < -begin * VEC) to[i] = T(0.f);
+#pragma unroll 4
+        for (int i = max(whole - begin, 0) * VEC + t; i < (GO + 1) * VEC; i += THREADS) {
+            const int c = begin * VEC + i;
+            if (c >= 0) to[i] = c < cols ? x[c] : T(0.f);
+        }
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, S::BLOCKS)
 gemv(const T *W, const T *x, T *y, long long rows, int cols) {
@@ -49,20 +68,22 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     let_next_kernel_start();
     const RowGroup<S> group(W, rows, cols, blockIdx.x);
     Fringe<S> fringe;
-    fringe.load(group, t);
     float sum[ROWS] = {};
 #pragma unroll 1
     for (int begin = 0; begin < S::GOES * GO; begin += GO) {
         if (begin > 0) __syncthreads(); // the x of the last go has been read
-        if constexpr (S::X_FIRST) copy_x(x_words, x, begin - group.first_whole(), cols);
+        const Vector vector(x_words, x, begin - group.first_whole(), cols);
+        if constexpr (S::X_FIRST) vector.copy_words(t);
         // 1. ask for weights
         Word<T, VEC> w[ROWS][S::WORDS] = {};
         group.each_word(begin + t, [&](int r, int k, const T *from, bool there) {
             if (there) w[r][k] = load_word_streaming<VEC>(from);
         });
+        if (begin == 0) fringe.load(group, t);
         // 2. wait for the kernel ahead, 3. read x
         wait_for_previous_kernel();
-        if constexpr (!S::X_FIRST) copy_x(x_words, x, begin - group.first_whole(), cols);
+        if constexpr (!S::X_FIRST) vector.copy_words(t);
+        vector.copy_rest(t);
         if (begin == 0) fringe.store(fringe_words, t);
         copy_async_wait<0>();
         __syncthreads();
@@ -73,7 +94,7 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     const float total = warp_sums(sum, lane);
     if (lane % (32 / ROWS) == 0) sums[lane / (32 / ROWS)][warp] = total;
     __syncthreads();
-    if (t < group.here) {
+    if (t < ROWS && group.has(t)) {
         float s = 0;
 #pragma unroll
         for (int v = 0; v < THREADS / 32; v++) s += sums[t][v];

@@ -30,22 +30,20 @@ template <typename Type, int Period, int Threads, int Words, int Rows, int Line>
 template <class S> struct RowGroup {
     using T = typename S::T;
     static constexpr int PERIOD = S::PERIOD, ROWS = S::ROWS, VEC = S::VEC;
-    long long first; // row of the matrix; the others are PERIOD rows apart
-    const T *start;  // of the first row
+    long long rows, first; // of the matrix; the group's first row, and the others are PERIOD rows apart
+    const T *start;        // of the first row
     int cols, lead;
-    int here, last; // rows that there are; which of them is the matrix's last, or ROWS
 
-    static __device__ __forceinline__ long long first_row(int group) {
+    static __device__ __forceinline__ long long first_row(unsigned group) {
         return (long long)(group / PERIOD) * (PERIOD * ROWS) + group % PERIOD;
     }
-    __device__ __forceinline__ RowGroup(const T *W, long long rows, int cols, int group)
-        : first(first_row(group)), start(W + first * cols), cols(cols),
-          lead((unsigned)reinterpret_cast<unsigned long long>(start) % S::LINE / sizeof(T)) {
-        const unsigned below = (unsigned)min(rows - 1 - first, (long long)PERIOD * ROWS);
-        here = min(ROWS, below / PERIOD + 1);
-        last = below < PERIOD * ROWS && below % PERIOD == 0 ? below / PERIOD : ROWS;
-    }
+    __device__ __forceinline__ RowGroup(const T *W, long long rows, int cols, unsigned group)
+        : rows(rows), first(first_row(group)), start(W + first * cols), cols(cols),
+          lead((unsigned)reinterpret_cast<unsigned long long>(start) % S::LINE / sizeof(T)) {}
 
+    __device__ __forceinline__ bool has(int r) const { return first + r * PERIOD < rows; }
+    __device__ __forceinline__ bool begins_matrix(int r) const { return r == 0 && first == 0; }
+    __device__ __forceinline__ bool ends_matrix(int r) const { return first + r * PERIOD == rows - 1; }
     /* Elements of a row in its first and in its last word, or 0 where these are whole. */
     __device__ __forceinline__ int head() const { return (unsigned)-lead % VEC; }
     __device__ __forceinline__ int tail() const { return (unsigned)(lead + cols) % VEC; }
@@ -53,19 +51,17 @@ template <class S> struct RowGroup {
     __device__ __forceinline__ int first_whole() const { return (unsigned)(lead + VEC - 1) / VEC; }
     __device__ __forceinline__ int column(int word) const { return word * VEC - lead; }
 
-    __device__ __forceinline__ const T *row(int r) const { return start + (long long)r * PERIOD * cols; }
-
     /* Do (r, k, from, there) for word `word` + k * THREADS of row r of the group: whether it is there, to be read. */
     template <class Do> __device__ __forceinline__ void each_word(int word, Do act) const {
         const T *from = start - lead + word * VEC;
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            const unsigned end = lead + cols, low = r == 0 && first == 0 ? first_whole() : lead / VEC;
-            const unsigned high = r >= here ? 0 : (end + (r == last ? 0 : VEC - 1)) / VEC;
+            const unsigned low = begins_matrix(r) ? first_whole() : lead / VEC;
+            const unsigned high = (unsigned)(lead + cols + (ends_matrix(r) ? 0 : VEC - 1)) / VEC;
 #pragma unroll
             for (int k = 0; k < S::WORDS; k++) {
                 const unsigned j = word + k * S::THREADS;
-                act(r, k, from + k * S::THREADS * VEC, j >= low && j < high);
+                act(r, k, from + k * S::THREADS * VEC, has(r) && j >= low && j < high);
             }
             from += (long long)PERIOD * cols;
         }
@@ -80,9 +76,12 @@ template <class S> struct Fringe {
     T head = T(0.f), tail = T(0.f);
 
     __device__ __forceinline__ void load(const RowGroup<S> &group, int t) {
-        const int first = VEC - group.head(), column = group.cols - group.tail() + t;
-        if (group.first == 0 && t >= first && t < VEC) head = group.start[t - first];
-        if (group.last < S::ROWS && t < group.tail()) tail = group.row(group.last)[column];
+        if (t >= VEC) return;
+        const int first = VEC - group.head();
+        if (group.first == 0 && t >= first) head = group.start[t - first];
+        const long long ahead = group.rows - 1 - group.first; // of the matrix's last row
+        if (ahead % S::PERIOD == 0 && ahead < S::PERIOD * S::ROWS && t < group.tail())
+            tail = group.start[(ahead + 1) * group.cols - group.tail() + t];
     }
     __device__ __forceinline__ void store(T *to, int t) const {
         if (t < VEC) to[t] = head, to[VEC + t] = tail;
@@ -131,8 +130,8 @@ __device__ __forceinline__ void add_products(float (&sum)[S::ROWS], Word<T, S::V
         if (c < 0 || c + VEC > group.cols)
 #pragma unroll
             for (int r = 0; r < S::ROWS; r++) {
-                if (c < 0 && r == 0 && group.first == 0) w[r][k] = load_word<VEC>(fringe);
-                if (c >= 0 && r == group.last) w[r][k] = load_word<VEC>(fringe + VEC);
+                if (c < 0 && group.begins_matrix(r)) w[r][k] = load_word<VEC>(fringe);
+                if (c >= 0 && group.ends_matrix(r)) w[r][k] = load_word<VEC>(fringe + VEC);
                 keep_columns(w[r][k], c, group.cols);
             }
 #pragma unroll

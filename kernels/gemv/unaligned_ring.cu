@@ -40,7 +40,7 @@ struct GroupStream {
         constexpr int SPAN = S::PERIOD * ROWS; // rows of PERIOD groups
         groups = (int)(rows / SPAN) * S::PERIOD + min(S::PERIOD, (int)(rows % SPAN));
     }
-    __device__ __forceinline__ RowGroup<S> group(int number) const { return {W, rows, cols, number}; }
+    __device__ __forceinline__ RowGroup<S> group(unsigned number) const { return {W, rows, cols, number}; }
     __device__ __forceinline__ void load_first(Words &w) {
         group(next).each_word(threadIdx.x, [&](int r, int k, const T *from, bool there) {
             if (there) w[r][k] = load_word_streaming<VEC>(from);
@@ -68,31 +68,34 @@ struct GroupStream {
     }
 };
 
-/* x on its way to shared memory, BEFORE_X words behind the start of its place: zeros stand around it. */
+__device__ __forceinline__ void store_word(T *to, const Word<T, VEC> &word) {
+    *reinterpret_cast<uint4 *>(to) = reinterpret_cast<const uint4 &>(word);
+}
+
+/* x on its way to shared memory, from word -BEFORE_X on: zeros stand around it. */
 struct Vector {
     const T *x;
-    int cols;
-    Word<T, VEC> found[WORDS + 1]; // WORDS, and a few more at the end
+    int cols, whole;             // words, to be copied as such; elements have a thread each
+    Word<T, VEC> found[WORDS];
+    T rest;
 
-    __device__ __forceinline__ bool is_whole(int word) const { // and at an address for one
-        return (unsigned)word < (reinterpret_cast<unsigned long long>(x) % 16 ? 0 : (unsigned)cols / VEC);
-    }
-    __device__ __forceinline__ void load() {
+    __device__ __forceinline__ Vector(const T *x, int cols)
+        : x(x), cols(cols), whole(reinterpret_cast<unsigned long long>(x) % 16 ? 0 : cols / VEC) {}
+    __device__ __forceinline__ void load(int t) {
 #pragma unroll
-        for (int i = 0; i <= WORDS; i++) {
-            const int word = i * THREADS + threadIdx.x - BEFORE_X;
-            if (is_whole(word)) found[i] = load_word<VEC>(x + word * VEC);
-        }
+        for (int k = 0; k < WORDS; k++)
+            if (k * THREADS + t < whole) found[k] = load_word<VEC>(x + (k * THREADS + t) * VEC);
+        if (whole * VEC + t < cols) rest = x[whole * VEC + t];
     }
-    __device__ __forceinline__ void store(T *to) const {
+    __device__ __forceinline__ void store(T *to, int t) const {
 #pragma unroll
-        for (int i = 0; i <= WORDS; i++) {
-            const int word = i * THREADS + threadIdx.x - BEFORE_X;
-            if (is_whole(word)) *reinterpret_cast<uint4 *>(to + word * VEC) = reinterpret_cast<const uint4 &>(found[i]);
-            else if (word < X_WORDS - BEFORE_X)
-#pragma unroll 1
-                for (int c = word * VEC; c < word * VEC + VEC; c++) to[c] = (unsigned)c < cols ? x[c] : T(0.f);
-        }
+        for (int k = 0; k < WORDS; k++)
+            if (k * THREADS + t < whole) store_word(to + (k * THREADS + t) * VEC, found[k]);
+        static_assert(BEFORE_X * VEC <= THREADS);
+        if (t < BEFORE_X * VEC) to[t - BEFORE_X * VEC] = T(0.f);
+        if (whole * VEC + t < cols) to[whole * VEC + t] = rest;
+        for (int c = whole * VEC + t + THREADS; c < cols; c += THREADS) to[c] = x[c]; // where x is not at a word
+        for (int c = cols + t; c < (X_WORDS - BEFORE_X) * VEC; c += THREADS) to[c] = T(0.f);
     }
 };
 
@@ -118,11 +121,11 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
 
     // 2. wait for the kernel ahead, 3. read x
     wait_for_previous_kernel();
-    Vector vector{x, cols};
-    vector.load();
+    Vector vector(x, cols);
+    vector.load(t);
 #pragma unroll
     for (int slot = S::STAGES_BEFORE_X; slot < S::STAGES; slot++) weights.prefetch(slot); // behind x
-    vector.store(x_words);
+    vector.store(x_words, t);
     fringe.store(fringe_words, t);
     __syncthreads();
 
