@@ -8,8 +8,8 @@ import made_up_card
 import pytest
 import torch
 
-from kernels.fusion import bench as fusion_bench
 from kernels import gemv
+from kernels.fusion import bench as fusion_bench
 from kernels.gemv import bench
 from lab.check import Verdict
 

@@ -127,7 +127,13 @@ def test_nan_and_infinity_stay_in_their_rows(dtype):
     """The words at both ends of a row have elements of its neighbours."""
     cols = least(dtype) + 3
     W, x, out = problem(37, cols, dtype, skip=1)
-    special = {3: (-1, torch.nan), 20: (0, torch.inf), 36: (cols // 2, -torch.inf), 0: (0, torch.nan), 8: (-1, torch.inf)}
+    special = {
+        3: (-1, torch.nan),
+        20: (0, torch.inf),
+        36: (cols // 2, -torch.inf),
+        0: (0, torch.nan),
+        8: (-1, torch.inf),
+    }
     for row, (col, value) in special.items():
         W[row, col] = value
     x[:] = 1
@@ -180,7 +186,10 @@ MISTAKES = {  # in a file: (what stands there, what is put in its place)
     "reads what is behind the matrix": ("t < group.tail())", "t <= group.tail())"),
     "keeps a neighbour's elements": ("                keep_columns(w[r][k], c, group.cols);\n", ""),
     "keeps one element too many": ("c + i >= cols)", "c + i > cols)"),
-    "takes x from one element further on": ("load_word<VEC>(at + VEC), group.head()", "load_word<VEC>(at + VEC), group.head() ^ 1"),
+    "takes x from one element further on": (
+        "load_word<VEC>(at + VEC), group.head()",
+        "load_word<VEC>(at + VEC), group.head() ^ 1",
+    ),
     "does not move halves of registers": ("8 * (bytes & 2)", "0"),
     "sees too many rows": ("has(r) && j >= low", "j >= low"),
 }
@@ -206,7 +215,10 @@ def test_a_mistake_in_what_both_share_would_be_seen(what, pdl, tmp_path):
 
 BARRIERS = {  # file: what is taken out
     "unaligned.cu": ["        copy_async_wait<0>();\n        __syncthreads();", "if (begin > 0) __syncthreads();"],
-    "unaligned_ring.cu": ["    fringe.store(fringe_words, t);\n    __syncthreads();", "    // 5. add up the warps' sums\n    __syncthreads();"],
+    "unaligned_ring.cu": [
+        "    fringe.store(fringe_words, t);\n    __syncthreads();",
+        "    // 5. add up the warps' sums\n    __syncthreads();",
+    ],
 }
 
 

@@ -124,7 +124,9 @@ def _best(dtype, shape):
 
 def _whole(W):
     """A matrix as the kernel that only reads takes it, without the last few bytes."""
-    return W.reshape(-1)[: W.nbytes // READ_AT_ONCE * READ_AT_ONCE // W.element_size()] if W.nbytes > READ_AT_ONCE else W
+    return (
+        W.reshape(-1)[: W.nbytes // READ_AT_ONCE * READ_AT_ONCE // W.element_size()] if W.nbytes > READ_AT_ONCE else W
+    )
 
 
 def _rungs(dtype, shape):
