@@ -54,7 +54,7 @@ def test_the_ladder_of_unaligned_rows_has_both_ways(monkeypatch):
     monkeypatch.setattr(bench, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "_check", lambda *args: Verdict(shapes=1))
     monkeypatch.setattr(bench, "_ways", lambda *args: [])
-    ladder = bench._ladder("fp16", torch.float16, (24, 515), 0.1)
+    ladder = bench._ladder("fp16", torch.float16, (24, 1031), 0.1)
     names = [figure.name for figure in ladder.figures]
     ways = ["rows share x", "words by address", "rows share x, PDL", "words by address, PDL"]
     assert names == [*(r.title for r in bench.RUNGS[:-1]), *ways, "cuBLAS: torch.mv", card.timed[-1]]

@@ -58,7 +58,7 @@ ROWS = [1, 2, 7, 8, 9, 31, 33]
 @pytest.mark.parametrize("rows", ROWS)
 def test_right_with_any_number_of_rows(rows):
     """The matrix's last row may be any of its group's."""
-    for cols in (257, 258, 260, 521):
+    for cols in (1025, 1026, 1028, 1289):
         W, x, out = problem(rows, cols, torch.float16, skip=rows % 8)
         gemv.gemv(W, x, out=out)
         close(out, W, x)
@@ -85,15 +85,15 @@ def unaligned_cols(goes, dtype):
 
 def test_only_one_of_the_two_is_off():
     for skip_W, skip_x in ((1, 0), (0, 1), (4, 0), (0, 4)):
-        W, _, out = problem(9, 264, torch.bfloat16, skip_W)
-        _, x, _ = problem(9, 264, torch.bfloat16, skip_x)
+        W, _, out = problem(9, 1032, torch.bfloat16, skip_W)
+        _, x, _ = problem(9, 1032, torch.bfloat16, skip_x)
         gemv.gemv(W, x, out=out)
         close(out, W, x)
 
 
 def test_pdl_gives_the_same():
     for dtype in DTYPES:
-        for rows, cols in ((7, least(dtype) + 1), (9, 521)):
+        for rows, cols in ((7, least(dtype) + 1), (9, 1289)):
             W, x, out = problem(rows, cols, dtype, skip=1)
             still_running(writes=(x, out))
             gemv.gemv(W, x, out=out, pdl=True)
@@ -148,16 +148,16 @@ def test_nan_and_infinity_stay_in_their_rows(dtype):
 
 
 def test_sums_are_wider_than_the_result():
-    W, x = torch.ones(3, 290, dtype=torch.float16), torch.ones(290, dtype=torch.float16)
+    W, x = torch.ones(3, 1090, dtype=torch.float16), torch.ones(1090, dtype=torch.float16)
     W[0, :2] = torch.tensor([2048, 2])  # 2048 + 1 is no fp16
-    W[1], W[2, :145], W[2, 145:] = 30000, 30000, -30000
-    assert gemv.gemv(W, x).tolist() == [2048 + 2 + 288, torch.inf, 0]
+    W[1], W[2, :545], W[2, 545:] = 30000, 30000, -30000
+    assert gemv.gemv(W, x).tolist() == [2048 + 2 + 1088, torch.inf, 0]
 
 
 # No race, and mistakes that the machine would see
 
 
-@pytest.mark.parametrize("rows, cols, dtype", [(70, 301, torch.float32), (9, 521, torch.float16)])
+@pytest.mark.parametrize("rows, cols, dtype", [(70, 515, torch.float32), (9, 1289, torch.float16)])
 def test_no_race(rows, cols, dtype):
     W, x, _ = problem(rows, cols, dtype, skip=3)
     gemv.counters("gemv", W, x, check_races=True)
@@ -253,9 +253,11 @@ def test_what_is_read_so():
     assert is_unaligned(4099, 2, 16) and is_unaligned(4096, 2, 8) and is_unaligned(4100, 2, 16)
     assert not is_unaligned(4096, 2, 16) and not is_unaligned(least(torch.float16) - 1, 2, 2)
     for name, taken in (("gemv", True), ("rows", False), ("vector", False)):
-        W, x, _ = problem(9, 521, torch.float16)
+        W, x, _ = problem(9, 1289, torch.float16)
         report = gemv.counters(name, W, x)
-        grid = unaligned_plan(9, 521, 2, False)[0] if taken else plan("gemv" if name == "rows" else name, 9, 521, 2)[0]
+        grid = (
+            unaligned_plan(9, 1289, 2, False)[0] if taken else plan("gemv" if name == "rows" else name, 9, 1289, 2)[0]
+        )
         assert report.grid == (grid, 1, 1)
 
 

@@ -15,8 +15,9 @@ All rungs take and return torch tensors and have one signature:
            that was launched so too, before the one ahead of that, and so on. None of them may write W, which is read at
            once; x is read, and y written, only after all of them have ended. `rows`, `ring` and `gemv` only.
 
-Any size is legal, 0 included, and any alignment that the dtype allows; addresses and cols that are multiples of 16
-bytes are fastest. TypeError or ValueError names the argument, what was expected and what came, before anything is
+Any size is legal, 0 included, and any alignment that the dtype allows. Where addresses or rows are no multiples of 16
+bytes, the rungs load narrower words, down to an element; `gemv` cuts long rows into words by address instead
+(unaligned_plan). TypeError or ValueError names the argument, what was expected and what came, before anything is
 written. NaN and infinity pass through. Gradients are not tracked.
 
 `counters` runs a rung on the SIMT machine and returns its report; `plan` says how a rung is launched.
@@ -58,7 +59,8 @@ def vector(W, x, *, out=None, pdl=False):
 
 
 def gemv(W, x, *, out=None, pdl=False):
-    """The best. Rung 5: several rows a block; with pdl, where it pays, a ring of weights: rung 8, or 7 (ring_plan)."""
+    """The best. Rung 5: several rows a block; with pdl, where it pays, a ring of weights: rung 8, or 7 (ring_plan).
+    Where long rows begin at any element, the same with words cut by address: unaligned.cu, unaligned_ring.cu."""
     return _run("gemv", W, x, out, pdl)
 
 

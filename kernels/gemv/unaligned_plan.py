@@ -15,8 +15,8 @@ RING_THREADS, RING_WORDS, RING_GROUPS = 704, (512, 2048), 16  # of a block, of a
 
 
 def is_unaligned(cols, itemsize, alignment):
-    """Whether `gemv` reads such a matrix in words cut by address: its rows, or x, do not begin at multiples of 16 bytes,
-    and rows are long enough.
+    """Whether `gemv` reads such a matrix in words cut by address: its rows, or x, do not begin at multiples of 16
+    bytes, and rows are long enough.
 
     alignment   bytes that the addresses of W and x are multiples of, 16 at most
     """
@@ -39,7 +39,7 @@ def unaligned_plan(rows, cols, itemsize, pdl):
 
 @functools.lru_cache(maxsize=1024)
 def unaligned_ring_plan(rows, cols, itemsize, multiprocessors, room):
-    """(grid, block, shared bytes, Sizes, STAGES, STAGES_BEFORE_X) of unaligned_ring.cu, or None where unaligned.cu runs.
+    """(grid, block, shared bytes, Sizes, STAGES, STAGES_BEFORE_X) of unaligned_ring.cu; None where unaligned.cu runs.
 
     It is worth it under PDL, for rows of 512 to 2048 words, and where a block has no more than 16 groups of them.
 
