@@ -40,8 +40,8 @@ def plan(rung, rows, cols, itemsize, alignment=16, pdl=False):
 
 
 def rows_of_a_block(most, rows, pdl):
-    """A power of two, `most` or less. Of 1024 to 4095 rows a block gets fewer, so that there are 512 blocks: that is 6 %
-    at 2048 × 2048 on an H200, and a loss under PDL.
+    """A power of two, `most` or less. Of 1024 to 4095 rows a block gets fewer, so that there are 512 blocks: 6 %
+    less time at 2048 × 2048 on an H200, and a loss under PDL.
     """
     while not pdl and rows >= 1024 and most > rows // 512:
         most //= 2
