@@ -18,7 +18,7 @@ TESTS = {
     "01": "exercises_roofline ref",
     "02": "cpu_gemv cpu_matmul exercises_cpu_matmul lab_cache lab_compiler ref",
     "03": "exercises_first_cuda_kernel gemv gemv_gpu ref",
-    "04": "exercises_warp_gemv gemv gemv_bench gemv_gpu lab_plots_cuda",
+    "04": "exercises_warp_gemv gemv gemv_bench gemv_gpu gemv_unaligned lab_plots_cuda",
     "05": "exercises_fusion fusion* lab_plots_fusion ref_fusion",
     "06": "exercises_lowbit_weights lowbit* lab_plots_lowbit ref_lowbit",
     "07": "exercises_attention_mix attention_mix* kv_cache_rungs* lab_plots_attention ref_attention",
