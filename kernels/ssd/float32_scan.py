@@ -1,0 +1,129 @@
+"""float32, kernel 5 of five: y, from the tokens of its own chunk and from the state at the chunk's start.
+
+    L seqlen   Q chunk_size   H nheads   P headdim   G ngroups   N dstate   W: N filled up to a tile
+
+    y_i = sum over j <= i of  CB_ij 2**(cum_i - cum_j) dt_j x_j  +  2**cum_i  C_i state^T  +  D x_i,  times silu(z_i)
+
+A program has one head and one chunk, and goes down its rows, TILE at a time. What comes before these rows needs no
+decay for each pair of tokens. The decay from token j to token i is that from j to the end of j's tile, times that from
+there to i: a factor of x_j, and one of row i. So C and the tiles of CB under the diagonal are multiplied as they were
+cut, once for all heads (float32_scores.py), and what is summed decays from tile to tile:
+
+    sum = C state^T;   for each tile before these rows:  sum = sum 2**(cum at its end - cum before)  +  CB x',
+                       x'_j = 2**(cum at its end - cum_j) dt_j x_j;   sum = sum 2**(cum_i - cum at the last one's end)
+
+Only on the diagonal tile, where this would overflow, is CB weighted by pairs.
+
+0 times NaN is NaN: a NaN in x_j would reach tokens before j of the same tile. So where float32_state.py has seen that,
+which is rare, a program takes one token at a time.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.ssd.chunk_scan import _finish
+from kernels.ssd.float32_scores import TILE, cut, three_products
+from kernels.ssd.launching import filled_up, launch
+
+
+@triton.jit
+def _one_by_one(acc, x, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q: tl.constexpr,
+    TILE: tl.constexpr):  # fmt: skip
+    """acc, decayed to its rows, and what their own chunk adds, token by token: no product with what does not reach a
+    row."""
+    i = first_row + tl.arange(0, TILE)
+    cum_i = tl.load(cum + i)
+    acc *= tl.exp2(cum_i)[:, None]
+    for j in range(0, tl.minimum(first_row + TILE, end)):
+        xj = tl.load(x + (start + j) * x_token, there_p, other=0)
+        weight = tl.load(CB + i * Q + j, i >= j, other=0) * tl.exp2(cum_i - tl.load(cum + j)) * tl.load(dt + j)
+        acc += tl.where((i >= j)[:, None], tl.where(i == j, weight + skip, weight)[:, None] * xj[None, :], 0)
+    return acc
+
+
+@triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group"])
+def scan_kernel(
+    x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, seqlen, nheads, nchunks, heads_a_group,
+    x_batch, x_token, x_head, z_batch, z_token, z_head,
+    HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
+    W: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr,
+):  # fmt: skip
+    """grid (H * chunks, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). N: of a state, at a time."""
+    chunk, h = (tl.program_id(0) // nheads).to(tl.int64), (tl.program_id(0) % nheads).to(tl.int64)
+    b, group, PART = tl.program_id(2).to(tl.int64), h // heads_a_group, cut_C.dtype.element_ty
+    p, n, t = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, N), tl.arange(0, TILE)
+    there_p, start = p < HEADDIM, chunk * Q
+    end = tl.minimum(seqlen - start, Q).to(tl.int32)
+    row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
+    groups = nheads // heads_a_group
+    x += b * x_batch + h * x_head + p
+    cut_C += ((b * nchunks * Q + start) * groups + group) * (2 * W)
+    CB += ((b * nchunks + chunk) * groups + group) * Q * Q
+    cut_CB += ((b * nchunks + chunk) * groups + group) * Q * (2 * Q)
+    dt += row
+    cum += row
+    y += (b * seqlen * nheads + h) * HEADDIM + p
+    if z is not None:
+        z += b * z_batch + h * z_head + p
+    skip = 0.0
+    if D is not None and not D_ROW:
+        skip = tl.load(D + h).to(tl.float32)
+    fine = tl.max(tl.load(strange + state * STATE_TILES + tl.arange(0, STATE_TILES)), 0) == 0
+    before = starts + state * HEADDIM * 2 * DSTATE + p[None, :] * (2 * DSTATE) + n[:, None]  # (N, P): its transpose
+    there = (n < DSTATE)[:, None] & there_p[None, :]
+    s_high, s_low = tl.load(before, there, other=0), tl.load(before + DSTATE, there, other=0)
+    rows = x[None, :] + t[:, None] * x_token  # from a tile's first token on
+    for first_row in range(0, end, TILE):
+        i = first_row + t
+        x_i = tl.load(rows + (start + first_row) * x_token, (i < end)[:, None] & there_p[None, :], other=0)
+        weight = tl.load(CB + i[:, None] * Q + i[None, :])
+        cs = cut_C + i[:, None] * (groups * 2 * W) + n[None, :]
+        acc = tl.full((TILE, P), 0, tl.float32)
+        acc = three_products(tl.load(cs), tl.load(cs + W), s_high, s_low, acc)
+        for first in tl.static_range(N, W, N):
+            there = (first + n < DSTATE)[:, None] & there_p[None, :]
+            part, rest = before + first, before + first + DSTATE
+            acc = three_products(
+                tl.load(cs + first), tl.load(cs + first + W), tl.load(part, there, other=0),
+                tl.load(rest, there, other=0), acc,
+            )  # fmt: skip
+        if fine:
+            since = 0.0
+            for first in range(0, first_row, TILE):  # tiles before these rows
+                j = first + t
+                until = tl.load(cum + first + TILE - 1)
+                left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
+                xj = tl.load(rows + (start + first) * x_token, there_p[None, :], other=0)
+                x_high, x_low = cut(xj * left[:, None], PART)
+                acc *= tl.exp2(until - since)
+                scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
+                acc = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, acc)
+                since = until
+            cum_i = tl.load(cum + i)
+            acc *= tl.exp2(cum_i - since)[:, None]
+            weight *= tl.exp2(cum_i[:, None] - cum_i[None, :]) * tl.load(dt + i)[None, :]
+            weight = tl.where(t[:, None] == t[None, :], weight + skip, tl.where(t[:, None] > t[None, :], weight, 0))
+            w_high, w_low = cut(weight, PART)
+            x_high, x_low = cut(x_i, PART)
+            acc = three_products(w_high, w_low, x_high, x_low, acc)
+        else:
+            acc = _one_by_one(acc, x, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
+        _finish(
+            acc, x, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
+            HEADDIM, D_ROW, TILE,
+        )  # fmt: skip
+
+
+def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, **options):
+    """y, of tensors that have been looked at."""
+    batch, seqlen, nheads, headdim = x.shape
+    ngroups, W = cut_C.shape[2], cut_C.shape[4]
+    nchunks, chunk_size = dt.shape[2:]
+    P, N = min(64, filled_up(headdim)), min(128, W)
+    numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
+    by_row = int(D is not None and D.ndim == 2)
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, N, min(TILE, chunk_size), strange.shape[3]
+    tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
+    options = {"num_warps": num_warps, "num_stages": num_stages} | options
+    launch(scan_kernel, (nheads * nchunks, -(-headdim // P), batch), tensors, numbers, constants, **options)
+    return y
