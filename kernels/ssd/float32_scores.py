@@ -85,10 +85,10 @@ def part_type(x):
     return torch.bfloat16 if x.is_cuda else torch.float32
 
 
-def run(B, C, chunk_size):
+def run(B, C, chunk_size, tile=TILE):
     """(CB, cut_CB, cut_B, cut_C) of tensors that have been looked at. Above the diagonal there may be anything."""
     batch, seqlen, ngroups, dstate = B.shape
-    nchunks, tile, W = -(-seqlen // chunk_size), min(TILE, chunk_size), filled_up(dstate)
+    nchunks, tile, W = -(-seqlen // chunk_size), min(tile, chunk_size), filled_up(dstate)
     CB = B.new_empty((batch, nchunks, ngroups, chunk_size, chunk_size))
     cut_CB = B.new_empty((batch, nchunks, ngroups, chunk_size, 2, chunk_size), dtype=part_type(B))
     cut_B, cut_C = B.new_empty((2, batch, nchunks * chunk_size, ngroups, 2, W), dtype=part_type(B)).unbind()

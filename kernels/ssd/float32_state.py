@@ -27,7 +27,7 @@ def state_kernel(
     b, tiles = tl.program_id(2).to(tl.int64), W // N
     p = tl.program_id(1) // tiles * P + tl.arange(0, P)
     n = tl.program_id(1) % tiles * N + tl.arange(0, N)
-    s, start, PART = tl.arange(0, SPAN), chunk * Q, cut_B.dtype.element_ty
+    s, start = tl.arange(0, SPAN), chunk * Q
     end = tl.minimum(seqlen - start, Q).to(tl.int32)
     row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
     b_token = nheads // heads_a_group * 2 * W
@@ -41,7 +41,7 @@ def state_kernel(
         xj = tl.load(xs, (j < end)[:, None] & (p < HEADDIM)[None, :], other=0)
         left = tl.exp2(last - tl.load(cum + row + j)) * tl.load(dt + row + j)
         bs = cut_B + j[:, None] * b_token + n[None, :]
-        x_high, x_low = cut(xj * left[:, None], PART)
+        x_high, x_low = cut(xj * left[:, None], cut_B.dtype.element_ty)
         acc = three_products(tl.trans(x_high), tl.trans(x_low), tl.load(bs), tl.load(bs + W), acc)
     unlike = tl.max(tl.max(tl.where(acc - acc == 0, 0, 1), 1), 0)  # 0 * NaN is NaN: no NaN of x is missing in the sum
     tl.store(strange + state * tl.num_programs(1) + tl.program_id(1), unlike)
