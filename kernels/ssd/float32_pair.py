@@ -77,7 +77,6 @@ def scan_kernel(
     two = (pair % pairs * 2 + 1 < heads_a_group).to(tl.int64)
     p, n, t = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, N), tl.arange(0, TILE)
     there_p, start = p < HEADDIM, chunk * Q
-    p_b = tl.where(two == 1, p, HEADDIM)
     end = tl.minimum(seqlen - start, Q).to(tl.int32)
     row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
     x += b * x_batch + h * x_head
@@ -137,10 +136,11 @@ def scan_kernel(
             acc, x + p, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
             HEADDIM, D_ROW, TILE,
         )  # fmt: skip
-        _finish(
-            acc_b, x_b + p, x_token, D if D_ROW else None, h + two, z_b, z_token, y + two * HEADDIM, nheads, start, first_row, p_b, end,
-            HEADDIM, D_ROW, TILE,
-        )  # fmt: skip
+        if two == 1:
+            _finish(
+                acc_b, x_b + p, x_token, D if D_ROW else None, h + 1, z_b, z_token, y + HEADDIM, nheads, start, first_row,
+                p, end, HEADDIM, D_ROW, TILE,
+            )  # fmt: skip
 
 
 def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, early=0, tile=TILE, **options):
