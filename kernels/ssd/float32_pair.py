@@ -69,6 +69,7 @@ def scan_kernel(
     x_batch, x_token, x_head, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
     W: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr, EARLY: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     groups = nheads // heads_a_group
     chunk, pair = (tl.program_id(0) // (pairs * groups)).to(tl.int64), tl.program_id(0) % (pairs * groups)
@@ -82,7 +83,7 @@ def scan_kernel(
     x += b * x_batch + h * x_head
     x_b = x + two * x_head
     of_x = t[:, None] * x_token + p[None, :]  # from a tile's first token on
-    cut_C += ((b * nchunks * Q + start) * groups + group) * (2 * W)
+    cut_C += ((b * groups + group) * nchunks * Q + start) * (2 * W)
     CB += ((b * nchunks + chunk) * groups + group) * Q * Q
     cut_CB += ((b * nchunks + chunk) * groups + group) * Q * (2 * Q)
     dt += row
@@ -104,54 +105,55 @@ def scan_kernel(
     there = (n < DSTATE)[:, None] & there_p[None, :]
     s_high, s_low = tl.load(before, there, other=0), tl.load(before + DSTATE, there, other=0)
     s_high_b, s_low_b = tl.load(before_b, there, other=0), tl.load(before_b + DSTATE, there, other=0)
-    for first_row in range(0, end, TILE):
-        i = first_row + t
-        in_x = (i < end)[:, None] & there_p[None, :]
-        if EARLY:
-            xi = tl.load(x + (start + first_row) * x_token + of_x, in_x, other=0)
-            xi_b = tl.load(x_b + (start + first_row) * x_token + of_x, in_x, other=0)
-        cs = cut_C + i[:, None] * (groups * 2 * W) + n[None, :]
-        c_high, c_low = tl.load(cs), tl.load(cs + W)
-        acc = three_products(c_high, c_low, s_high, s_low, tl.full((TILE, P), 0, tl.float32))
-        acc_b = three_products(c_high, c_low, s_high_b, s_low_b, tl.full((TILE, P), 0, tl.float32))
-        if fine:
-            since, since_b = 0.0, 0.0
-            for first in range(0, first_row, TILE):  # tiles before these rows
-                xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
-                xj_b = tl.load(x_b + (start + first) * x_token + of_x, there_p[None, :], other=0)
-                scores = cut_CB + i[:, None] * (2 * Q) + (first + t)[None, :]
-                s_h, s_l = tl.load(scores), tl.load(scores + Q)
-                acc, since = _earlier(acc, xj, s_h, s_l, cum, dt, first, since, TILE)
-                acc_b, since_b = _earlier(acc_b, xj_b, s_h, s_l, cum_b, dt_b, first, since_b, TILE)
-            if not EARLY:
+    for first_row in tl.range(0, Q, TILE, loop_unroll_factor=UNROLL):
+        if first_row < end:
+            i = first_row + t
+            in_x = (i < end)[:, None] & there_p[None, :]
+            if EARLY:
                 xi = tl.load(x + (start + first_row) * x_token + of_x, in_x, other=0)
                 xi_b = tl.load(x_b + (start + first_row) * x_token + of_x, in_x, other=0)
-            weight = tl.load(CB + i[:, None] * Q + i[None, :])
-            acc = _own(acc, xi, weight, cum, dt, first_row, since, skip, cut_C.dtype.element_ty, TILE)
-            acc_b = _own(acc_b, xi_b, weight, cum_b, dt_b, first_row, since_b, skip_b, cut_C.dtype.element_ty, TILE)
-        else:
-            acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
-            acc_b = _one_by_one(acc_b, x_b + p, x_token, start, CB, dt_b, cum_b, skip_b, first_row, end, there_p, Q, TILE)
-        _finish(
-            acc, x + p, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
-            HEADDIM, D_ROW, TILE,
-        )  # fmt: skip
-        if two == 1:
+            cs = cut_C + i[:, None] * (2 * W) + n[None, :]
+            c_high, c_low = tl.load(cs), tl.load(cs + W)
+            acc = three_products(c_high, c_low, s_high, s_low, tl.full((TILE, P), 0, tl.float32))
+            acc_b = three_products(c_high, c_low, s_high_b, s_low_b, tl.full((TILE, P), 0, tl.float32))
+            if fine:
+                since, since_b = 0.0, 0.0
+                for first in range(0, first_row, TILE):  # tiles before these rows
+                    xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
+                    xj_b = tl.load(x_b + (start + first) * x_token + of_x, there_p[None, :], other=0)
+                    scores = cut_CB + i[:, None] * (2 * Q) + (first + t)[None, :]
+                    s_h, s_l = tl.load(scores), tl.load(scores + Q)
+                    acc, since = _earlier(acc, xj, s_h, s_l, cum, dt, first, since, TILE)
+                    acc_b, since_b = _earlier(acc_b, xj_b, s_h, s_l, cum_b, dt_b, first, since_b, TILE)
+                if not EARLY:
+                    xi = tl.load(x + (start + first_row) * x_token + of_x, in_x, other=0)
+                    xi_b = tl.load(x_b + (start + first_row) * x_token + of_x, in_x, other=0)
+                weight = tl.load(CB + i[:, None] * Q + i[None, :])
+                acc = _own(acc, xi, weight, cum, dt, first_row, since, skip, cut_C.dtype.element_ty, TILE)
+                acc_b = _own(acc_b, xi_b, weight, cum_b, dt_b, first_row, since_b, skip_b, cut_C.dtype.element_ty, TILE)
+            else:
+                acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
+                acc_b = _one_by_one(acc_b, x_b + p, x_token, start, CB, dt_b, cum_b, skip_b, first_row, end, there_p, Q, TILE)
             _finish(
-                acc_b, x_b + p, x_token, D if D_ROW else None, h + 1, z_b, z_token, y + HEADDIM, nheads, start, first_row,
-                p, end, HEADDIM, D_ROW, TILE,
+                acc, x + p, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
+                HEADDIM, D_ROW, TILE,
             )  # fmt: skip
+            if two == 1:
+                _finish(
+                    acc_b, x_b + p, x_token, D if D_ROW else None, h + 1, z_b, z_token, y + HEADDIM, nheads, start, first_row,
+                    p, end, HEADDIM, D_ROW, TILE,
+                )  # fmt: skip
 
 
-def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, early=0, tile=TILE, **options):
+def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, early=0, tile=TILE, unroll=0, **options):
     batch, seqlen, nheads, headdim = x.shape
-    ngroups, W = cut_C.shape[2], cut_C.shape[4]
+    ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     P, N = min(64, filled_up(headdim)), min(128, W)
     pairs = -(-(nheads // ngroups) // 2)
     numbers = seqlen, nheads, nchunks, nheads // ngroups, pairs, *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     by_row = int(D is not None and D.ndim == 2)
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, N, min(tile, chunk_size), strange.shape[3], early
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, N, min(tile, chunk_size), strange.shape[3], early, unroll or 1
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
     options = {"num_warps": num_warps, "num_stages": num_stages} | options
     launch(scan_kernel, (ngroups * pairs * nchunks, -(-headdim // P), batch), tensors, numbers, constants, **options)

@@ -47,6 +47,7 @@ def scan_kernel(
     x_batch, x_token, x_head, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
     W: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr, EARLY: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """grid (H * chunks, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). N: of a state, at a time."""
     chunk, h = (tl.program_id(0) // nheads).to(tl.int64), (tl.program_id(0) % nheads).to(tl.int64)
@@ -57,7 +58,7 @@ def scan_kernel(
     row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
     groups = nheads // heads_a_group
     x += b * x_batch + h * x_head
-    cut_C += ((b * nchunks * Q + start) * groups + group) * (2 * W)
+    cut_C += ((b * groups + group) * nchunks * Q + start) * (2 * W)
     CB += ((b * nchunks + chunk) * groups + group) * Q * Q
     cut_CB += ((b * nchunks + chunk) * groups + group) * Q * (2 * Q)
     dt += row
@@ -73,62 +74,63 @@ def scan_kernel(
     there = (n < DSTATE)[:, None] & there_p[None, :]
     s_high, s_low = tl.load(before, there, other=0), tl.load(before + DSTATE, there, other=0)
     of_x = t[:, None] * x_token + p[None, :]  # from a tile's first token on
-    for first_row in range(0, end, TILE):
-        i = first_row + t
-        if EARLY:
-            x_i = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
-        if EARLY:
-            weight = tl.load(CB + i[:, None] * Q + i[None, :])
-        cs = cut_C + i[:, None] * (groups * 2 * W) + n[None, :]
-        acc = tl.full((TILE, P), 0, tl.float32)
-        acc = three_products(tl.load(cs), tl.load(cs + W), s_high, s_low, acc)
-        for first in tl.static_range(N, W, N):
-            there = (first + n < DSTATE)[:, None] & there_p[None, :]
-            part, rest = before + first, before + first + DSTATE
-            acc = three_products(
-                tl.load(cs + first), tl.load(cs + first + W), tl.load(part, there, other=0),
-                tl.load(rest, there, other=0), acc,
-            )  # fmt: skip
-        if fine:
-            since = 0.0
-            for first in range(0, first_row, TILE):  # tiles before these rows
-                j = first + t
-                until = tl.load(cum + first + TILE - 1)
-                left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
-                xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
-                x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
-                acc *= tl.exp2(until - since)
-                scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
-                acc = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, acc)
-                since = until
-            cum_i = tl.load(cum + i)
-            acc *= tl.exp2(cum_i - since)[:, None]
-            if not EARLY:
+    for first_row in tl.range(0, Q, TILE, loop_unroll_factor=UNROLL):
+        if first_row < end:
+            i = first_row + t
+            if EARLY:
                 x_i = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
-            if not EARLY:
+            if EARLY:
                 weight = tl.load(CB + i[:, None] * Q + i[None, :])
-            weight *= tl.exp2(cum_i[:, None] - cum_i[None, :]) * tl.load(dt + i)[None, :]
-            weight = tl.where(t[:, None] == t[None, :], weight + skip, tl.where(t[:, None] > t[None, :], weight, 0))
-            w_high, w_low = cut(weight, cut_C.dtype.element_ty)
-            x_high, x_low = cut(x_i, cut_C.dtype.element_ty)
-            acc = three_products(w_high, w_low, x_high, x_low, acc)
-        else:
-            acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
-        _finish(
-            acc, x + p, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
-            HEADDIM, D_ROW, TILE,
-        )  # fmt: skip
+            cs = cut_C + i[:, None] * (2 * W) + n[None, :]
+            acc = tl.full((TILE, P), 0, tl.float32)
+            acc = three_products(tl.load(cs), tl.load(cs + W), s_high, s_low, acc)
+            for first in tl.static_range(N, W, N):
+                there = (first + n < DSTATE)[:, None] & there_p[None, :]
+                part, rest = before + first, before + first + DSTATE
+                acc = three_products(
+                    tl.load(cs + first), tl.load(cs + first + W), tl.load(part, there, other=0),
+                    tl.load(rest, there, other=0), acc,
+                )  # fmt: skip
+            if fine:
+                since = 0.0
+                for first in range(0, first_row, TILE):  # tiles before these rows
+                    j = first + t
+                    until = tl.load(cum + first + TILE - 1)
+                    left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
+                    xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
+                    x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
+                    acc *= tl.exp2(until - since)
+                    scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
+                    acc = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, acc)
+                    since = until
+                cum_i = tl.load(cum + i)
+                acc *= tl.exp2(cum_i - since)[:, None]
+                if not EARLY:
+                    x_i = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
+                if not EARLY:
+                    weight = tl.load(CB + i[:, None] * Q + i[None, :])
+                weight *= tl.exp2(cum_i[:, None] - cum_i[None, :]) * tl.load(dt + i)[None, :]
+                weight = tl.where(t[:, None] == t[None, :], weight + skip, tl.where(t[:, None] > t[None, :], weight, 0))
+                w_high, w_low = cut(weight, cut_C.dtype.element_ty)
+                x_high, x_low = cut(x_i, cut_C.dtype.element_ty)
+                acc = three_products(w_high, w_low, x_high, x_low, acc)
+            else:
+                acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
+            _finish(
+                acc, x + p, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
+                HEADDIM, D_ROW, TILE,
+            )  # fmt: skip
 
 
-def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, early=0, tile=TILE, **options):
+def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, early=0, tile=TILE, unroll=0, **options):
     """y, of tensors that have been looked at."""
     batch, seqlen, nheads, headdim = x.shape
-    ngroups, W = cut_C.shape[2], cut_C.shape[4]
+    ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     P, N = min(64, filled_up(headdim)), min(128, W)
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     by_row = int(D is not None and D.ndim == 2)
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, N, min(tile, chunk_size), strange.shape[3], early
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, N, min(tile, chunk_size), strange.shape[3], early, unroll or 1
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
     options = {"num_warps": num_warps, "num_stages": num_stages} | options
     launch(scan_kernel, (nheads * nchunks, -(-headdim // P), batch), tensors, numbers, constants, **options)

@@ -4,7 +4,7 @@
 
     CB     (batch, chunks, G, Q, Q) float32: CB_ij = C_i . B_j, for j <= i
     cut_CB (batch, chunks, G, Q, 2, Q): the parts of it, of tiles under the diagonal
-    cut_B, cut_C (batch, chunks * Q, G, 2, W): the parts of B and C, 0 past the end and beyond N
+    cut_B, cut_C (batch, G, chunks * Q, 2, W): the parts of B and C, 0 past the end and beyond N
 
 A float32 has 24 bits, and a factor of a tensor core's bfloat16 product 8. So a factor is cut in two: `high` is it,
 rounded to 8 bits, and `low` what is missing, rounded too. Three products of parts are added, low x low is left out: that
@@ -63,8 +63,8 @@ def scores_kernel(
         i, j = chunk * Q + row * TILE + r, chunk * Q + column * TILE + r
         c_rows = C + b * c_batch + group * c_group + i[:, None] * c_token
         b_rows = B + b * b_batch + group * b_group + j[None, :] * b_token
-        to_c = cut_C + ((b * nchunks * Q + i) * ngroups + group)[:, None] * (2 * W)
-        to_b = cut_B + ((b * nchunks * Q + j) * ngroups + group)[None, :] * (2 * W)
+        to_c = cut_C + ((b * ngroups + group) * nchunks * Q + i)[:, None] * (2 * W)
+        to_b = cut_B + ((b * ngroups + group) * nchunks * Q + j)[None, :] * (2 * W)
         product = tl.full((TILE, TILE), 0, tl.float32)
         for first in range(0, W, DEPTH):
             n = first + d
@@ -91,7 +91,7 @@ def run(B, C, chunk_size, tile=TILE):
     nchunks, tile, W = -(-seqlen // chunk_size), min(tile, chunk_size), filled_up(dstate)
     CB = B.new_empty((batch, nchunks, ngroups, chunk_size, chunk_size))
     cut_CB = B.new_empty((batch, nchunks, ngroups, chunk_size, 2, chunk_size), dtype=part_type(B))
-    cut_B, cut_C = B.new_empty((2, batch, nchunks * chunk_size, ngroups, 2, W), dtype=part_type(B)).unbind()
+    cut_B, cut_C = B.new_empty((2, batch, ngroups, nchunks * chunk_size, 2, W), dtype=part_type(B)).unbind()
     numbers = seqlen, nchunks, ngroups, *B.stride()[:3], *C.stride()[:3]
     constants = dstate, W, min(DEPTH, W), chunk_size, tile
     grid = nchunks * (chunk_size // tile) ** 2, ngroups, batch

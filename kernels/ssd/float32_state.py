@@ -30,9 +30,8 @@ def state_kernel(
     s, start = tl.arange(0, SPAN), chunk * Q
     end = tl.minimum(seqlen - start, Q).to(tl.int32)
     row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
-    b_token = nheads // heads_a_group * 2 * W
     x += b * x_batch + h * x_head
-    cut_B += (b * nchunks * Q + start) * b_token + (h // heads_a_group) * (2 * W)
+    cut_B += ((b * (nheads // heads_a_group) + h // heads_a_group) * nchunks * Q + start) * (2 * W)
     last = tl.load(cum + row + Q - 1)
     acc = tl.full((P, N), 0, tl.float32)
     for at in tl.range(0, Q, SPAN, num_stages=STAGES):
@@ -40,7 +39,7 @@ def state_kernel(
         xs = x + (start + at) * x_token + s[:, None] * x_token + p[None, :]
         xj = tl.load(xs, (j < end)[:, None] & (p < HEADDIM)[None, :], other=0)
         left = tl.exp2(last - tl.load(cum + row + j)) * tl.load(dt + row + j)
-        bs = cut_B + j[:, None] * b_token + n[None, :]
+        bs = cut_B + j[:, None] * (2 * W) + n[None, :]
         x_high, x_low = cut(xj * left[:, None], cut_B.dtype.element_ty)
         acc = three_products(tl.trans(x_high), tl.trans(x_low), tl.load(bs), tl.load(bs + W), acc)
     unlike = tl.max(tl.max(tl.where(acc - acc == 0, 0, 1), 1), 0)  # 0 * NaN is NaN: no NaN of x is missing in the sum
@@ -52,7 +51,7 @@ def state_kernel(
 def run(x, cut_B, dt, cum, dstate, span=64, stages=2, num_warps=4, **options):
     """(states, strange) as chunk_state.run, of tensors that have been looked at."""
     batch, seqlen, nheads, headdim = x.shape
-    ngroups, W = cut_B.shape[2], cut_B.shape[4]
+    ngroups, W = cut_B.shape[1], cut_B.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     states = x.new_empty((batch, nchunks, nheads, headdim, dstate))
     P, N = min(64, filled_up(headdim)), min(128, W)
