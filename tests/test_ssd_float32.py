@@ -97,7 +97,7 @@ def test_one_group_and_many():
 @pytest.mark.parametrize("tokens", [(3,), (70,), (127, 128), (199,)])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_reaches_later_tokens_only(tokens, value):
-    """In a tile on the diagonal, in one under it, at the chunk's end, in the last token. D of a number for each head."""
+    """In a tile on the diagonal, in one under it, at the chunk's end, in the last token. D has a number a head."""
     call = problem(1, 200, 2, 16, 1, 16, rest=False) | {"D": torch.randn(2)}
     for token in tokens:
         call["x"][0, token, 1, 3] = value

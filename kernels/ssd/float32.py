@@ -13,12 +13,11 @@ FILES = ("float32", "float32_scores", "float32_state", "float32_passing", "float
 SOURCES = tuple(f"kernels/ssd/{name}.py" for name in FILES)
 
 
-def run(y, x, B, C, D, z, dt, dt_bias, initial_states, A, chunk_size, dt_softplus, dt_limit, state={}, passing={}, scan={}):
-    """The five kernels; y is written. Returns the final states. Of tensors that have been looked at, without
-    sequences."""
+def run(y, x, B, C, D, z, dt, dt_bias, initial_states, A, chunk_size, dt_softplus, dt_limit):
+    """The five kernels, of tensors that have been looked at; y is written. Returns the final states."""
     steps, cum = chunk_cumsum.run(dt, A, chunk_size, dt_bias, None, dt_softplus, dt_limit)
-    CB, cut_CB, cut_B, cut_C = float32_scores.run(B, C, chunk_size, scan.get('tile', 64))
-    states, strange = float32_state.run(x, cut_B, steps, cum, B.shape[3], **state)
-    starts, final = float32_passing.run(states, cum, initial_states, **passing)
-    float32_scan.run(x, cut_C, CB, cut_CB, steps, cum, starts, strange, D, z, y, **scan)
+    CB, cut_CB, cut_B, cut_C = float32_scores.run(B, C, chunk_size)
+    states, strange = float32_state.run(x, cut_B, steps, cum, B.shape[3])
+    starts, final = float32_passing.run(states, cum, initial_states)
+    float32_scan.run(x, cut_C, CB, cut_CB, steps, cum, starts, strange, D, z, y)
     return final

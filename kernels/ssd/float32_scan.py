@@ -14,6 +14,8 @@ cut, once for all heads (float32_scores.py), and what is summed decays from tile
 
 Only on the diagonal tile, where this would overflow, is CB weighted by pairs.
 
+Products that are added to a sum start from 0: tensor cores cut off what is added where the sum's digits end.
+
 0 times NaN is NaN: a NaN in x_j would reach tokens before j of the same tile. So where float32_state.py has seen that,
 which is rare, a program takes one token at a time.
 """
@@ -27,8 +29,9 @@ from kernels.ssd.launching import filled_up, launch
 
 
 @triton.jit
-def _one_by_one(acc, x, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q: tl.constexpr,
-    TILE: tl.constexpr):  # fmt: skip
+def _one_by_one(
+    acc, x, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
     """acc, decayed to its rows, and what their own chunk adds, token by token: no product with what does not reach a
     row."""
     i = first_row + tl.arange(0, TILE)
@@ -46,17 +49,17 @@ def scan_kernel(
     x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, seqlen, nheads, nchunks, heads_a_group,
     x_batch, x_token, x_head, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
-    W: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr, EARLY: tl.constexpr,
-    UNROLL: tl.constexpr,
+    W: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr,
+    STATE_TILES: tl.constexpr,
 ):  # fmt: skip
-    """grid (H * chunks, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). N: of a state, at a time."""
+    """grid (H * chunks, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). DEPTH: of a state, at a time, its
+    loads STAGES deep. UNROLL: so many tiles of rows have code of their own. A loop keeps addresses in registers."""
     chunk, h = (tl.program_id(0) // nheads).to(tl.int64), (tl.program_id(0) % nheads).to(tl.int64)
-    b, group = tl.program_id(2).to(tl.int64), h // heads_a_group
-    p, n, t = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, N), tl.arange(0, TILE)
+    b, groups, group = tl.program_id(2).to(tl.int64), nheads // heads_a_group, h // heads_a_group
+    p, t = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, TILE)
     there_p, start = p < HEADDIM, chunk * Q
     end = tl.minimum(seqlen - start, Q).to(tl.int32)
     row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
-    groups = nheads // heads_a_group
     x += b * x_batch + h * x_head
     cut_C += ((b * groups + group) * nchunks * Q + start) * (2 * W)
     CB += ((b * nchunks + chunk) * groups + group) * Q * Q
@@ -66,31 +69,23 @@ def scan_kernel(
     y += (b * seqlen * nheads + h) * HEADDIM + p
     if z is not None:
         z += b * z_batch + h * z_head + p
-    skip = 0.0
+    skip = 0.0  # D of a head is added to the diagonal of CB, D of (H, P) in _finish
     if D is not None and not D_ROW:
         skip = tl.load(D + h).to(tl.float32)
     fine = tl.max(tl.load(strange + state * STATE_TILES + tl.arange(0, STATE_TILES)), 0) == 0
-    before = starts + state * HEADDIM * 2 * DSTATE + p[None, :] * (2 * DSTATE) + n[:, None]  # (N, P): its transpose
-    there = (n < DSTATE)[:, None] & there_p[None, :]
-    s_high, s_low = tl.load(before, there, other=0), tl.load(before + DSTATE, there, other=0)
-    of_x = t[:, None] * x_token + p[None, :]  # from a tile's first token on
+    of_state = starts + state * HEADDIM * 2 * DSTATE + p[None, :] * (2 * DSTATE)
+    of_x = t[:, None] * x_token + p[None, :]
+    zeros = tl.full((TILE, P), 0, tl.float32)
     for first_row in tl.range(0, Q, TILE, loop_unroll_factor=UNROLL):
         if first_row < end:
             i = first_row + t
-            if EARLY:
-                x_i = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
-            if EARLY:
-                weight = tl.load(CB + i[:, None] * Q + i[None, :])
-            cs = cut_C + i[:, None] * (2 * W) + n[None, :]
-            acc = tl.full((TILE, P), 0, tl.float32)
-            acc = three_products(tl.load(cs), tl.load(cs + W), s_high, s_low, acc)
-            for first in tl.static_range(N, W, N):
-                there = (first + n < DSTATE)[:, None] & there_p[None, :]
-                part, rest = before + first, before + first + DSTATE
-                acc = three_products(
-                    tl.load(cs + first), tl.load(cs + first + W), tl.load(part, there, other=0),
-                    tl.load(rest, there, other=0), acc,
-                )  # fmt: skip
+            acc = zeros
+            for first in tl.range(0, W, DEPTH, num_stages=STAGES):  # C times the state's transpose
+                n = first + tl.arange(0, DEPTH)
+                c, s = cut_C + i[:, None] * (2 * W) + n[None, :], of_state + n[:, None]
+                there = (n < DSTATE)[:, None] & there_p[None, :]
+                s_high, s_low = tl.load(s, there, other=0), tl.load(s + DSTATE, there, other=0)
+                acc = three_products(tl.load(c), tl.load(c + W), s_high, s_low, acc)
             if fine:
                 since = 0.0
                 for first in range(0, first_row, TILE):  # tiles before these rows
@@ -99,21 +94,19 @@ def scan_kernel(
                     left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
                     xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
                     x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
-                    acc *= tl.exp2(until - since)
                     scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
-                    acc = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, acc)
+                    added = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, zeros)
+                    acc = acc * tl.exp2(until - since) + added
                     since = until
                 cum_i = tl.load(cum + i)
-                acc *= tl.exp2(cum_i - since)[:, None]
-                if not EARLY:
-                    x_i = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
-                if not EARLY:
-                    weight = tl.load(CB + i[:, None] * Q + i[None, :])
+                xi = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
+                weight = tl.load(CB + i[:, None] * Q + i[None, :])
                 weight *= tl.exp2(cum_i[:, None] - cum_i[None, :]) * tl.load(dt + i)[None, :]
-                weight = tl.where(t[:, None] == t[None, :], weight + skip, tl.where(t[:, None] > t[None, :], weight, 0))
-                w_high, w_low = cut(weight, cut_C.dtype.element_ty)
-                x_high, x_low = cut(x_i, cut_C.dtype.element_ty)
-                acc = three_products(w_high, w_low, x_high, x_low, acc)
+                weight = tl.where(t[:, None] == t[None, :], weight + skip, weight)
+                w_high, w_low = cut(tl.where(t[:, None] >= t[None, :], weight, 0), cut_C.dtype.element_ty)
+                x_high, x_low = cut(xi, cut_C.dtype.element_ty)
+                added = three_products(w_high, w_low, x_high, x_low, zeros)
+                acc = acc * tl.exp2(cum_i - since)[:, None] + added
             else:
                 acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
             _finish(
@@ -122,16 +115,24 @@ def scan_kernel(
             )  # fmt: skip
 
 
-def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, num_warps=4, num_stages=1, early=0, tile=TILE, unroll=0, **options):
-    """y, of tensors that have been looked at."""
+def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
+    """y, of tensors that have been looked at. chosen: what `tiling` takes by name."""
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
-    P, N = min(64, filled_up(headdim)), min(128, W)
-    numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
-    by_row = int(D is not None and D.ndim == 2)
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, N, min(tile, chunk_size), strange.shape[3], early, unroll or 1
+    P, by_row = min(64, filled_up(headdim)), int(D is not None and D.ndim == 2)
+    tiles, options = tiling(W, chunk_size, **chosen)
+    strides = *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
+    numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, *tiles, strange.shape[3]
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
-    options = {"num_warps": num_warps, "num_stages": num_stages} | options
     launch(scan_kernel, (nheads * nchunks, -(-headdim // P), batch), tensors, numbers, constants, **options)
     return y
+
+
+def tiling(W, chunk_size, depth=128, stages=1, unroll=None, maxnreg=168, num_warps=4):
+    """((DEPTH, STAGES, TILE, UNROLL), options of the launch). With at most 168 registers three programs fit on a
+    multiprocessor."""
+    tile = min(TILE, chunk_size)
+    unroll = unroll or (chunk_size // tile if chunk_size <= 128 else 1)
+    return (min(depth, W), stages, tile, unroll), {"num_warps": num_warps, "num_stages": 1, "maxnreg": maxnreg}

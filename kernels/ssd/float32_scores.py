@@ -6,14 +6,13 @@
     cut_CB (batch, chunks, G, Q, 2, Q): the parts of it, of tiles under the diagonal
     cut_B, cut_C (batch, G, chunks * Q, 2, W): the parts of B and C, 0 past the end and beyond N
 
-A float32 has 24 bits, and a factor of a tensor core's bfloat16 product 8. So a factor is cut in two: `high` is it,
-rounded to 8 bits, and `low` what is missing, rounded too. Three products of parts are added, low x low is left out: that
-is off by some 2**-17 of each product. Rows of the parts lie behind each other, high and then low, in as many bytes as
-the row had before.
+A float32 has 24 bits, a factor of a tensor core's bfloat16 product 8. So each factor is cut in two: `high` is the
+factor rounded to 8 bits, `low` what is missing, rounded too. Three products of parts are added. low x low is left out,
+and what low has lost: about 2**-17 of each product. A row of parts is a row of high, then one of low, in as many bytes
+as the float32 had.
 
-All heads of a group multiply by the same B, C and C B^T, 80 of them in the 2.7B model: so these are cut here, once.
-
-The scores themselves, of which there are few, are made of three tf32 products, with parts of 11 bits each.
+All heads of a group multiply by the same B, C and C B^T, 80 of them in the 2.7B model: so these are cut here, once. The
+scores themselves, of which there are few, are made of three tf32 products, with parts of 11 bits.
 """
 
 import torch
@@ -85,7 +84,7 @@ def part_type(x):
     return torch.bfloat16 if x.is_cuda else torch.float32
 
 
-def run(B, C, chunk_size, tile=TILE):
+def run(B, C, chunk_size, tile=TILE, depth=DEPTH, **options):
     """(CB, cut_CB, cut_B, cut_C) of tensors that have been looked at. Above the diagonal there may be anything."""
     batch, seqlen, ngroups, dstate = B.shape
     nchunks, tile, W = -(-seqlen // chunk_size), min(tile, chunk_size), filled_up(dstate)
@@ -93,7 +92,7 @@ def run(B, C, chunk_size, tile=TILE):
     cut_CB = B.new_empty((batch, nchunks, ngroups, chunk_size, 2, chunk_size), dtype=part_type(B))
     cut_B, cut_C = B.new_empty((2, batch, ngroups, nchunks * chunk_size, 2, W), dtype=part_type(B)).unbind()
     numbers = seqlen, nchunks, ngroups, *B.stride()[:3], *C.stride()[:3]
-    constants = dstate, W, min(DEPTH, W), chunk_size, tile
+    constants = dstate, W, min(depth, W), chunk_size, tile
     grid = nchunks * (chunk_size // tile) ** 2, ngroups, batch
-    launch(scores_kernel, grid, (B, C, CB, cut_CB, cut_B, cut_C), numbers, constants)
+    launch(scores_kernel, grid, (B, C, CB, cut_CB, cut_B, cut_C), numbers, constants, **options)
     return CB, cut_CB, cut_B, cut_C

@@ -59,7 +59,5 @@ def run(x, cut_B, dt, cum, dstate, span=64, stages=2, num_warps=4, **options):
     strange = x.new_empty((batch, nchunks, nheads, grid[1]), dtype=torch.int32)
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3]
     constants = headdim, dstate, W, chunk_size, P, N, min(span, chunk_size), stages
-    launch(
-        state_kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, num_warps=num_warps, **options
-    )
+    launch(state_kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, num_warps=num_warps, **options)
     return states, strange
