@@ -63,10 +63,10 @@ def measure(topic):
         found = [(roof(), "lab/roof.c"), (gpu_roof(), "lab/roof_cuda.py")]
         return [results.save(results.ROOT / "lab", [], r, versions(), [source]) for r, source in found if r]
     topic, _, part = topic.partition(":")
-    bench = importlib.import_module(f"kernels.{topic}.bench")
+    bench = importlib.import_module(f"{__package__}.{topic}.bench")
     ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
     rest = not part or part == PARTS[topic][-1]
-    studies = importlib.import_module(f"kernels.{topic}.studies") if topic in STUDIES else bench
+    studies = importlib.import_module(f"{__package__}.{topic}.studies") if topic in STUDIES else bench
     tables = getattr(studies, "tables", list)() if rest else []
     for found in (*ladders, *tables):
         print(f"\n{found}")

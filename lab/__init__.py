@@ -19,7 +19,7 @@ import os
 
 from lab.arguments import expect_array, expect_count
 from lab.check import check, hostile_shapes
-from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
+from lab.compiler import CompileError, NoCompiler, compile_c, kept_in
 from lab.exercise import Exercise
 from lab.ladder import Ladder, Rung
 from lab.machine import describe
@@ -29,7 +29,7 @@ from lab.source import show
 from lab.timing import Timing, measure, side_by_side
 from lab.widgets import explore
 
-os.environ.setdefault("SIMT_KEEP_IN", str(ROOT / ".build" / "simt"))  # where simt keeps what it compiled
+os.environ.setdefault("SIMT_KEEP_IN", str(kept_in() / "simt"))  # where simt keeps what it compiled
 
 __all__ = [
     "CompileError",

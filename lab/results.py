@@ -25,7 +25,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lab import machine
-from lab.compiler import BASE_FLAGS
+from lab.compiler import BASE_FLAGS, PACKAGE
 from lab.ladder import Figure, Ladder
 from lab.roof import Roof
 from lab.source import with_includes
@@ -47,6 +47,8 @@ class ResultsError(RuntimeError):
 def code_hash(path):
     """sha256 of a source file's code, without comments, docstrings and blank lines."""
     text = path.read_text(encoding="utf-8")
+    if PACKAGE and path.suffix == ".py":
+        text = text.replace(PACKAGE, "")  # as it was measured: with the names that the course's folder has
     text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

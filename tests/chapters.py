@@ -34,6 +34,7 @@ HOUSE = """
     compiling copies forked_kernels house imports lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing
     lab_interpreter lab_ladder lab_misc lab_results lab_source lab_table lab_tensor_map lab_tensor_map_gpu
     lab_timing_roof mutations exercises_costs notebook_tools notebooks offsets readme roof_cuda simt_* suite trials
+    wheel
 """  # what all chapters stand on
 
 
