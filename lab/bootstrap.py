@@ -296,7 +296,7 @@ def install(root, *options):
             shutil.rmtree(info, ignore_errors=True)
     # Python compiles what is imported; of all that comes along, most never is.
     # -e: what the course needs, and no package of it, which would grow old here (see lab/wheel.py).
-    pip(root, "install", "--no-compile", "-e", ".[course,test]", *options)
+    pip(root, "install", "--no-compile", "-e", ".[course,models,test]", *options)
 
 
 def complete(root, pins=False, latest=False):

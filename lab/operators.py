@@ -28,17 +28,17 @@ NAMESPACE = "matmul_to_mamba"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
 WRAPPER = """
-def made(call, operators, tracing, plain, stands_in, grad_mode):
+def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode):
     def {name}({parameters}):
-        if tracing() or type({watched}) not in plain and stands_in({watched}):
-            return operators({arguments}){gradients}
-        return call({arguments})
+        if _tracing() or type({watched}) not in _plain and _stands_in({watched}):
+            return _operators({arguments}){gradients}
+        return _call({arguments})
     return {name}
 """
 GRADIENTS = """
         try:
-            if ({ask}) and out is None and grad_mode():
-                return operators({arguments})
+            if ({ask}) and out is None and _grad_mode():
+                return _operators({arguments})
         except AttributeError:  # no tensor: the call says so
             pass"""
 
@@ -46,9 +46,9 @@ GRADIENTS = """
 def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None):
     """A decorator: the function, and operators `name` and `name_out` that run it.
 
-    inputs    the schema of its arguments, without out, in the function's order
+    inputs    the schema of its arguments without out, by the function's names
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
-    backward  backward(context, gradient): gradients of all inputs; context.saved_tensors holds those in `tracked`
+    backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
     tracked   names of the tensors that may have gradients
     results   the schema of what comes back; more than a Tensor for those with unpack alone
     unpack    unpack(operators, *args, **kwargs): for a function whose arguments or results are no operator's. It calls
@@ -60,11 +60,14 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
     def decorate(function):
         run = call or function
         has_out = "out" in inspect.signature(function).parameters
-        plain, into = _register(name, inputs, results, run, fake, has_out)
-        if backward is not None:
-            _register_backward(name, inputs, backward, tracked)
-        else:
-            _register_backward(name, inputs, functools.partial(_no_gradients, name), ())
+        space = getattr(torch.ops, NAMESPACE)
+        if not hasattr(space, name):  # or another copy of the course has defined it: the same
+            _register(name, inputs, results, run, fake, has_out)
+            if backward is None:
+                _refuse_backward(name)
+            else:
+                _register_backward(name, inputs, backward, tracked)
+        plain, into = getattr(space, name).default, getattr(space, f"{name}_out").default if has_out else None
 
         def operators(*args, out=None, **kwargs):
             if out is None:
@@ -80,22 +83,28 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
 
 
 def _register(name, inputs, results, run, fake, has_out):
-    """Define the operators, unless another copy of the course has. Returns both, the second None where it has none."""
-    library, space = _library(), getattr(torch.ops, NAMESPACE)
+    """Define the operators, what they run, and what says which tensors come back."""
+    library = _library()
     schemas = {name: f"({inputs}) -> {results}"}
     if has_out:
         rest = results.removeprefix("Tensor").removeprefix("(Tensor").lstrip(", ").rstrip(")")
-        comma = ", " if "*" in inputs else ", *, "
-        schemas[f"{name}_out"] = f"({inputs}{comma}Tensor(a!) out) -> ({rest})"
+        schemas[f"{name}_out"] = f"({inputs}, *, Tensor(a!) out) -> ({rest})"
+    names = _names(inputs)
+
+    def by_name(function):
+        """PyTorch hands values over by their places, which are the schema's."""
+        return lambda *args, **kwargs: function(**dict(zip(names, args)), **kwargs)
+
     for called, schema in schemas.items():
-        if hasattr(space, called):
-            continue
         into = called != name
         library.define(f"{called}{schema}", tags=TAGS)
-        library.impl(called, functools.partial(_run_into, run) if into else run, "CompositeExplicitAutograd")
-        looked = functools.partial(_look, fake, called if into else None)
+        library.impl(called, by_name(functools.partial(_run_into, run) if into else run), "CompositeExplicitAutograd")
+        looked = by_name(functools.partial(_look, fake, name if into else None))
         torch.library.register_fake(f"{NAMESPACE}::{called}", looked, lib=library)
-    return getattr(space, name).default, getattr(space, f"{name}_out").default if has_out else None
+
+
+def _names(inputs):
+    return [argument.split("=")[0].split()[-1] for argument in inputs.split(", ")]
 
 
 @functools.cache
@@ -103,8 +112,8 @@ def _library():
     return torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
-def _run_into(run, *args, out, **kwargs):
-    found = run(*args, **kwargs, out=out)
+def _run_into(run, out, **how):
+    found = run(**how, out=out)
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)  # or a backward would not know that it was written to
     return None if found is out else found[1:]
@@ -117,34 +126,62 @@ class _WithoutMemory(TorchFunctionMode):
         return 0 if function is torch.Tensor.data_ptr else function(*args, **(kwargs or {}))
 
 
-def _look(fake, into, *args, out=None, **kwargs):
+def _look(fake, into, out=None, **how):
     with _WithoutMemory():
-        found = fake(*args, **kwargs)
+        found = fake(**how)
         if into is None:
             return found
         like, *rest = found if isinstance(found, tuple) else (found,)
-        expect(into.removesuffix("_out"), "out", out, like, tuple(like.shape), empty=True)
+        expect(into, "out", out, like, tuple(like.shape), empty=True)
         return tuple(rest) or None
 
 
 # Gradients
 
 
-def _no_gradients(name, context, *gradients):
-    raise NotImplementedError(
-        f"{name}: gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
-    )
-
-
 def _register_backward(name, inputs, backward, tracked):
-    names = [argument.split("=")[0].split()[-1] for argument in inputs.split(",") if argument.strip() != "*"]
+    names = _names(inputs)
     kept = [names.index(one) for one in tracked]
 
-    def setup(ctx, inputs, output, keyword_only_inputs=None):
+    def setup(ctx, inputs, output):
         ctx.save_for_backward(*(inputs[index] for index in kept))
 
+    def all_of_them(context, *gradients):
+        found = dict(zip(tracked, backward(context, *gradients)))
+        return tuple(found.get(name) for name in names)
+
     library = _library()
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup, lib=library)
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", all_of_them, setup_context=setup, lib=library)
+
+
+class _Untracked(torch.autograd.Function):
+    """A node of the graph that says, if it is ever reached, that it has no gradients."""
+
+    @staticmethod
+    def forward(ctx, run, name, *inputs):
+        ctx.name = name
+        return run(*inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(
+            f"{ctx.name}: gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
+        )
+
+
+def _refuse_backward(name):
+    """What register_autograd would do for such a backward, in a tenth of the time, which every import takes."""
+    run = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def below(*inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(*inputs)
+
+    def called(*inputs):
+        asked = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
+        return _Untracked.apply(below, name, *inputs) if asked else below(*inputs)
+
+    _library().impl(name, called, "Autograd")
 
 
 # The function
@@ -160,8 +197,8 @@ def _wrapped(function, operators, tracked, watched):
             parameters.append("*")
             star = True
         if parameter.default is not parameter.empty:
-            defaults[f"_{name}"] = parameter.default
-            parameters.append(f"{name}=_{name}")
+            defaults[f"_default_{name}"] = parameter.default
+            parameters.append(f"{name}=_default_{name}")
         else:
             parameters.append(name)
         arguments.append(f"{name}={name}" if by_name else name)

@@ -1,6 +1,7 @@
 """What pip calls to build the package (PEP 517): the course's rooms as one name, matmul_to_mamba.
 
-    pip install .       into site-packages: matmul_to_mamba, with kernels, lab, ref and simt below it, and no other name
+    pip install .       into site-packages: matmul_to_mamba, with kernels, lab, models, ref and simt below it, and
+                        no other name
     pip install -e .    nothing but what it needs: the course is used from its folder (so lab/bootstrap.py does it)
 
 In its folder the course says `from kernels.gemv import gemv`. Installed so, its `kernels` would stand in for Hugging
@@ -23,12 +24,13 @@ import zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "matmul_to_mamba"
-ROOMS = "kernels", "lab", "models", "ref", "simt"  # those that are there
+ROOMS = "kernels", "lab", "models", "ref", "simt"
 KINDS = ".py", ".c", ".h", ".cu", ".cuh", ".json"
 LEFT_OUT = "lab/notebooks.py", "lab/wheel.py"  # of use in the course's folder alone
 INIT = f'''"""{{summary}}
 
 Kernels: {PACKAGE}.kernels. CUDA C++ on NumPy: {PACKAGE}.simt. References: {PACKAGE}.ref. Workbench: {PACKAGE}.lab.
+Models from a folder on disk, with the extra [models]: {PACKAGE}.models.
 """
 
 __version__ = "{{version}}"

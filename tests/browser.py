@@ -39,7 +39,7 @@ def course(tmp_path_factory):
             for cell in code_cells(notebook):
                 cell.update(outputs=[], execution_count=None)
             path.write_text(json.dumps(notebook))
-    for name in ("ref", "simt", "lab", "kernels"):
+    for name in ("ref", "simt", "lab", "kernels", "models"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 

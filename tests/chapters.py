@@ -31,10 +31,10 @@ TESTS = {
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
 }
 HOUSE = """
-    compiling copies forked_kernels house imports lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing
+    compiling copies cpu_llm forked_kernels house imports lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing
     lab_interpreter lab_ladder lab_misc lab_results lab_source lab_table lab_tensor_map lab_tensor_map_gpu
-    lab_timing_roof mutations exercises_costs notebook_tools notebooks offsets readme roof_cuda simt_* suite trials
-    wheel
+    lab_timing_roof models_* mutations exercises_costs notebook_tools notebooks offsets operators* readme ref_llm
+    roof_cuda simt_* suite trials wheel
 """  # what all chapters stand on
 
 

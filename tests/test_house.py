@@ -19,7 +19,7 @@ from lab import bootstrap
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-DIRECT = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["test"]
+DIRECT = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["models"] + EXTRAS["test"]
 
 
 def name_of(requirement):
@@ -46,7 +46,7 @@ def test_environment_defers_to_pyproject():
     (by_pip,) = [d["pip"] for d in listed if isinstance(d, dict)]
     (python,) = [d for d in conda if name_of(d) == "python"]
     assert python.removeprefix("python").split(",")[0] == PROJECT["requires-python"]
-    assert by_pip == ["-c constraints.txt", "-e .[course,test]"]
+    assert by_pip == ["-c constraints.txt", "-e .[course,models,test]"]
     assert not {name_of(d) for d in conda} & {name_of(r) for r in DIRECT}
 
 

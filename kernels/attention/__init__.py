@@ -14,8 +14,15 @@ Gradients are not tracked. TypeError or ValueError names the argument, what was 
 written by then.
 """
 
-from kernels.attention.decoding import decode
-from kernels.attention.mix import mix_naive, mix_shared, mix_split
-from kernels.attention.rungs import online, split, split_triton, two_pass
+from kernels.attention.operators import (
+    decode,
+    mix_naive,
+    mix_shared,
+    mix_split,
+    online,
+    split,
+    split_triton,
+    two_pass,
+)
 
 __all__ = ["decode", "mix_naive", "mix_shared", "mix_split", "online", "split", "split_triton", "two_pass"]

@@ -23,7 +23,7 @@ TypeError or ValueError names the argument, what was expected and what came; not
 """
 
 from kernels.fusion.layer import DecoderLayer
-from kernels.fusion.rungs import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
+from kernels.fusion.operators import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
 
 __all__ = [
     "DecoderLayer",

@@ -17,7 +17,8 @@ All rungs take and return torch tensors and have one signature:
 
 Any size is legal, 0 included, and any alignment that the dtype allows; addresses and cols that are multiples of 16
 bytes are fastest. TypeError or ValueError names the argument, what was expected and what came, before anything is
-written. NaN and infinity pass through. Gradients are not tracked.
+written. NaN and infinity pass through. Without out, gradients are tracked where a tensor asks for one, and computed by
+torch's own products.
 
 `counters` runs a rung on the SIMT machine and returns its report; `plan` says how a rung is launched.
 """
@@ -41,7 +42,7 @@ def _operator(rung):
     """A rung as an operator of torch.library, gemv_naive for instance, with gradients by torch's own products."""
     return operator(
         "gemv" if rung == "gemv" else f"gemv_{rung}",
-        "Tensor W, Tensor x, *, bool pdl=False",
+        "Tensor W, Tensor x, bool pdl=False",
         fake=lambda W, x, *, pdl=False: _expect_all(rung, W, x, None, pdl),
         backward=_backward,
         tracked=("W", "x"),

@@ -8,7 +8,8 @@ The cost of a decoding step is that of reading its cache, so half the bits are h
 numbers is ever made: `decode` turns codes into float16 in registers, and multiplies queries and weights by the scales.
 """
 
-from kernels.kv_cache.decoding import SOURCES, counters, decode
+from kernels.kv_cache.decoding import SOURCES, counters
+from kernels.kv_cache.operators import decode
 from kernels.kv_cache.quantization import QuantizedKV, quantize
 
 __all__ = ["SOURCES", "QuantizedKV", "counters", "decode", "quantize"]

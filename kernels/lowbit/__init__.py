@@ -39,6 +39,7 @@ from kernels.lowbit.arguments import expect_all
 from kernels.lowbit.digits import digits
 from kernels.lowbit.digits import launch as launch_digits
 from kernels.lowbit.gemv import SOURCES, gemv, launch
+from kernels.lowbit.operators import of_weights
 from kernels.lowbit.quantizing import from_codes, quantize, ternary
 from kernels.lowbit.rungs import magic, shift
 from kernels.lowbit.weights import QuantizedWeight
@@ -57,6 +58,8 @@ __all__ = [
     "ternary",
     "work",
 ]
+
+digits = of_weights("lowbit_digits")(digits)  # gemv is an operator where it is defined
 
 FIRST = ("kernels/lowbit/rows.cuh", "kernels/lowbit/rungs.py")  # of the first two rungs, beside their own
 DIGITS = (*(f"kernels/lowbit/{name}" for name in ("digits.cu", "digits.py", "layout.py")),)

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.lowbit.arguments import expect_all
+from kernels.lowbit.operators import of_weights
 from kernels.lowbit.plan import plan
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
@@ -17,6 +18,7 @@ KERNELS = ("few_rows.cu", "many_rows.cu", "merge.cu")
 SOURCES = (*(f"kernels/lowbit/{name}" for name in (*KERNELS, "plan.py", "layout.py")),)
 
 
+@of_weights("lowbit_gemv")
 def gemv(Wq, x, *, out=None, pdl=False):
     """Rung 4, the best: tensor cores on an interleaved layout, whole numbers for up to four rows of x.
 

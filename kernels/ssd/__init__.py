@@ -13,8 +13,7 @@ the SIMT machine. Sums are float32, offsets 64 bits. Gradients are not tracked. 
 NotImplementedError names the argument, what was expected and what came; nothing has been written by then.
 """
 
-from kernels.ssd.dropin import mamba_chunk_scan_combined
-from kernels.ssd.five import five
-from kernels.ssd.fused import fused, which
+from kernels.ssd.fused import which
+from kernels.ssd.operators import five, fused, mamba_chunk_scan_combined
 
 __all__ = ["five", "fused", "mamba_chunk_scan_combined", "which"]

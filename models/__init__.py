@@ -1,0 +1,12 @@
+"""Whole systems from the course's kernels: a model from a folder, its steps, and text.
+
+    model = models.load(folder)
+    model.logits(tokens)                             (len(tokens), vocab) float32
+    for token in model.generate(tokens, 100): ...    token ids
+
+A file here puts kernels together and keeps what they need; what computes belongs to kernels/, and what is true to ref/.
+"""
+
+from models.llm import load
+
+__all__ = ["load"]

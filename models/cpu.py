@@ -1,0 +1,181 @@
+"""A model on the processor: chapter 02's products, a token at a time, at the speed of memory.
+
+Weights stay in the checkpoint's own file and type (fp32, fp16 or bf16): they are mapped, and read where they lie. The
+cache is fp16. Everything between is float32.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from kernels import cpu_llm
+from lab import machine
+from models.positions import rotary_tables
+from models.prefill import prefill
+from models.weights import expect_finite
+
+FIRST_ROOM = 256  # tokens that a cache has room for before it first grows
+
+
+class Cache:
+    """Keys and values in fp16, (n_layers, n_kv_heads, room, head_dim) each; room doubles when it is full."""
+
+    def __init__(self, config, room=FIRST_ROOM):
+        self.config, self.length = config, 0
+        shape = (2, config.n_layers, config.n_kv_heads, min(room, config.context), config.head_dim)
+        self._both = np.empty(shape, np.float16)
+
+    @property
+    def keys(self):
+        return self._both[0]
+
+    @property
+    def values(self):
+        return self._both[1]
+
+    def reserve(self, tokens):
+        """Have room for so many tokens in all."""
+        room = self._both.shape[3]
+        if tokens > room:
+            shape = list(self._both.shape)
+            shape[3] = min(max(tokens, 2 * room), max(self.config.context, tokens))
+            larger = np.empty(shape, np.float16)
+            larger[:, :, :, : self.length] = self._both[:, :, :, : self.length]
+            self._both = larger
+
+    def append(self, layer, k, v):
+        """As models.prefill wants it: float32 tensors of the keys and values so far come back."""
+        n = len(k)
+        self.reserve(self.length + n)
+        both = self._both[:, layer, :, : self.length + n]
+        both[0, :, self.length :], both[1, :, self.length :] = k.transpose(0, 1).numpy(), v.transpose(0, 1).numpy()
+        return tuple(torch.from_numpy(t.astype(np.float32)).transpose(0, 1) for t in both)
+
+    def advance(self, n):
+        self.length += n
+
+
+class Engine:
+    """Steps of one sequence. `logits` and `step` add to its cache; `reset` empties it."""
+
+    def __init__(self, config, checkpoint, progress, threads=None):
+        self.config, self.threads = config, machine.thread_count() if threads is None else threads
+        self.weights = _weights(config, checkpoint, progress)
+        self.weight_bytes, self.kv_bytes = self.weights.head.element_size(), 2
+        self.reset()
+
+    def reset(self):
+        self.cache = Cache(self.config)
+
+    @torch.inference_mode()
+    def prefill(self, tokens, every=False):
+        """Logits (n, vocab) or (1, vocab), float32, on the CPU."""
+        return prefill(self.config, self.weights, tokens, self.cache, every=every, product=_product)
+
+    def step(self, token):
+        """Logits (vocab,), float32, of what follows one token: the steps of ref.llm."""
+        c, weights, cache = self.config, self.weights, self.cache
+        cache.reserve(cache.length + 1)
+        position = cache.length
+        cos, sin = (table[0].numpy() for table in rotary_tables(c, position, position + 1))
+        first = max(0, position + 1 - c.window) if c.window else 0
+        x = weights.embedding[token].float().numpy()  # 1
+        for index, layer in enumerate(weights.arrays):
+            qkv = self._product(layer.Wqkv, _norm(x, layer.attention_norm, c.eps))  # 2
+            if layer.bqkv is not None:
+                qkv += layer.bqkv
+            q, k, v = np.split(qkv.reshape(-1, c.head_dim), (c.n_heads, c.n_heads + c.n_kv_heads))
+            if layer.q_norm is not None:  # 3
+                q, k = _norm(q, layer.q_norm, c.eps), _norm(k, layer.k_norm, c.eps)
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)  # 4
+            keys, values = cache.keys[index], cache.values[index]
+            keys[:, position], values[:, position] = k, v
+            if first:  # a window: the kernel takes whole tensors, so its tokens are copied together
+                keys, values = (np.ascontiguousarray(t[:, first : position + 1]) for t in (keys, values))
+            mixed = cpu_llm.attention(q, keys, values, position + 1 - first, threads=self.threads)  # 5
+            x = x + self._product(layer.Wo, mixed.reshape(-1))  # 6
+            gate, up = np.split(self._product(layer.W_glu, _norm(x, layer.ffn_norm, c.eps)), 2)  # 7
+            x = x + self._product(layer.W_down, gate / (1 + np.exp(-gate)) * up)  # 8
+        cache.advance(1)
+        return torch.from_numpy(self._product(weights.head_array, _norm(x, weights.norm_array, c.eps)))  # 9
+
+    def _product(self, W, x):
+        """W x; where W is several matrices one above another, a list, their results one after another."""
+        if isinstance(W, list):
+            return np.concatenate([self._product(part, x) for part in W])
+        return cpu_llm.gemv(W, x, threads=self.threads)
+
+
+class Stack:
+    """Matrices one above another that stay where they are: a product with a stack is one with each of them."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def arrays(self):
+        return [_array(part) for part in self.parts]
+
+
+def _product(x, W):
+    """x Wᵀ in float32, for prefill: a matrix of 16 bits is widened while it is used, a stack's one by one."""
+    if isinstance(W, Stack):
+        return torch.cat([_product(x, part) for part in W.parts], dim=1)
+    return x @ W.float().T
+
+
+def _weights(config, checkpoint, progress):
+    """What models.prefill says, as tensors that are still in the file; and the same as arrays, for the steps."""
+
+    def take(name):
+        tensor = checkpoint[name]
+        expect_finite(name, tensor)
+        progress(tensor.nbytes)
+        return tensor
+
+    layers, arrays = [], []
+    embedding = take("model.embed_tokens.weight")
+    for index in range(config.n_layers):
+        layer = _layer(config, lambda name, at=f"model.layers.{index}.": take(at + name))
+        layers.append(layer)
+        arrays.append(SimpleNamespace(**{name: _array(value) for name, value in vars(layer).items()}))
+    norm = take("model.norm.weight").float()
+    head = embedding if config.tied else take("lm_head.weight")
+    return SimpleNamespace(
+        embedding=embedding, layers=layers, arrays=arrays, norm=norm, norm_array=norm.numpy(), head=head,
+        head_array=_array(head),
+    )  # fmt: skip
+
+
+def _layer(config, take):
+    names = [f"self_attn.{name}_proj" for name in "qkv"]
+    return SimpleNamespace(
+        attention_norm=take("input_layernorm.weight").float(),
+        Wqkv=Stack(*(take(name + ".weight") for name in names)),
+        bqkv=torch.cat([take(name + ".bias").float() for name in names]) if config.biases else None,
+        q_norm=take("self_attn.q_norm.weight").float() if config.head_norms else None,
+        k_norm=take("self_attn.k_norm.weight").float() if config.head_norms else None,
+        Wo=take("self_attn.o_proj.weight"),
+        ffn_norm=take("post_attention_layernorm.weight").float(),
+        W_glu=Stack(take("mlp.gate_proj.weight"), take("mlp.up_proj.weight")),
+        W_down=take("mlp.down_proj.weight"),
+    )
+
+
+def _array(value):
+    """A tensor's own memory as an array, bfloat16 as uint16; a Stack's as a list of them."""
+    if value is None or isinstance(value, list):
+        return value
+    if isinstance(value, Stack):
+        return value.arrays()
+    return (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
+
+
+def _norm(x, weight, eps):
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(eps)) * weight
+
+
+def _rotate(x, cos, sin):
+    """rope of one token's heads (n_heads, head_dim)."""
+    a, b = np.split(x, 2, axis=1)
+    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=1)

@@ -1,0 +1,117 @@
+"""Text from a model on your disk:  python -m models.generate FOLDER --prompt "Once upon a time"
+
+It streams what the model writes, and ends with what that took: tokens a second, the bytes that one token must read, and
+the share of this machine's memory speed that they came at.
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+import time
+
+from lab.roof import roof
+from models.config import BadModel
+from models.llm import load
+from models.tokens import Tokens
+
+
+def parser():
+    found = argparse.ArgumentParser("python -m models.generate", description=__doc__.split("\n")[0])
+    found.add_argument(
+        "folder", help="a checkpoint as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json"
+    )
+    found.add_argument("--prompt", default=None, help="the text to go on from")
+    found.add_argument("--chat", action="store_true", help="take the prompt as a message, by the checkpoint's template")
+    found.add_argument("--max-tokens", type=int, default=200)
+    found.add_argument("--temperature", type=float, default=0.0, help="0, the default: always the likeliest token")
+    found.add_argument("--top-k", type=int, default=None)
+    found.add_argument("--top-p", type=float, default=None)
+    found.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
+    found.add_argument("--bits", type=int, default=16, help="of a weight: 16")
+    found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16")
+    found.add_argument("--device", default=None, help="cpu")
+    return found
+
+
+def main(arguments=None):
+    """Run the command. Returns the exit code: 0, or 2 where something was asked for that cannot be."""
+    args = parser().parse_args(arguments)
+    try:
+        prompt = expect_prompt(args.prompt)
+        tokens = Tokens(args.folder)
+        model = load(args.folder, device=args.device, bits=args.bits, kv_bits=args.kv_bits, progress=Bar())
+        ids = tokens.chat(prompt) if args.chat else tokens.encode(prompt)
+        sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
+        written = model.generate(ids, args.max_tokens, **sampling)
+    except (BadModel, ValueError, TypeError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not args.chat:
+        print(prompt, end="", flush=True)
+    clock = Clock(written)
+    try:
+        for piece in tokens.stream(clock):
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" (stopped)", end="")
+    print("\n")
+    print(report(model, len(ids), clock.times))
+    return 0
+
+
+def expect_prompt(prompt):
+    """The prompt; ValueError for none, or one without a word."""
+    if prompt is None or not prompt.strip():
+        raise ValueError('generate: --prompt must hold some text to go on from, such as --prompt "Once upon a time"')
+    return prompt
+
+
+class Clock:
+    """Passes on what an iterator gives, and notes when: `times`, the start first."""
+
+    def __init__(self, items):
+        self._items, self.times = items, [time.perf_counter()]
+
+    def __iter__(self):
+        for item in self._items:
+            self.times.append(time.perf_counter())
+            yield item
+
+
+class Bar:
+    """A progress bar on one line of stderr; call it with (bytes so far, bytes in all)."""
+
+    def __init__(self, file=None):
+        self.file, self.shown = file or sys.stderr, None
+
+    def __call__(self, done, total):
+        filled = 30 * done // max(total, 1)
+        if filled == self.shown:
+            return
+        self.shown = filled
+        rest = "█" * filled + "·" * (30 - filled)
+        self.file.write(f"\rloading {rest} {done / 1e6:,.0f} of {total / 1e6:,.0f} MB" + "\n" * (done >= total))
+        self.file.flush()
+
+
+def report(model, prompt_tokens, times):
+    """What a text took, in lines: the prompt, and, where two tokens or more were written, a token."""
+    lines = []
+    if len(times) > 1:
+        first = times[1] - times[0]
+        lines.append(f"prompt      {prompt_tokens} tokens, {prompt_tokens / first:,.1f} tokens/s to the first token")
+    if len(times) > 2:
+        seconds, steps = times[-1] - times[1], len(times) - 2
+        bytes_ = sum(model.step_bytes(prompt_tokens + i) for i in range(steps)) / steps
+        with contextlib.redirect_stdout(io.StringIO()):
+            limit = roof().read / bytes_
+        lines.append(f"written     {steps + 1} tokens, {steps / seconds:,.1f} tokens/s")
+        lines.append(f"a token     reads {bytes_ / 1e6:,.1f} MB: weights, keys and values")
+        lines.append(f"the limit   {limit:,.1f} tokens/s, at the {roof().read / 1e9:,.1f} GB/s that this machine reads")
+        lines.append(f"share       {steps / seconds / limit:.0%}")
+    return "\n".join(lines) or "nothing was written"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

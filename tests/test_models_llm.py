@@ -1,0 +1,342 @@
+"""Models of the Llama family from a folder: what transformers says, what a folder may lack, and what is written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import KINDS, write
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as kinds_of_tokenizers
+
+import models
+import ref.llm
+from models import generate
+from models.config import BadModel, read_config
+from models.sampling import choose, uniform
+from models.tokens import Tokens
+from models.weights import Checkpoint
+
+HERE = Path(__file__).resolve().parent
+TOKENS = [int(t) for t in np.random.default_rng(1).integers(0, 101, size=37)]
+
+
+def off(found, wanted):
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """One model of each kind: {kind: folder}. Weights are float16, so that every way to run keeps them as they are."""
+    root = tmp_path_factory.mktemp("kinds")
+    return {kind: write(root / kind, kind, torch.float16, seed=i) for i, kind in enumerate(KINDS)}
+
+
+@pytest.fixture(scope="module")
+def said(folders, tmp_path_factory):
+    """What transformers computes of them, in float32: in a process that has the course's `kernels` on its path."""
+    root = tmp_path_factory.mktemp("said")
+    command = [sys.executable, HERE / "transformers_says.py", root / "out.npz", *folders.values(), json.dumps(TOKENS)]
+    more = {"PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    done = subprocess.run(command, cwd=root, env=os.environ | more, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return np.load(root / "out.npz")
+
+
+def reference(folder):
+    """A folder's weights as a ref.llm.Model."""
+    c = read_config(folder)
+    weights = {name: tensor.double().numpy() for name, tensor in load_file(folder / "model.safetensors").items()}
+    layers = []
+    for index in range(c.n_layers):
+        at = f"model.layers.{index}."
+        projections = [weights[f"{at}self_attn.{name}_proj.weight"] for name in "qkvo"]
+        block = [weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
+        norms = weights[at + "input_layernorm.weight"], weights[at + "post_attention_layernorm.weight"]
+        biases = [weights[f"{at}self_attn.{name}_proj.bias"] if c.biases else None for name in "qkv"]
+        heads = [weights[f"{at}self_attn.{name}_norm.weight"] if c.head_norms else None for name in "qk"]
+        layers.append(ref.llm.Layer(norms[0], *projections, norms[1], *block, *biases, *heads))
+    sizes = (
+        c.hidden,
+        c.n_layers,
+        c.n_heads,
+        c.n_kv_heads,
+        c.head_dim,
+        c.ffn,
+        c.vocab,
+        c.eps,
+        c.theta,
+        c.scaling,
+        c.window,
+    )
+    embedding = weights["model.embed_tokens.weight"]
+    head = embedding if c.tied else weights["lm_head.weight"]
+    return ref.llm.Model(ref.llm.Config(*sizes), embedding, layers, weights["model.norm.weight"], head)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_is_what_transformers_computes(kind, folders, said):
+    assert off(ref.llm.logits(reference(folders[kind]), TOKENS), said[kind + ".logits"]) < 3e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_greedy_tokens_are_those_of_transformers(kind, folders, said):
+    model = models.load(folders[kind])
+    assert off(model.logits(TOKENS), said[kind + ".logits"]) < 5e-3
+    assert list(model.generate(TOKENS, 64)) == said[kind + ".greedy"].tolist()
+
+
+@pytest.mark.parametrize("kind", ["mistral_window", "qwen2_tied", "qwen3"])
+def test_steps_behind_a_prompt_equal_the_whole_prompt(kind, folders):
+    model = models.load(folders[kind])
+    whole = model.logits(TOKENS)
+    model.engine.reset()
+    last = [model.engine.prefill(torch.tensor(TOKENS[:5]))[0]]
+    last += [model.engine.step(token) for token in TOKENS[5:]]
+    assert off(torch.stack(last), whole[4:]) < 2e-3  # the cache is float16
+    assert model.engine.cache.length == len(TOKENS)
+
+
+def test_long_prompts_go_in_pieces_and_the_cache_grows(tmp_path):
+    folder = write(tmp_path, "llama2", max_position_embeddings=1500)
+    model, tokens = models.load(folder), torch.arange(1301) % 101
+    whole = model.logits(tokens)
+    model.engine.reset()
+    first = model.engine.prefill(tokens[:700], every=True)
+    rest = model.engine.prefill(tokens[700:1300], every=True)
+    last = model.engine.step(int(tokens[1300]))[None]
+    assert off(torch.cat([first, rest, last]), whole) < 1e-3
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-3), (torch.bfloat16, 1e-3)], ids=str)
+def test_every_type_of_weights_in_several_files(dtype, bound, tmp_path):
+    one, several = write(tmp_path / "one", "qwen2", dtype), write(tmp_path / "several", "qwen2", dtype, shards=3)
+    wanted = ref.llm.logits(reference(one), TOKENS)
+    model = models.load(several)
+    assert off(model.logits(TOKENS), wanted) < bound
+    model.engine.reset()
+    assert off(torch.stack([model.engine.step(t) for t in TOKENS]), wanted) < bound
+
+
+# Sampling
+
+
+def test_sampling_is_the_reference():
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        logits = torch.from_numpy(rng.standard_normal(23).astype(np.float32)).mul(3)
+        how = rng.choice([0.3, 1.0, 2.0]), rng.choice([None, 1, 5, 40]), rng.choice([None, 0.1, 0.7, 1.0])
+        u = rng.random()
+        assert int(choose(logits, u, *how)) == ref.llm.draw(ref.llm.probabilities(logits, *how), u)
+
+
+def test_uniform_numbers_are_uniform_and_apart():
+    found = np.array([uniform(seed, position) for seed in range(40) for position in range(500)])
+    assert 0 <= found.min() and found.max() < 1 and len(set(found)) == len(found)
+    counts = np.histogram(found, 16, (0, 1))[0]
+    assert abs(counts - len(found) / 16).max() < 5 * (len(found) / 16) ** 0.5
+    assert uniform(0, 0) == (0xE220A8397B1DCDAF >> 11) / 2**53  # SplitMix64's first value of seed 0
+
+
+def test_the_same_seed_writes_the_same(folders):
+    model = models.load(folders["llama2"])
+    write_ = lambda **how: list(model.generate(TOKENS, 20, temperature=1.0, **how))  # noqa: E731
+    assert write_(seed=3) == write_(seed=3) != write_(seed=4)
+    assert write_(seed=3, top_k=1) == list(model.generate(TOKENS, 20))
+
+
+def test_writing_ends_where_it_should(folders):
+    model = models.load(folders["llama2"])
+    greedy = list(model.generate(TOKENS, 10))
+    assert len(greedy) == 10 and list(model.generate(TOKENS, 0)) == []
+    stop = greedy[4]
+    object.__setattr__(model.config, "stops", (stop,))
+    assert list(model.generate(TOKENS, 10)) == greedy[: greedy.index(stop)]
+    object.__setattr__(model.config, "stops", ())
+    object.__setattr__(model.config, "context", len(TOKENS) + 3)
+    assert list(model.generate(TOKENS, 10)) == greedy[:4]  # three in the context, and what follows the last
+
+
+# Bad input
+
+
+def broken(folder, how):
+    """Spoil a folder in one way."""
+    weights = folder / "model.safetensors"
+    if how == "no folder":
+        return folder / "none"
+    if how in ("config.json", "model.safetensors"):
+        (folder / how).unlink()
+    elif how == "cut short":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif how == "text":
+        (folder / "config.json").write_text("{")
+    else:
+        tensors = load_file(weights)
+        name = "model.layers.1.mlp.up_proj.weight"
+        tensor = tensors.pop(name)
+        if how == "shape":
+            tensors[name] = tensor[:-1].contiguous()
+        elif how == "dtype":
+            tensors[name] = tensor.double()
+        elif how == "nan":
+            tensor[3, 5] = torch.nan
+            tensors[name] = tensor
+        save_file(tensors, weights)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "how, wanted",
+    [
+        ("no folder", "found no such folder"),
+        ("config.json", "config.json: cannot be read: No such file"),
+        ("text", "config.json: is not JSON"),
+        ("model.safetensors", "expected weights in model.safetensors or in several"),
+        ("cut short", "model.safetensors: is not a whole safetensors file"),
+        ("missing", r"expected a tensor model.layers.1.mlp.up_proj.weight of shape \(80, 48\)"),
+        ("shape", r"up_proj.weight must have shape \(80, 48\), got \(79, 48\)"),
+        ("dtype", "up_proj.weight must be of BF16, F16, F32, got F64"),
+        ("nan", r"model.layers.1.mlp.up_proj.weight: weights must be finite, got nan at \(3, 5\)"),
+    ],
+)
+def test_what_a_folder_lacks_is_said(how, wanted, tmp_path):
+    with pytest.raises(BadModel, match=wanted):
+        models.load(broken(write(tmp_path), how))
+
+
+@pytest.mark.parametrize(
+    "changes, wanted",
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "must be one of LlamaForCausalLM.*got GPT2LMHeadModel"),
+        ({"hidden_size": 0}, "hidden_size must be a whole number, 1 or more, got 0"),
+        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"),
+        ({"head_dim": 7}, "head_dim must be even"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),
+        ({"attention_bias": True}, "attention_bias must be false"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rope scaling must be default, linear or llama3"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "must have 'low_freq_factor'"),
+        ({"quantization_config": {"bits": 4}}, "got a quantization_config"),
+    ],
+)
+def test_what_is_not_offered_is_named(changes, wanted, tmp_path):
+    with pytest.raises(BadModel, match=wanted):
+        models.load(write(tmp_path, num_key_value_heads=4) if not changes else rewrite(write(tmp_path), changes))
+
+
+def rewrite(folder, changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def test_a_shard_that_is_missing_is_named(tmp_path):
+    folder = write(tmp_path, shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(BadModel, match=r"names model-00002-of-00003.*it has 2 of its 3 files"):
+        models.load(folder)
+
+
+def test_bad_arguments_are_named(folders):
+    model = models.load(folders["llama2"])
+    for error, wanted, call in [
+        (ValueError, "at least one token id, got none", lambda: model.logits([])),
+        (ValueError, "token ids must be below 101, got 101 at place 1", lambda: model.logits([1, 101])),
+        (ValueError, "got -1 at place 0", lambda: model.generate([-1], 3)),
+        (TypeError, "tokens must be whole numbers, got 1.5", lambda: model.generate([1.5], 3)),
+        (ValueError, "at most 256 tokens, got 257", lambda: model.generate([1] * 257, 3)),
+        (ValueError, "max_tokens must be at least 0, got -1", lambda: model.generate([1], -1)),
+        (ValueError, "temperature must be a number", lambda: model.generate([1], 1, temperature=-1)),
+        (ValueError, "top_k must be at least 1", lambda: model.generate([1], 1, top_k=0)),
+        (ValueError, "top_p must be above 0 and at most 1", lambda: model.generate([1], 1, top_p=1.5)),
+        (TypeError, "seed must be a whole number", lambda: model.generate([1], 1, seed="x")),
+        (ValueError, "device must be", lambda: models.load(folders["llama2"], device="tpu")),
+        (ValueError, "bits must be 16", lambda: models.load(folders["llama2"], bits=3)),
+        (ValueError, "kv_bits must be 16", lambda: models.load(folders["llama2"], kv_bits=2)),
+    ]:
+        with pytest.raises(error, match=wanted):
+            call()
+
+
+def test_files_are_closed_when_opening_fails(tmp_path):
+    folder = broken(write(tmp_path), "missing")
+    with pytest.raises(BadModel):
+        Checkpoint(folder, read_config(folder))
+    (folder / "model.safetensors").unlink()  # nothing holds it
+
+
+# The command
+
+
+@pytest.fixture
+def talker(tmp_path, monkeypatch):
+    """A tiny model with a tokenizer of single characters and a template for a chat; a roof that needs no measuring."""
+    monkeypatch.setattr(generate, "roof", lambda: SimpleNamespace(read=1e10))
+    folder = write(tmp_path, vocab_size=128)
+    tokenizer = Tokenizer(kinds_of_tokenizers.BPE({chr(i): i for i in range(128)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def test_the_command_writes_and_reports(talker, capsys):
+    assert generate.main([str(talker), "--prompt", "Hello", "--max-tokens", "9"]) == 0
+    out = capsys.readouterr().out
+    written = Tokens(talker).decode(models.load(talker).generate([ord(c) for c in "Hello"], 9))
+    assert out.startswith("Hello" + written) and "tokens/s" in out and "share" in out
+
+
+def test_the_command_says_what_is_wrong(talker, capsys, tmp_path):
+    for arguments, wanted in [
+        ([str(talker)], "--prompt must hold some text"),
+        ([str(talker), "--prompt", " "], "--prompt must hold some text"),
+        ([str(tmp_path / "none"), "--prompt", "x"], "found none"),
+        ([str(talker), "--prompt", "x", "--top-p", "2"], "top_p must be above 0"),
+        ([str(talker), "--prompt", "x" * 300], "at most 256 tokens, got 300"),
+    ]:
+        assert generate.main(arguments) == 2
+        said = capsys.readouterr()
+        assert wanted in said.err and said.out == ""
+
+
+def test_control_c_keeps_the_text_and_the_figures(talker, capsys, monkeypatch):
+    def interrupted(self, ids, *_):
+        yield from [72, 105, 33]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(models.llm.Model, "_generate", interrupted)
+    assert generate.main([str(talker), "--prompt", "x"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("xHi! (stopped)") and "tokens/s" in out
+
+
+def test_a_chat_goes_through_the_template(talker):
+    tokens = Tokens(talker)
+    assert tokens.decode(tokens.chat("Hi")) == "<user>Hi<a>"
+    (talker / "tokenizer_config.json").unlink()
+    with pytest.raises(BadModel, match="expected a chat template"):
+        tokens.chat("Hi")
+
+
+def test_characters_of_several_bytes_come_whole(tmp_path):
+    """Tokens of single bytes: nothing is shown until a character is whole."""
+    tokenizer = Tokenizer(
+        kinds_of_tokenizers.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
+    )
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokens = Tokens(tmp_path)
+    ids = tokens.encode("aß∑b")
+    pieces = list(tokens.stream(ids))
+    assert "".join(pieces) == "aß∑b" and all("\ufffd" not in piece for piece in pieces) and len(ids) == 7
