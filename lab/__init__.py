@@ -12,6 +12,7 @@ imports them. Each file is one tool and fits in a screen or two:
     cuda        one launch call: on a GPU if     cuda_timing  medians on a GPU, in a CUDA graph and
                 the tensors are there, else on                as called from Python
                 the SIMT machine                       interpreter  a Triton kernel on CPU tensors, for once
+    prepared    calls prepared once for each kind, and then launched at the driver's cost
     triton_on_simt  a Triton kernel as it is compiled for a card, on the SIMT machine
 """
 
