@@ -1,6 +1,6 @@
 """Functions of torch tensors as operators of torch.library, so that torch.compile(fullgraph=True) takes them.
 
-    @operator("gemv", "Tensor W, Tensor x, *, bool pdl=False", fake=shape_of_gemv, backward=gemv_backward)
+    @operator("gemv", "Tensor W, Tensor x, bool pdl=False", fake=shape_of_gemv)
     def gemv(W, x, *, out=None, pdl=False): ...
 
 The function stays what it was: called from Python it runs, at 0.1 µs more, with no dispatcher between. As the operators
@@ -50,9 +50,9 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
     backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
     tracked   names of the tensors that may have gradients
-    results   the schema of what comes back; more than a Tensor for those with unpack alone
+    results   the schema of what comes back, y first; other than "Tensor" only with unpack
     unpack    unpack(operators, *args, **kwargs): for a function whose arguments or results are no operator's. It calls
-              operators(..., out=...), and is traced by torch.compile
+              operators(..., out=...), and torch.compile looks through it
     call      call(...): what the operator runs, if its inputs are not the function's
     watched   the argument, a tensor, that shows whether others stand in for tensors; the first unless named
     """

@@ -144,6 +144,26 @@ def test_a_model_compiles_whole_with_the_same_results(model, backend):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["fused", "unfused"])
+def test_a_layer_with_buffers_of_its_own_compiles_whole(name):
+    hidden, kv, ffn = 16, 8, 24
+    shapes = [(hidden,), (hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (hidden,)]
+    weights = [half(*shape) for shape in [*shapes, (ffn, hidden), (ffn, hidden), (hidden, ffn)]]
+    layer, x = fusion.DecoderLayer(*weights), half(hidden)
+    wanted, qkv = getattr(layer, name)(x).clone(), layer.qkv.clone()
+    layer.qkv.zero_()
+    compiled = torch.compile(lambda: getattr(layer, name)(x) * 1, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(), wanted) and torch.equal(layer.qkv, qkv)
+    with pytest.raises(Exception, match="one_launch: torch.compile cannot take a launch with barriers"):
+        torch.compile(lambda: layer.one_launch(x), fullgraph=True, backend="eager")()
+
+
+def test_a_second_copy_of_the_course_shares_the_operators():
+    again = operators.operator("gemv", "Tensor W, Tensor x", fake=None)(lambda W, x, *, out=None: None)
+    found = torch.compile(again, fullgraph=True, backend="eager")(randn(3, 4), randn(4))
+    assert found.shape == (3,)
+
+
 def test_a_cache_that_grows_is_compiled_for_no_more_than_a_few_lengths():
     counted = []
 

@@ -1,6 +1,6 @@
 """The operations of a layer as operators of torch.library: fusion_rmsnorm and so on.
 
-DecoderLayer writes to buffers of its own, for graphs of CUDA's own making; torch.compile takes these instead.
+torch.compile looks through DecoderLayer's `fused` and `unfused`, and takes these.
 """
 
 from kernels.fusion import rungs
