@@ -10,6 +10,7 @@ import torch
 from kernels import gemv as topic
 from kernels import lowbit, matmul
 from kernels.lowbit.gemv import CALLS as LOWBIT
+from kernels.ssd.fused import CALLS as SSD
 from lab import host
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
@@ -243,3 +244,40 @@ def test_modes_see_what_is_allocated():
     with FakeTensorMode(), pytest.raises((RuntimeError, TypeError, ValueError, AssertionError)):
         gemv(W, x)
     right(gemv(W, x), W, x)
+
+
+@pytest.mark.skipif(not HERE or torch.cuda.get_device_capability() != (9, 0), reason="needs a card of 9.0")
+def test_ssd_on_streams_and_in_graphs():
+    """Its counters differ from stream to stream, and are a graph's own."""
+    from kernels.ssd import mamba_chunk_scan_combined as ssd
+
+    def call(seed):
+        torch.manual_seed(seed)
+        both = torch.randn(1, 700, 8 * 64 + 2 * 128, device="cuda").half()
+        x, B, C = both.split([8 * 64, 128, 128], dim=-1)
+        rest = [x.unflatten(-1, (8, 64)), torch.rand(1, 700, 8, device="cuda"), -torch.rand(8, device="cuda")]
+        return *rest, B[:, :, None], C[:, :, None], 256
+
+    calls = [call(seed) for seed in range(3)]
+    SSD.clear()
+    wanted = []
+    for each in calls:
+        wanted.append(ssd(*each, return_final_states=True))
+        SSD.clear()
+    ssd(*calls[0], return_final_states=True)
+    torch.cuda.synchronize()
+    streams, found, graphs = [torch.cuda.Stream() for _ in range(2)], [], []
+    for turn in range(40):
+        with torch.cuda.stream(streams[turn % 2]):
+            found.append((turn % 3, ssd(*calls[turn % 3], return_final_states=True)))
+    for index, each in enumerate(calls):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            found.append((index, ssd(*each, return_final_states=True)))
+    for turn in range(9):
+        with torch.cuda.stream(streams[turn % 2]):
+            graphs[turn % 3].replay()
+    torch.cuda.synchronize()
+    for index, (y, final) in found:
+        assert torch.equal(y, wanted[index][0]) and torch.equal(final, wanted[index][1])
+    assert SSD.kept == 1

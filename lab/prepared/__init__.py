@@ -31,8 +31,9 @@ What `preparing` must see, and what may not be:
   number that the launches get. True is not 1. What is no argument but decides, a setting say, is an option too.
 - Only launches of lab.cuda kernels are noted, on the current stream. Nothing else may happen in the block that a later
   call needs: no zero_(), no copy, no Triton. Leave the block out where such is needed: that kind is not prepared.
-- A launch's tensors and tensor maps are tensors of the call, views of them, `scratch`, or `supply`. Pass the call's own
-  tensors where you can: a view is found by its addresses, and cannot be if two tensors of the call overlap.
+- A launch's tensors and tensor maps are tensors of the call, views of them, `scratch`, or `supply`. A view is found by
+  its address: it begins where its tensor begins, or lies in no other tensor of the call. Where that leaves two, as when
+  one tensor is given twice, a call is not prepared.
 - What is written is an output, given first, also when it is always given, such as a cache that is written in place.
   Several outputs: Calls("ssd", outs=2); one that is not wanted is None in both tuples, and stays None.
 - Memory that launches share: `partial = scratch(like, count, dtype)` instead of torch.empty. Counters that depend on

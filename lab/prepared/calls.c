@@ -64,19 +64,23 @@ static int look_at_all(Table *table, PyObject *const *args, int count, Kind *kin
     return !overlaps(kinds, places, table->outs, count);
 }
 
-// The outputs as Python has them: the one, or a tuple. Those that were made are new Python tensors.
+// An output as Python has it: the one that was given, or a new Python tensor.
+static PyObject *result(PyObject *given, Handle made) {
+    if (made) return api.wrap(made);
+    Py_IncRef(given);
+    return given;
+}
+
+// The outputs: the one, or a tuple.
 static PyObject *results(int outs, PyObject *const *args, Handle *made) {
-    PyObject *all = PyTuple_New(outs), *one;
+    if (outs == 1) return result(args[0], made[0]);
+    PyObject *all = PyTuple_New(outs);
     for (int i = 0; all && i < outs; i++) {
-        PyObject *out = made[i] ? api.wrap(made[i]) : args[i];
+        PyObject *out = result(args[i], made[i]);
         if (!out) return Py_DecRef(all), NULL;
-        if (!made[i]) Py_IncRef(out);
         PyTuple_SetItem(all, i, out);
     }
-    if (!all || outs != 1) return all;
-    Py_IncRef(one = PyTuple_GetItem(all, 0));
-    Py_DecRef(all);
-    return one;
+    return all;
 }
 
 static PyObject *nothing(void) {  // the call is not for us: the checked way does it, or says what is wrong
@@ -105,7 +109,9 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     }
     if (!record) return nothing();
     char *addresses[TENSORS + 2 * EXTRA];
-    Handle made[TENSORS + EXTRA] = {0};
+    Handle made[TENSORS + EXTRA];
+    int owned = outs + (int)record->plan[1];  // of `made`: outputs, then scratch
+    memset(made, 0, sizeof *made * (size_t)owned);
     PyObject *supplied[EXTRA];
     for (int i = 0; i < count; i++) addresses[i] = places[i].begin;
     Py_ssize_t supplies = PyTuple_Size(record->supplies);
@@ -123,7 +129,7 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     } else held += supplied[held] != NULL;
     while (held) Py_DecRef(supplied[--held]);
     PyObject *found = status ? NULL : results(outs, args + 1, made);
-    for (int i = 0; i < TENSORS + EXTRA; i++)
+    for (int i = 0; i < owned; i++)
         if (made[i]) api.delete(made[i]);
     record->users--, let_go(record);
     if (status > 0) return PyErr_Format(api.error, "a launch behind another: the CUDA driver says %d", status);

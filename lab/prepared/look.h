@@ -16,7 +16,7 @@ static struct {
     int (*context)(int *device);                   // cuCtxGetDevice: where launches of this thread go
     int (*launch)(const void *config, void *function, void **parameters, void **extra);  // cuLaunchKernelEx
     int (*move)(void *map, void *address);         // cuTensorMapReplaceAddress
-    PyObject *tensor, *parameter, *error;          // torch.Tensor, torch.nn.Parameter, lab.cuda_driver.CudaError
+    PyObject *tensor, *parameter, *tuple, *error;  // torch.Tensor, torch.nn.Parameter, tuple, CudaError
 } api;
 static PyObject *cdata, *requires_grad;
 static int32_t strided, bytes;
@@ -93,16 +93,15 @@ static int same_kind(const Kind *a, const Kind *b) {
     return a->state == b->state && (a->state != GIVEN || same_layout(a, b));
 }
 
-// Options are equal if they are one by one, and of one class: True is not 1.
+// Options are equal if they are one by one, and of one class: True is not 1, in tuples of tuples neither.
 static int same_options(PyObject *a, PyObject *b) {
-    Py_ssize_t count = PyTuple_Size(a);
+    if (a == b) return 1;
+    PyObject *its = PyObject_Type(a), *other = PyObject_Type(b);
+    Py_DecRef(its), Py_DecRef(other);
+    if (its != other) return 0;
+    if (its != api.tuple) return PyObject_RichCompareBool(a, b, PY_EQ) == 1;
+    Py_ssize_t count = PyTuple_Size(a), i = 0;
     if (count != PyTuple_Size(b)) return 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *x = PyTuple_GetItem(a, i), *y = PyTuple_GetItem(b, i);
-        if (x == y) continue;
-        PyObject *its = PyObject_Type(x), *other = PyObject_Type(y);
-        Py_DecRef(its), Py_DecRef(other);
-        if (its != other || PyObject_RichCompareBool(x, y, PY_EQ) != 1) return 0;
-    }
-    return 1;
+    while (i < count && same_options(PyTuple_GetItem(a, i), PyTuple_GetItem(b, i))) i++;
+    return i == count;
 }

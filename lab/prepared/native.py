@@ -95,7 +95,7 @@ def begin(launching):
     """Tell calls.c what it calls; `launching`: as of_driver gives it. Raises Unprepared if it sees tensors wrongly."""
     global _launching
     library, _launching = _library(), launching
-    objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, cuda_driver.CudaError)]
+    objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, tuple, cuda_driver.CudaError)]
     addresses = [*of_torch(), *launching, *objects]
     library.prepared_begin((ctypes.c_void_p * len(addresses))(*addresses))
     base = torch.zeros(7, 6, 5, dtype=torch.int16)

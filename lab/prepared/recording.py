@@ -112,6 +112,8 @@ class Recording:
         """(index, bytes behind) of the tensor of the call that this one is, or lies in; None if that is not clear."""
         found = [index for index, one in enumerate(known) if one is tensor]
         begin, end = extent(tensor)
+        if not found:  # a view, which begins where its tensor begins
+            found = [index for index, one in enumerate(known) if one is not None and one.data_ptr() == begin]
         if not found:
             spans = [(index, extent(one)) for index, one in enumerate(known) if one is not None]
             found = [index for index, (first, last) in spans if first <= begin and end <= last]
