@@ -20,6 +20,7 @@ pdl=   True: programmatic dependent launch. The kernel may start before the one 
        have ended.
 
 TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
+torch.compile takes each as an operator, torch.ops.matmul_to_mamba.fusion_rmsnorm and so on.
 """
 
 from kernels.fusion.layer import DecoderLayer

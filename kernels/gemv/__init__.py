@@ -20,7 +20,8 @@ bytes are fastest. TypeError or ValueError names the argument, what was expected
 written. NaN and infinity pass through. Without out, gradients are tracked where a tensor asks for one, and computed by
 torch's own products.
 
-`counters` runs a rung on the SIMT machine and returns its report; `plan` says how a rung is launched.
+torch.compile takes each as an operator, torch.ops.matmul_to_mamba.gemv_warp for instance. `counters` runs a rung on the
+SIMT machine and returns its report; `plan` says how a rung is launched.
 """
 
 import functools

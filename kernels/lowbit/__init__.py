@@ -29,7 +29,7 @@ is ten thousand times the others and meets weights of 0, so that y owes it nothi
 
 TypeError or ValueError names the argument, what was expected and what came, before anything is written. Gradients are
 not tracked. The first call of `shift` or `magic` lays a second copy of the codes out, row after row, for both: it waits
-for the card, and a graph cannot capture it (RuntimeError).
+for the card, and a graph cannot capture it (RuntimeError). torch.compile takes `gemv` and `digits`, as operators.
 
 `counters` runs a rung on the SIMT machine and returns its report.
 """
