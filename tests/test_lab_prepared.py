@@ -201,12 +201,8 @@ def test_subclasses_and_modes_go_the_checked_way(driver):
     ways(driver)
     gemv(W.as_subclass(Subclass), x)
     assert ways(driver) == ["checked"]
-    with (
-        FakeTensorMode() as mode,
-        warnings.catch_warnings(action="ignore"),
-        pytest.raises((TypeError, ValueError, RuntimeError, ArithmeticError)),
-    ):
-        gemv(mode.from_tensor(W), mode.from_tensor(x))
+    with FakeTensorMode() as mode:  # an operator of torch.library then, which launches nothing
+        assert gemv(mode.from_tensor(W), mode.from_tensor(x)).shape == (len(W),)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         torch.func.vmap(lambda v: gemv(W, v))(torch.randn(3, 8))
     assert not ways(driver)
