@@ -2,7 +2,6 @@
 
 import random
 import threading
-import warnings
 
 import made_up_driver
 import numpy as np
