@@ -100,6 +100,9 @@ class Recording:
 
     def _source(self, known, parameter, tensor):
         """(index, bytes behind) of the tensor of the call that this one is, or lies in; None if that is not clear."""
+        if tensor is None:
+            self.why = f"{parameter.name} is a tensor map that has let go of its tensor"
+            return None
         found = [one for one in known if one[1] is tensor]
         if not found:  # a view, which begins where its tensor begins
             start, stop = extent(tensor)
