@@ -13,6 +13,7 @@ from kernels import cpu_llm
 from lab import machine
 from models.positions import rotary_tables
 from models.prefill import prefill
+from models.sampling import choose, uniform
 from models.weights import expect_finite
 
 FIRST_ROOM = 256  # tokens that a cache has room for before it first grows
@@ -65,8 +66,25 @@ class Engine:
         self.weight_bytes, self.kv_bytes = self.weights.head.element_size(), 2
         self.reset()
 
+    @property
+    def context(self):
+        """Tokens, the most."""
+        return self.config.context
+
     def reset(self):
+        """Forget all tokens."""
         self.cache = Cache(self.config)
+
+    def write(self, ids, max_tokens, seed, *sampling):
+        """An iterator of the token ids that follow, at most max_tokens, while the context has room."""
+        self.reset()
+        logits = self.prefill(torch.tensor(ids))[0]
+        for count in range(max_tokens):
+            token = int(choose(logits, uniform(seed, len(ids) + count), *sampling))
+            yield token
+            if count + 1 == max_tokens or len(ids) + count >= self.context:
+                return
+            logits = self.step(token)
 
     @torch.inference_mode()
     def prefill(self, tokens, every=False):

@@ -33,8 +33,8 @@ TESTS = {
 HOUSE = """
     compiling copies cpu_llm forked_kernels house imports lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing
     lab_interpreter lab_ladder lab_misc lab_results lab_source lab_table lab_tensor_map lab_tensor_map_gpu
-    lab_timing_roof models_* mutations exercises_costs notebook_tools notebooks offsets readme ref_llm roof_cuda simt_*
-    suite trials
+    lab_timing_roof models_* mutations exercises_costs notebook_tools notebooks offsets readme llm_kernels ref_llm
+    roof_cuda simt_* suite trials
 """  # what all chapters stand on
 
 
