@@ -63,7 +63,7 @@ class Engine:
     def __init__(self, config, checkpoint, progress, threads=None):
         self.config, self.threads = config, machine.thread_count() if threads is None else threads
         self.weights = _weights(config, checkpoint, progress)
-        self.weight_bytes, self.kv_bytes = self.weights.head.element_size(), 2
+        self.read_bytes = self.weights.read_bytes
         self.reset()
 
     @property
@@ -146,12 +146,14 @@ def _weights(config, checkpoint, progress):
     """What models.prefill says, as tensors that are still in the file; and the same as arrays, for the steps."""
 
     def take(name):
+        nonlocal read_bytes
         tensor = checkpoint[name]
         expect_finite(name, tensor)
         progress(tensor.nbytes)
+        read_bytes += tensor.nbytes
         return tensor
 
-    layers, arrays = [], []
+    layers, arrays, read_bytes = [], [], 0
     embedding = take("model.embed_tokens.weight")
     for index in range(config.n_layers):
         layer = _layer(config, lambda name, at=f"model.layers.{index}.": take(at + name))
@@ -161,7 +163,7 @@ def _weights(config, checkpoint, progress):
     head = embedding if config.tied else take("lm_head.weight")
     return SimpleNamespace(
         embedding=embedding, layers=layers, arrays=arrays, norm=norm, norm_array=norm.numpy(), head=head,
-        head_array=_array(head),
+        head_array=_array(head), read_bytes=read_bytes - (0 if config.tied else embedding.nbytes),
     )  # fmt: skip
 
 

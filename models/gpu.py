@@ -1,8 +1,9 @@
 """A model on a card by the course's kernels; on the SIMT machine, the same kernels, for small models.
 
 One token is embed, then in each layer norm_qkv, rope_append, decode (two launches), gemv_residual, norm_glu and
-down_residual, then rmsnorm and gemv: steps 1 to 9 of ref.llm. Everything a step needs lies on the card, the token and
-the length too, so that one CUDA graph of it is replayed for every token.
+down_residual, then rmsnorm and gemv: steps 1 to 9 of ref.llm. With weights of 8 or 4 bits the products stand alone, and
+norms, silu and additions are launches of their own. Everything a step needs lies on the card, the token and the length
+too, so that one CUDA graph of it is replayed for every token.
 
 Launches are dependent ones (PDL), but for the first: decode reads the length at once, before it waits, and what writes
 the length is the end of the step before.
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels import attention, fusion, gemv, llm
+from kernels import attention, fusion, gemv, llm, lowbit
 from models.config import BadModel
 from models.prefill import prefill
 from models.sampling import choose, uniform
@@ -43,22 +44,23 @@ class Cache:
 class Engine:
     """Steps of one sequence on a device: a card, or the CPU for the SIMT machine."""
 
-    def __init__(self, config, checkpoint, progress, device, pdl=True):
-        self.config, self.device, self.pdl = config, device, pdl
+    def __init__(self, config, checkpoint, progress, device, bits=16, pdl=True):
+        self.config, self.device, self.bits, self.pdl = config, device, bits, pdl
         self.dtype = _dtype(checkpoint)
         if config.head_dim % 8 or config.head_dim > 256:
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
-        _expect_room(config, device)
-        self.weights = _weights(config, checkpoint, progress, self.dtype, device)
-        self.weight_bytes = self.kv_bytes = self.dtype.itemsize
+        _expect_room(config, bits, device)
+        self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
+        self.read_bytes = self.weights.read_bytes
         frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling))
         self.turns = (frequencies / (2 * torch.pi)).to(device)
         make = lambda *shape, dtype=self.dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
         heads = config.n_heads + 2 * config.n_kv_heads
-        self.x, self.h, self.normed = make(config.hidden), make(config.hidden), make(config.hidden)
+        self.x, self.h, self.normed, self.part = (make(config.hidden) for _ in range(4))
         self.qkv, self.q = make(heads * config.head_dim), make(1, config.n_heads, config.head_dim)
-        self.mixed, self.glu, self.logits = torch.empty_like(self.q), make(config.ffn), make(config.vocab)
+        self.mixed, self.logits = torch.empty_like(self.q), make(config.vocab)
+        self.glu, self.gate_up = make(config.ffn), make(2 * config.ffn)
         self.cache = None
         self.reset()
 
@@ -105,23 +107,45 @@ class Engine:
 
     def launch(self):
         """One token's launches: from self.token at position self.kv_len - 1 to self.logits."""
-        c, weights, pdl = self.config, self.weights, self.pdl
+        eps, weights, pdl = self.config.eps, self.weights, self.pdl
         llm.embed(weights.embedding, self.token, out=self.x)  # 1; not a dependent launch: see above
+        layer_ = self._layer if self.bits == 16 else self._layer_in_few_bits
         for index, layer in enumerate(weights.layers):
-            keys, values = self.cache.keys[index], self.cache.values[index]
-            matrices = (layer.Wq, layer.Wk, layer.Wv)
-            fusion.norm_qkv(self.x, layer.attention_norm, *matrices, c.eps, out=self.qkv, pdl=pdl)  # 2
-            llm.rope_append(
-                self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
-                q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=self.q[0], pdl=pdl,
-            )  # 3, 4  # fmt: skip
-            lens = {"kv_lens": self.kv_len, "out": self.mixed, "pdl": pdl}
-            attention.decode(self.q, keys[None], values[None], **lens)  # 5
-            fusion.gemv_residual(layer.Wo, self.mixed.view(-1), self.x, out=self.h, pdl=pdl)  # 6
-            fusion.norm_glu(self.h, layer.ffn_norm, layer.W_gate, layer.W_up, c.eps, out=self.glu, pdl=pdl)  # 7
-            fusion.down_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=pdl)  # 8
-        fusion.rmsnorm(self.x, weights.norm, c.eps, out=self.normed, pdl=pdl)  # 9
-        gemv.gemv(weights.head, self.normed, out=self.logits, pdl=pdl)
+            layer_(layer, self.cache.keys[index], self.cache.values[index])
+        fusion.rmsnorm(self.x, weights.norm, eps, out=self.normed, pdl=pdl)  # 9
+        (gemv if self.bits == 16 else lowbit).gemv(weights.head, self.normed, out=self.logits, pdl=pdl)
+
+    def _layer(self, layer, keys, values):
+        """Steps 2 to 8 of one layer in 16 bits: six calls, seven launches."""
+        eps, pdl = self.config.eps, self.pdl
+        matrices = (layer.Wq, layer.Wk, layer.Wv)
+        fusion.norm_qkv(self.x, layer.attention_norm, *matrices, eps, out=self.qkv, pdl=pdl)  # 2
+        self._attention(layer, keys, values)  # 3, 4, 5
+        fusion.gemv_residual(layer.Wo, self.mixed.view(-1), self.x, out=self.h, pdl=pdl)  # 6
+        fusion.norm_glu(self.h, layer.ffn_norm, layer.W_gate, layer.W_up, eps, out=self.glu, pdl=pdl)  # 7
+        fusion.down_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=pdl)  # 8
+
+    def _layer_in_few_bits(self, layer, keys, values):
+        """The same with weights of 8 or 4 bits: eleven calls, twelve launches."""
+        eps, pdl, ffn = self.config.eps, self.pdl, self.config.ffn
+        fusion.rmsnorm(self.x, layer.attention_norm, eps, out=self.normed, pdl=pdl)  # 2
+        lowbit.gemv(layer.Wqkv, self.normed, out=self.qkv, pdl=pdl)
+        self._attention(layer, keys, values)  # 3, 4, 5
+        lowbit.gemv(layer.Wo, self.mixed.view(-1), out=self.part, pdl=pdl)  # 6
+        fusion.add(self.x, self.part, out=self.h, pdl=pdl)
+        fusion.rmsnorm(self.h, layer.ffn_norm, eps, out=self.normed, pdl=pdl)  # 7
+        lowbit.gemv(layer.W_glu, self.normed, out=self.gate_up, pdl=pdl)
+        fusion.silu_mul(self.gate_up[:ffn], self.gate_up[ffn:], out=self.glu, pdl=pdl)
+        lowbit.gemv(layer.W_down, self.glu, out=self.part, pdl=pdl)  # 8
+        fusion.add(self.h, self.part, out=self.x, pdl=pdl)
+
+    def _attention(self, layer, keys, values):
+        c, pdl = self.config, self.pdl
+        llm.rope_append(
+            self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=self.q[0], pdl=pdl,
+        )  # 3, 4  # fmt: skip
+        attention.decode(self.q, keys[None], values[None], kv_lens=self.kv_len, out=self.mixed, pdl=pdl)  # 5
 
     @torch.inference_mode()
     def write(self, ids, max_tokens, seed, *sampling):
@@ -181,7 +205,10 @@ class _Outbox:
 
 
 def _product(x, W):
-    """x Wᵀ in W's type; the SIMT machine's weights are widened, as a processor multiplies 16 bits slowly."""
+    """x Wᵀ in W's type; few bits are widened to it while they are used. On the SIMT machine's side of things in
+    float32, as a processor multiplies 16 bits slowly."""
+    if isinstance(W, lowbit.QuantizedWeight):
+        W = W.dequantize()
     if W.device.type == "cpu":
         return x @ W.float().T
     return torch.nn.functional.linear(x.to(W.dtype), W)
@@ -192,62 +219,99 @@ def _dtype(checkpoint):
     return torch.float16 if checkpoint.dtypes == {torch.float16} else torch.bfloat16
 
 
-def bytes_needed(config):
-    """Bytes of weights and a first cache in 16 bits."""
-    weights = config.weights + (0 if config.tied else config.vocab * config.hidden)
-    return 2 * weights + 2 * 2 * config.n_layers * config.kv_rows * ROOM
+def bytes_needed(config, bits):
+    """Bytes of weights and a first cache: matrices in so many bits, the embedding in 16, a cache of ROOM tokens."""
+    matrices = config.weights * (bits / 8 + (0.03125 if bits == 4 else 0))  # a scale and a zero for 128 columns
+    embedding = 0 if config.tied and bits == 16 else 2 * config.vocab * config.hidden
+    return int(matrices + embedding + 2 * 2 * config.n_layers * config.kv_rows * ROOM)
 
 
-def _expect_room(config, device):
+def _expect_room(config, bits, device):
     if device.type != "cuda":
         return
     free, _ = torch.cuda.mem_get_info(device)
-    need = bytes_needed(config)
+    need = bytes_needed(config, bits)
     if need > free:
-        raise BadModel(
-            f"load: {device} has {free / 1e9:.1f} GB free, and this model needs {need / 1e9:.1f} GB in 16 bits"
-        )
+        fit = [str(fewer) for fewer in (8, 4) if fewer < bits and bytes_needed(config, fewer) <= free]
+        hint = f"; bits={fit[0]} would fit" if fit else ""
+        there = f"{device} has {free / 1e9:.1f} GB free"
+        raise BadModel(f"load: {there}, and this model needs {need / 1e9:.1f} GB in {bits} bits{hint}")
 
 
-def _weights(config, checkpoint, progress, dtype, device):
-    """What models.prefill says, on the device; and parts of joined matrices by their own names, for the steps."""
+def quantized(W, bits):
+    """A matrix in 8 bits, a scale for each row, or in 4, a scale and a zero for each 128 columns (64 or 32 where those
+    do not divide a row)."""
+    cols = W.shape[1]
+    group = None if bits == 8 else next((g for g in (128, 64, 32) if cols % g == 0), None)
+    return lowbit.quantize(W, bits, group)
 
-    def put(into, name):
-        tensor = checkpoint[name]
-        expect_finite(name, tensor)
-        into.copy_(tensor)
-        if tensor.dtype != dtype:
-            expect_finite(f"{name}, as {dtype}", into)
-        progress(tensor.nbytes)
-        return into
 
-    def take(*names):
+class Loader:
+    """Puts a checkpoint's tensors into their places on a device, one after another."""
+
+    def __init__(self, config, checkpoint, progress, dtype, bits, device):
+        self.config, self.checkpoint, self.progress = config, checkpoint, progress
+        self.dtype, self.bits, self.device = dtype, bits, device
+        self.read_bytes = 0  # of weights that a step reads
+
+    def all(self):
+        """What models.prefill says; and parts of joined matrices by their own names, for the steps."""
+        c, few = self.config, self.bits != 16
+        embedding = self.take("model.embed_tokens.weight")[0]
+        layers = [self.layer(f"model.layers.{index}.") for index in range(c.n_layers)]
+        norm = self.counted(self.take("model.norm.weight")[0])
+        if c.tied:
+            head = self.counted(quantized(embedding, self.bits) if few else embedding)
+        else:
+            head = self.matrix("lm_head.weight")[0]
+        everything = {"embedding": embedding, "layers": layers, "norm": norm, "head": head}
+        return SimpleNamespace(**everything, read_bytes=self.read_bytes)
+
+    def layer(self, at):
+        projections = [f"{at}self_attn.{name}_proj" for name in "qkv"]
+        layer = SimpleNamespace(bqkv=None, bias_rows=None, q_norm=None, k_norm=None)
+        layer.attention_norm = self.vector(at + "input_layernorm.weight")
+        layer.Wqkv, (layer.Wq, layer.Wk, layer.Wv) = self.matrix(*(name + ".weight" for name in projections))
+        if self.config.biases:
+            layer.bqkv = self.vector(*(name + ".bias" for name in projections))
+            layer.bias_rows = layer.bqkv.view(-1, self.config.head_dim)
+        if self.config.head_norms:
+            layer.q_norm, layer.k_norm = (self.vector(f"{at}self_attn.{name}_norm.weight") for name in "qk")
+        layer.Wo = self.matrix(at + "self_attn.o_proj.weight")[0]
+        layer.ffn_norm = self.vector(at + "post_attention_layernorm.weight")
+        names = at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"
+        layer.W_glu, (layer.W_gate, layer.W_up) = self.matrix(*names)
+        layer.W_down = self.matrix(at + "mlp.down_proj.weight")[0]
+        return layer
+
+    def vector(self, *names):
+        return self.counted(self.take(*names)[0])
+
+    def matrix(self, *names):
+        """Matrices one above another, as one, in the bits that were asked for; and in 16 bits each of them, else
+        None."""
+        joined, parts = self.take(*names)
+        if self.bits == 16:
+            return self.counted(joined), parts
+        return self.counted(quantized(joined, self.bits)), [None] * len(parts)
+
+    def counted(self, weights):
+        self.read_bytes += weights.nbytes
+        return weights
+
+    def take(self, *names):
         """Tensors one above another, as one; and each of them."""
-        shapes = [checkpoint.shape(name) for name in names]
-        rows = sum(shape[0] for shape in shapes)
-        joined = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=device)
-        parts = [put(part, name) for part, name in zip(joined.split([shape[0] for shape in shapes]), names)]
+        shapes = [self.checkpoint.shape(name) for name in names]
+        joined = torch.empty((sum(s[0] for s in shapes), *shapes[0][1:]), dtype=self.dtype, device=self.device)
+        parts = joined.split([shape[0] for shape in shapes])
+        for name, part in zip(names, parts):
+            self.put(name, part)
         return joined, parts
 
-    embedding = take("model.embed_tokens.weight")[0]
-    layers = [_layer(config, take, f"model.layers.{index}.") for index in range(config.n_layers)]
-    norm = take("model.norm.weight")[0]
-    head = embedding if config.tied else take("lm_head.weight")[0]
-    return SimpleNamespace(embedding=embedding, layers=layers, norm=norm, head=head)
-
-
-def _layer(config, take, at):
-    projections = [f"{at}self_attn.{name}_proj" for name in "qkv"]
-    layer = SimpleNamespace(bqkv=None, bias_rows=None, q_norm=None, k_norm=None)
-    layer.attention_norm = take(at + "input_layernorm.weight")[0]
-    layer.Wqkv, (layer.Wq, layer.Wk, layer.Wv) = take(*(name + ".weight" for name in projections))
-    if config.biases:
-        layer.bqkv = take(*(name + ".bias" for name in projections))[0]
-        layer.bias_rows = layer.bqkv.view(-1, config.head_dim)
-    if config.head_norms:
-        layer.q_norm, layer.k_norm = (take(f"{at}self_attn.{name}_norm.weight")[0] for name in "qk")
-    layer.Wo = take(at + "self_attn.o_proj.weight")[0]
-    layer.ffn_norm = take(at + "post_attention_layernorm.weight")[0]
-    layer.W_glu, (layer.W_gate, layer.W_up) = take(at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight")
-    layer.W_down = take(at + "mlp.down_proj.weight")[0]
-    return layer
+    def put(self, name, place):
+        tensor = self.checkpoint[name]
+        expect_finite(name, tensor)
+        place.copy_(tensor)
+        if tensor.dtype != self.dtype:
+            expect_finite(f"{name}, as {self.dtype}", place)
+        self.progress(tensor.nbytes)

@@ -18,7 +18,8 @@ def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
 
     device    "cpu": the processor; "cuda" or "cuda:1": a card; "simt": the card's kernels on the SIMT machine; None: a
               card where there is one, else the processor
-    bits      of a weight: 16. On the processor weights stay as they are stored, fp32 too; on a card fp32 becomes bf16
+    bits      of a weight: 16, 8 (a scale for each row) or 4 (a scale and a zero for each 128 columns), quantised as
+              they are read. On the processor 16: weights stay as they are stored, fp32 too; on a card fp32 becomes bf16
     kv_bits   of a number of the cache: 16
     progress  called with (bytes so far, bytes in all) while weights are read; None: nothing is shown
 
@@ -34,7 +35,8 @@ def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
             return Model(config, Engine(config, checkpoint, counting))
         from models.gpu import Engine
 
-        return Model(config, Engine(config, checkpoint, counting, torch.device("cpu" if device == "simt" else device)))
+        where = torch.device("cpu" if device == "simt" else device)
+        return Model(config, Engine(config, checkpoint, counting, where, bits))
 
 
 class Model:
@@ -68,8 +70,12 @@ class Model:
         return self._generate(ids, max_tokens, seed, temperature, top_k, top_p)
 
     def step_bytes(self, position):
-        """Bytes that the step of the token at a position must read, with the types that are kept here."""
-        return self.config.step_bytes(position, self.engine.weight_bytes, self.engine.kv_bytes)
+        """Bytes that the step of the token at a position must read: every weight, a row of the embedding, and the keys
+        and values of the tokens that attention sees, its own among them, in 16 bits."""
+        c = self.config
+        seen = min(position + 1, c.window or position + 1)
+        row = c.hidden * self.engine.weights.embedding.element_size()
+        return self.engine.read_bytes + row + 2 * 2 * c.n_layers * c.kv_rows * seen
 
     def _generate(self, ids, max_tokens, *sampling):
         if max_tokens:
@@ -102,8 +108,10 @@ def _expect_place(device, bits, kv_bits):
     device = str(device)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"load: device {device!r} needs an NVIDIA GPU, and PyTorch finds none here")
-    if bits != 16 or isinstance(bits, bool):
-        raise ValueError(f"load: bits must be 16, got {bits!r}")
+    offered = (16,) if device == "cpu" else (16, 8, 4)
+    if isinstance(bits, bool) or bits not in offered:
+        there = " on the processor" if device == "cpu" else ""
+        raise ValueError(f"load: bits must be {', '.join(map(str, offered))}{there}, got {bits!r}")
     if kv_bits != 16 or isinstance(kv_bits, bool):
         raise ValueError(f"load: kv_bits must be 16, got {kv_bits!r}")
     return device

@@ -39,6 +39,21 @@ def test_a_step_is_what_the_processor_computes(kind, device, tmp_path):
         assert list(here.generate(TOKENS, 4, **drawn)) == list(there.generate(TOKENS, 4, **drawn))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits, bound", [(8, 0.03), (4, 0.35)])
+def test_weights_of_few_bits(bits, bound, device, tmp_path):
+    """Off by their rounding, which random weights suffer from most. A step reads them as they are, a prompt widened."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    folder = write(tmp_path / "a", "qwen2", torch.float16, seed=3, **sizes)
+    wanted = models.load(folder, device="cpu").logits(TOKENS)
+    model = models.load(folder, device=device, bits=bits)
+    found = model.logits(TOKENS)
+    assert 1e-3 < off(found, wanted) < bound
+    model.engine.reset()
+    assert off(torch.stack([model.engine.step(token) for token in TOKENS]), found) < 5e-3
+    assert model.step_bytes(5) < models.load(folder, device=device).step_bytes(5) * (0.6 if bits == 8 else 0.4)
+
+
 def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
     """decode reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
     model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")
@@ -62,7 +77,11 @@ def test_what_a_card_does_not_run_is_said(tmp_path, monkeypatch):
     config = models.config.read_config(folder)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**5, 10**6))
     with pytest.raises(BadModel, match=r"cuda:0 has 0.0 GB free, and this model needs 0.0 GB in 16 bits"):
-        models.gpu._expect_room(config, torch.device("cuda:0"))
+        models.gpu._expect_room(config, 16, torch.device("cuda:0"))
+    need = models.gpu.bytes_needed(config, 4) + 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need, 10**6))
+    with pytest.raises(BadModel, match="in 16 bits; bits=4 would fit"):
+        models.gpu._expect_room(config, 16, torch.device("cuda:0"))
 
 
 def test_a_window_bounds_the_context_there(tmp_path):

@@ -251,7 +251,8 @@ def test_a_shard_that_is_missing_is_named(tmp_path):
 
 
 def test_bad_arguments_are_named(folders):
-    model = models.load(folders["llama2"])
+    folder, load = folders["llama2"], models.load
+    model = load(folder)
     for error, wanted, call in [
         (ValueError, "at least one token id, got none", lambda: model.logits([])),
         (ValueError, "token ids must be below 101, got 101 at place 1", lambda: model.logits([1, 101])),
@@ -263,10 +264,15 @@ def test_bad_arguments_are_named(folders):
         (ValueError, "top_k must be at least 1", lambda: model.generate([1], 1, top_k=0)),
         (ValueError, "top_p must be above 0 and at most 1", lambda: model.generate([1], 1, top_p=1.5)),
         (TypeError, "seed must be a whole number", lambda: model.generate([1], 1, seed="x")),
-        (ValueError, "device must be", lambda: models.load(folders["llama2"], device="tpu")),
-        (ValueError, "needs an NVIDIA GPU|found", lambda: models.load(folders["llama2"], device="cuda:99")),
-        (ValueError, "bits must be 16", lambda: models.load(folders["llama2"], bits=3)),
-        (ValueError, "kv_bits must be 16", lambda: models.load(folders["llama2"], kv_bits=2)),
+        (ValueError, "device must be", lambda: load(folder, device="tpu")),
+        (ValueError, "needs an NVIDIA GPU|found", lambda: load(folder, device="cuda:99")),
+        (
+            ValueError,
+            "bits must be 16 on the processor, got 8",
+            lambda: load(folder, device="cpu", bits=8),
+        ),
+        (ValueError, "bits must be 16, 8, 4, got 3", lambda: load(folder, device="simt", bits=3)),
+        (ValueError, "kv_bits must be 16", lambda: load(folder, kv_bits=2)),
     ]:
         with pytest.raises(error, match=wanted):
             call()
