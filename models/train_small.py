@@ -1,8 +1,8 @@
 """Train the small model that the course ships, on the course's own text:  python -m models.train_small
 
 It writes models/small/: config.json, model.safetensors (float16) and tokenizer.json, as Hugging Face lays a Llama out,
-and training.json: the loss on the way, on what is learned and on what is held out. The weights differ a little from card
-to card.
+and training.json: the loss on the way, on what is learned and on what is held out. The weights differ a little from
+card to card.
 """
 
 import argparse
