@@ -45,6 +45,11 @@ class Model:
     def __init__(self, config, engine):
         self.config, self.engine = config, engine
 
+    @property
+    def device(self):
+        """The torch device that its weights are on."""
+        return self.engine.weights.embedding.device
+
     def logits(self, tokens):
         """What the model expects after each token: (len(tokens), vocab) float32, on the CPU.
 

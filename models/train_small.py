@@ -27,7 +27,7 @@ CONFIG = {
     "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 1024, "tie_word_embeddings": True,
     "hidden_act": "silu", "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-LENGTH, BATCH, STEPS, WARM_UP, RATE, DROP, DECAY = 256, 64, 1500, 100, 2e-3, 0.2, 0.3
+LENGTH, BATCH, STEPS, WARM_UP, RATE, DROP, DECAY = 256, 64, 450, 100, 2e-3, 0.25, 0.3
 
 
 def tokenizer_of(paragraphs):
