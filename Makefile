@@ -16,12 +16,13 @@ SUITE := -m pytest -n auto --dist loadfile --nbval-lax --nbval-current-env --nbv
 # $(call tested,python): run the tests of one chapter, or all; tests/chapters.py knows which those are.
 tested = files=$$($(1) tests/chapters.py "$$CHAPTER") && $(1) $(SUITE) $$files $(ARGS)
 
-.PHONY: help lab test bench notebooks lint browser-test mutations test-latest pins clean
+.PHONY: help lab test bench generate notebooks lint browser-test mutations test-latest pins clean
 
 help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
 	@echo 'make test          run every test, notebooks included; CHAPTER=07 for those of one chapter'
 	@echo 'make bench         measure every kernel on this machine'
+	@echo 'make generate      let a small language model write; MODEL=folder for one of yours, PROMPT="..." to begin with'
 	@echo
 	@echo 'for authors:'
 	@echo 'make notebooks     write exercises/ from solutions/, then run all notebooks and store their outputs'
@@ -63,6 +64,11 @@ test:
 bench:
 	$(call ready,bench)
 	$(PY) -m kernels.bench $(ARGS)
+
+export MODEL PROMPT
+generate:
+	$(call ready,generate)
+	$(PY) -m models.generate "$${MODEL:-models/small}" --prompt "$${PROMPT:-A warp reads}" $(ARGS)
 
 notebooks:
 	$(call ready,notebooks)

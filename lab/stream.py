@@ -2,7 +2,9 @@
 
 The machine runs one launch after the other. A card does not: with pdl=True a launch may start before the one ahead of
 it has ended. So each launch here leaves behind what it wrote and what it was given, and one with pdl=True that touches
-that before griddepcontrol.wait is an error (simt/memory/ahead.py). What PyTorch does in between is not seen.
+that before griddepcontrol.wait is an error (simt/memory/ahead.py). If that launch was a dependent one too, and lets the
+next one start before it has waited itself, then the launch ahead of it may still run as well, and so on: three kernels
+at once are nothing rare. What PyTorch does in between is not seen.
 """
 
 import threading
@@ -30,11 +32,17 @@ class Stream(threading.local):
 
     def launched(self, tensors, pdl, report):
         """A launch with these tensors has run."""
+        before = self.near if pdl else ()  # what may still run beside it, until it waits
         if not pdl or report.waited:
             self.beyond = ()
         else:  # it ends, and the one ahead of it may still run
-            self.beyond = (*self.near, *self.beyond)
-        self.near = () if report.ahead is None else kept(tensors, report.ahead.pieces)
+            self.beyond, before = (*self.near, *self.beyond), ()
+        if report.waited and report.waits_first:
+            before = ()
+        if report.ahead is None:  # the next one starts when it has ended
+            self.near = ()
+        else:  # the next one's wait is for it, and so for those that it waits for
+            self.near = merged(kept(tensors, report.ahead.pieces), before)
 
     def clear(self):
         self.near = self.beyond = ()
@@ -42,6 +50,13 @@ class Stream(threading.local):
 
 def living(held):
     return [piece for storage, piece in held if not storage.expired()]
+
+
+def merged(newer, older):
+    """Both, without the older pieces that are the same as a newer one: weights that every launch reads, say."""
+    known = {(piece.start, piece.size, piece.written) for _, piece in newer if piece.some is None}
+    rest = [(s, p) for s, p in older if p.some is not None or (p.start, p.size, p.written) not in known]
+    return (*newer, *rest)
 
 
 def kept(tensors, pieces):

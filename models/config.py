@@ -66,13 +66,6 @@ class Config:
         layer += (self.q_rows + 2 * self.kv_rows) * self.biases + 2 * self.head_dim * self.head_norms
         return self.n_layers * layer + self.hidden + self.vocab * self.hidden
 
-    def step_bytes(self, position, weight_bytes=2, kv_bytes=2):
-        """Bytes that the step of the token at a position must read: every weight, one row of the embedding, and the
-        keys and values of the tokens that attention sees, its own among them."""
-        seen = min(position + 1, self.window or position + 1)
-        cache = 2 * self.n_layers * self.kv_rows * seen * kv_bytes
-        return int(self.weights * weight_bytes + self.hidden * weight_bytes + cache)
-
 
 def read_config(folder):
     """The Config of a folder. BadModel names the file and the entry, what was expected and what came."""

@@ -13,6 +13,7 @@ from kernels import cpu_llm
 from lab import machine
 from models.positions import rotary_tables
 from models.prefill import prefill
+from models.sampling import choose, uniform
 from models.weights import expect_finite
 
 FIRST_ROOM = 256  # tokens that a cache has room for before it first grows
@@ -62,11 +63,28 @@ class Engine:
     def __init__(self, config, checkpoint, progress, threads=None):
         self.config, self.threads = config, machine.thread_count() if threads is None else threads
         self.weights = _weights(config, checkpoint, progress)
-        self.weight_bytes, self.kv_bytes = self.weights.head.element_size(), 2
+        self.read_bytes = self.weights.read_bytes
         self.reset()
 
+    @property
+    def context(self):
+        """Tokens, the most."""
+        return self.config.context
+
     def reset(self):
+        """Forget all tokens."""
         self.cache = Cache(self.config)
+
+    def write(self, ids, max_tokens, seed, *sampling):
+        """An iterator of the token ids that follow, at most max_tokens, while the context has room."""
+        self.reset()
+        logits = self.prefill(torch.tensor(ids))[0]
+        for count in range(max_tokens):
+            token = int(choose(logits, uniform(seed, len(ids) + count), *sampling))
+            yield token
+            if count + 1 == max_tokens or len(ids) + count >= self.context:
+                return
+            logits = self.step(token)
 
     @torch.inference_mode()
     def prefill(self, tokens, every=False):
@@ -128,12 +146,14 @@ def _weights(config, checkpoint, progress):
     """What models.prefill says, as tensors that are still in the file; and the same as arrays, for the steps."""
 
     def take(name):
+        nonlocal read_bytes
         tensor = checkpoint[name]
         expect_finite(name, tensor)
         progress(tensor.nbytes)
+        read_bytes += tensor.nbytes
         return tensor
 
-    layers, arrays = [], []
+    layers, arrays, read_bytes = [], [], 0
     embedding = take("model.embed_tokens.weight")
     for index in range(config.n_layers):
         layer = _layer(config, lambda name, at=f"model.layers.{index}.": take(at + name))
@@ -143,7 +163,7 @@ def _weights(config, checkpoint, progress):
     head = embedding if config.tied else take("lm_head.weight")
     return SimpleNamespace(
         embedding=embedding, layers=layers, arrays=arrays, norm=norm, norm_array=norm.numpy(), head=head,
-        head_array=_array(head),
+        head_array=_array(head), read_bytes=read_bytes - (0 if config.tied else embedding.nbytes),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 
 from lab.roof import roof
+from lab.roof_gpu import gpu_roof
 from models.config import BadModel
 from models.llm import load
 from models.tokens import Tokens
@@ -30,7 +31,7 @@ def parser():
     found.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
     found.add_argument("--bits", type=int, default=16, help="of a weight: 16")
     found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16")
-    found.add_argument("--device", default=None, help="cpu")
+    found.add_argument("--device", default=None, help="cpu, cuda, cuda:1 or simt; a card where there is one")
     return found
 
 
@@ -105,10 +106,11 @@ def report(model, prompt_tokens, times):
         seconds, steps = times[-1] - times[1], len(times) - 2
         bytes_ = sum(model.step_bytes(prompt_tokens + i) for i in range(steps)) / steps
         with contextlib.redirect_stdout(io.StringIO()):
-            limit = roof().read / bytes_
+            reads = (gpu_roof() if model.device.type == "cuda" else roof()).read
+        limit = reads / bytes_
         lines.append(f"written     {steps + 1} tokens, {steps / seconds:,.1f} tokens/s")
         lines.append(f"a token     reads {bytes_ / 1e6:,.1f} MB: weights, keys and values")
-        lines.append(f"the limit   {limit:,.1f} tokens/s, at the {roof().read / 1e9:,.1f} GB/s that this machine reads")
+        lines.append(f"the limit   {limit:,.1f} tokens/s, at the {reads / 1e9:,.1f} GB/s that this machine reads")
         lines.append(f"share       {steps / seconds / limit:.0%}")
     return "\n".join(lines) or "nothing was written"
 

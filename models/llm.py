@@ -1,33 +1,42 @@
 """A language model of the Llama family from a folder on disk: load it, ask for logits, let it write.
 
 Llama 2 and 3, Mistral, Qwen2 and Qwen3, as Hugging Face lays them out: config.json, safetensors, tokenizer.json.
-ref/llm.py says what is computed. Where: on the processor by chapter 02's kernels (models/cpu.py).
+ref/llm.py says what is computed. Where: on the processor by chapter 02's kernels (models/cpu.py), on a card by those of
+chapters 04, 05 and 08 (models/gpu.py), or, for small models, by the same on the SIMT machine.
 """
 
 import torch
 
 from lab.arguments import expect_count
 from models.config import read_config
-from models.sampling import choose, expect_sampling, uniform
+from models.sampling import expect_sampling
 from models.weights import Checkpoint
 
 
 def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
     """The model of a folder.
 
-    device    "cpu"; None: that, too
-    bits      of a weight: 16 (as they are stored: bf16, fp16 or fp32)
+    device    "cpu": the processor; "cuda" or "cuda:1": a card; "simt": the card's kernels on the SIMT machine; None: a
+              card where there is one, else the processor
+    bits      of a weight: 16, 8 (a scale for each row) or 4 (a scale and a zero for each 128 columns), quantised as
+              they are read. On the processor 16: weights stay as they are stored, fp32 too; on a card fp32 becomes bf16
     kv_bits   of a number of the cache: 16
     progress  called with (bytes so far, bytes in all) while weights are read; None: nothing is shown
 
     models.config.BadModel, a ValueError, says what a folder lacks or holds otherwise than its config says.
     """
-    _expect_place(device, bits, kv_bits)
+    device = _expect_place(device, bits, kv_bits)
     config = read_config(folder)
     with Checkpoint(folder, config) as checkpoint:
-        from models.cpu import Engine
+        counting = _counting(checkpoint.bytes, progress)
+        if device == "cpu":
+            from models.cpu import Engine
 
-        return Model(config, Engine(config, checkpoint, _counting(checkpoint.bytes, progress)))
+            return Model(config, Engine(config, checkpoint, counting))
+        from models.gpu import Engine
+
+        where = torch.device("cpu" if device == "simt" else device)
+        return Model(config, Engine(config, checkpoint, counting, where, bits))
 
 
 class Model:
@@ -36,6 +45,11 @@ class Model:
     def __init__(self, config, engine):
         self.config, self.engine = config, engine
 
+    @property
+    def device(self):
+        """The torch device that its weights are on."""
+        return self.engine.weights.embedding.device
+
     def logits(self, tokens):
         """What the model expects after each token: (len(tokens), vocab) float32, on the CPU.
 
@@ -43,7 +57,7 @@ class Model:
         """
         ids = self._expect_tokens("logits", tokens)
         self.engine.reset()
-        return self.engine.prefill(torch.tensor(ids), every=True)
+        return self.engine.prefill(torch.tensor(ids), every=True).cpu()
 
     def generate(self, tokens, max_tokens, *, temperature=0.0, top_k=None, top_p=None, seed=None):
         """An iterator of the token ids that follow, at most max_tokens; it ends before an id of config.stops.
@@ -61,21 +75,19 @@ class Model:
         return self._generate(ids, max_tokens, seed, temperature, top_k, top_p)
 
     def step_bytes(self, position):
-        """Bytes that the step of the token at a position must read, with the types that are kept here."""
-        return self.config.step_bytes(position, self.engine.weight_bytes, self.engine.kv_bytes)
+        """Bytes that the step of the token at a position must read: every weight, a row of the embedding, and the keys
+        and values of the tokens that attention sees, its own among them, in 16 bits."""
+        c = self.config
+        seen = min(position + 1, c.window or position + 1)
+        row = c.hidden * self.engine.weights.embedding.element_size()
+        return self.engine.read_bytes + row + 2 * 2 * c.n_layers * c.kv_rows * seen
 
-    def _generate(self, ids, max_tokens, seed, *sampling):
-        engine = self.engine
-        engine.reset()
-        logits = engine.prefill(torch.tensor(ids))[0] if max_tokens else None
-        for count in range(max_tokens):
-            token = int(choose(logits, uniform(seed, len(ids) + count), *sampling))
-            if token in self.config.stops:
-                return
-            yield token
-            if count + 1 == max_tokens or len(ids) + count >= self.config.context:
-                return
-            logits = engine.step(token)
+    def _generate(self, ids, max_tokens, *sampling):
+        if max_tokens:
+            for token in self.engine.write(ids, max_tokens, *sampling):
+                if token in self.config.stops:
+                    return
+                yield token
 
     def _expect_tokens(self, where, tokens):
         ids = tokens.tolist() if isinstance(tokens, torch.Tensor) else list(tokens)
@@ -86,18 +98,28 @@ class Model:
                 raise TypeError(f"{where}: tokens must be whole numbers, got {token!r} at place {place}")
             if not 0 <= token < self.config.vocab:
                 raise ValueError(f"{where}: token ids must be below {self.config.vocab}, got {token} at place {place}")
-        if len(ids) > self.config.context:
-            raise ValueError(f"{where}: this model takes at most {self.config.context} tokens, got {len(ids)}")
+        if len(ids) > self.engine.context:
+            raise ValueError(f"{where}: this model takes at most {self.engine.context} tokens here, got {len(ids)}")
         return ids
 
 
 def _expect_place(device, bits, kv_bits):
-    if device not in (None, "cpu"):
-        raise ValueError(f"load: device must be 'cpu' or None, got {device!r}")
-    if bits != 16 or isinstance(bits, bool):
-        raise ValueError(f"load: bits must be 16 on the CPU, where weights are read as they are stored, got {bits!r}")
+    """Raise unless these are offered. Returns the device by its name."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    known = isinstance(device, (str, torch.device)) and str(device).split(":")[0] in ("cpu", "cuda", "simt")
+    if not known:
+        raise ValueError(f"load: device must be 'cpu', 'cuda', 'simt' or None, got {device!r}")
+    device = str(device)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"load: device {device!r} needs an NVIDIA GPU, and PyTorch finds none here")
+    offered = (16,) if device == "cpu" else (16, 8, 4)
+    if isinstance(bits, bool) or bits not in offered:
+        there = " on the processor" if device == "cpu" else ""
+        raise ValueError(f"load: bits must be {', '.join(map(str, offered))}{there}, got {bits!r}")
     if kv_bits != 16 or isinstance(kv_bits, bool):
-        raise ValueError(f"load: kv_bits must be 16 on the CPU, got {kv_bits!r}")
+        raise ValueError(f"load: kv_bits must be 16, got {kv_bits!r}")
+    return device
 
 
 def _counting(total, progress):

@@ -79,6 +79,10 @@ class Checkpoint:
         """One tensor, on the CPU, as it is stored: its memory is the file's, until it is written elsewhere."""
         return self._where[name].get_tensor(name)
 
+    def shape(self, name):
+        """A tensor's shape, from its file's header."""
+        return tuple(self._where[name].get_slice(name).get_shape())
+
     @property
     def bytes(self):
         """Bytes of all tensors that the model needs."""

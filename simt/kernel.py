@@ -208,7 +208,7 @@ class Kernel:
             report = Report(
                 self.name, self.module.source, program.counts(), "".join(launch.printed), grid, block, launch.by_warp
             )
-            report.waited = launch.waited
+            report.waited, report.waits_first = launch.waited, program.waits_first
             report.ahead = (
                 None if launch.written is None else after(launch.written, [s.bytes for s in spaces.values()] + mapped)
             )

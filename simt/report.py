@@ -43,6 +43,7 @@ class Report:
     by_warp    {ncu's metric name: requests of each block and warp, an array (blocks, warps)}, if the launch was asked
                for it: to global memory as in counters; to shared memory, atomics too (..._op_shared_atom.sum)
     waited     has a thread passed griddepcontrol.wait?
+    waits_first   does that come before griddepcontrol.launch_dependents in the kernel's code?
     ahead      what the launch may still be at when the next one starts, an Ahead; None: that starts at its end
     grid, block, kernel, source: of the launch
 
@@ -53,7 +54,7 @@ class Report:
     def __init__(self, kernel, source, counts, printed="", grid=1, block=1, by_warp=None):
         self.kernel, self.source, self.printed, self.by_warp = kernel, source, printed, by_warp
         self.grid, self.block = grid, block
-        self.waited, self.ahead = False, None
+        self.waited, self.waits_first, self.ahead = False, False, None
         self.lines = {line: whole(counts[line]) for line in sorted(counts) if any(counts[line].values())}
         totals = {}
         for here in counts.values():

@@ -171,6 +171,9 @@ extern "C" __global__ void doubled(const float* x, float* y) {{
 extern "C" __global__ void early(const float* x, float* y) {{
   {GO} y[threadIdx.x] = 2 * x[threadIdx.x]; {WAIT}
 }}
+extern "C" __global__ void waits_first(const float* x, float* y) {{
+  {WAIT} {GO} y[threadIdx.x] = 2 * x[threadIdx.x];
+}}
 extern "C" __global__ void never(const float* x, float* y) {{ {GO} }}
 extern "C" __global__ void plain(const float* x, float* y) {{ y[threadIdx.x] = 2 * x[threadIdx.x]; }}
 """
@@ -214,6 +217,36 @@ def test_a_launch_that_has_not_waited_answers_for_the_one_ahead(chain):
     chain.doubled(1, 64, a, b)
     chain.never(1, 64, torch.ones(64), torch.ones(64))
     chain.doubled(1, 64, b, c, pdl=True)
+
+
+def test_three_launches_may_run_at_once(chain):
+    """The second lets the third start before it has waited for the first: that may still run."""
+    a, b, c = tensors()
+    for second in (chain.doubled, chain.early):
+        chain.doubled(1, 64, a, b)
+        second(1, 64, torch.ones(64), torch.ones(64), pdl=True)
+        with pytest.raises(simt.AsyncFault, match=r"kernel early, .*reads x\[0\]"):
+            chain.early(1, 64, b, c, pdl=True)
+    chain.doubled(1, 64, a, b)
+    for _ in range(3):  # and so on
+        chain.doubled(1, 64, torch.ones(64), torch.ones(64), pdl=True)
+    with pytest.raises(simt.AsyncFault, match=r"writes y\[0\]"):
+        chain.early(1, 64, c, b, pdl=True)
+    chain.doubled(1, 64, a, b)
+    chain.doubled(1, 64, torch.ones(64), torch.ones(64), pdl=True)
+    chain.doubled(1, 64, b, c, pdl=True)  # its wait is for both
+    assert (c == 4).all()
+    for second, dependent in ((chain.waits_first, True), (chain.doubled, False), (chain.plain, True)):
+        chain.doubled(1, 64, a, b)
+        chain.plain(1, 64, a, c)
+        chain.doubled(1, 64, a, b)
+        second(1, 64, torch.ones(64), torch.ones(64), pdl=dependent)
+        if second is chain.plain:  # has not waited, so the first may run beyond its end
+            with pytest.raises(simt.AsyncFault, match="further ahead"):
+                chain.early(1, 64, b, c, pdl=True)
+        else:
+            chain.early(1, 64, b, c, pdl=True)
+    chain.doubled(1, 64, a, b)
 
 
 def test_memory_that_is_freed_is_forgotten(chain):

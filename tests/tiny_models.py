@@ -10,7 +10,7 @@ from models.config import read_config
 from models.weights import all_shapes
 
 BASE = {
-    "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 80, "vocab_size": 101, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
     "max_position_embeddings": 256, "tie_word_embeddings": False, "hidden_act": "silu", "eos_token_id": None,
     "bos_token_id": None,
@@ -25,7 +25,7 @@ KINDS = {
     "llama_linear": ("LlamaForCausalLM", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
     "mistral": ("MistralForCausalLM", {"sliding_window": None, "num_hidden_layers": 3}),
     "mistral_window": ("MistralForCausalLM", {"sliding_window": 7}),
-    "mistral_head_dim": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 20}),
+    "mistral_head_dim": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 24}),
     "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": False, "rope_theta": 1e6}),
     "qwen2_tied": ("Qwen2ForCausalLM", {"use_sliding_window": False, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": False, "rope_theta": 1e6}),

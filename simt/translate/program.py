@@ -39,7 +39,9 @@ class Program:
         self.asynchronous = any(i.parts[0] == "wgmma" or "bulk" in i.parts for i in code)  # may read shared memory
         self.only_threads_share = not any(i.parts[0] in ("wgmma", "mbarrier", "cp") or "bulk" in i.parts for i in code)
         self.race_facts = {}  # memory instruction -> (line, how strong), for simt/memory/races.py
-        self.lets_next_start = any(i.parts[:2] == ("griddepcontrol", "launch_dependents") for i in code)
+        dependent = [i.parts[1] for i in code if i.parts[0] == "griddepcontrol"]  # "wait", "launch_dependents"
+        self.lets_next_start = "launch_dependents" in dependent
+        self.waits_first = dependent[:1] == ["wait"]  # before it lets the next launch start
         self.environment = merging.environment()
         if self.flow.unset is not None:
             self.environment |= marks.environment()

@@ -1,0 +1,90 @@
+"""A model by the card's kernels: on the SIMT machine, and on a card where there is one."""
+
+import pytest
+import torch
+from tiny_models import KINDS, write
+
+import models
+import models.config
+import models.gpu
+from kernels import attention, fusion
+from models.config import BadModel
+
+DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
+TOKENS = [int(t) for t in torch.randint(0, 101, (6,), generator=torch.Generator().manual_seed(5))]
+
+
+def off(found, wanted):
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mistral_window"])
+def test_a_step_is_what_the_processor_computes(kind, device, tmp_path):
+    """And those behind a prompt, and the greedy text, and a drawn one."""
+    if device == "simt" and kind not in ("llama3", "qwen2", "qwen3", "mistral_head_dim"):
+        pytest.skip("four kinds have all that differs; a card runs them all")
+    folder = write(tmp_path, kind, torch.float16, seed=3)
+    there, here = models.load(folder, device="cpu"), models.load(folder, device=device)
+    wanted = there.logits(TOKENS)
+    assert off(here.logits(TOKENS), wanted) < 5e-3
+    here.engine.reset()
+    last = [here.engine.prefill(torch.tensor(TOKENS[:3]))[0].cpu()]
+    last += [here.engine.step(token) for token in TOKENS[3:]]
+    assert off(torch.stack(last), wanted[2:]) < 5e-3
+    count = 4 if device == "simt" else 64
+    assert list(here.generate(TOKENS, count)) == list(there.generate(TOKENS, count))
+    if device == "simt":
+        drawn = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 3}
+        assert list(here.generate(TOKENS, 4, **drawn)) == list(there.generate(TOKENS, 4, **drawn))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits, bound", [(8, 0.03), (4, 0.35)])
+def test_weights_of_few_bits(bits, bound, device, tmp_path):
+    """Off by their rounding, which random weights suffer from most. A step reads them as they are, a prompt widened."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256}
+    folder = write(tmp_path / "a", "qwen2", torch.float16, seed=3, **sizes)
+    wanted = models.load(folder, device="cpu").logits(TOKENS)
+    model = models.load(folder, device=device, bits=bits)
+    found = model.logits(TOKENS)
+    assert 1e-3 < off(found, wanted) < bound
+    model.engine.reset()
+    assert off(torch.stack([model.engine.step(token) for token in TOKENS]), found) < 5e-3
+    assert model.step_bytes(5) < models.load(folder, device=device).step_bytes(5) * (0.6 if bits == 8 else 0.4)
+
+
+def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
+    """decode reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
+    model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")
+    seen = []
+    for room, name in ((fusion, "norm_qkv"), (attention, "decode"), (models.gpu.llm, "embed")):
+        called = getattr(room, name)
+
+        def noted(*args, called=called, name=name, **options):
+            seen.append((name, options.get("pdl", False)))
+            return called(*args, **options)
+
+        monkeypatch.setattr(room, name, noted)
+    model.engine.step(5)
+    assert seen == [("embed", False)] + [("norm_qkv", True), ("decode", True)] * 2
+
+
+def test_what_a_card_does_not_run_is_said(tmp_path, monkeypatch):
+    with pytest.raises(BadModel, match="head_dim must be a multiple of 8 and at most 256 there, got 12"):
+        models.load(write(tmp_path / "a", head_dim=12), device="simt")
+    folder = write(tmp_path / "b", dtype=torch.float32, hidden_size=64)
+    config = models.config.read_config(folder)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**5, 10**6))
+    with pytest.raises(BadModel, match=r"cuda:0 has 0.0 GB free, and this model needs 0.0 GB in 16 bits"):
+        models.gpu._expect_room(config, 16, torch.device("cuda:0"))
+    need = models.gpu.bytes_needed(config, 4) + 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need, 10**6))
+    with pytest.raises(BadModel, match="in 16 bits; bits=4 would fit"):
+        models.gpu._expect_room(config, 16, torch.device("cuda:0"))
+
+
+def test_a_window_bounds_the_context_there(tmp_path):
+    model = models.load(write(tmp_path, "mistral_window", torch.float16), device="simt")
+    with pytest.raises(ValueError, match="at most 7 tokens here, got 8"):
+        model.logits([1] * 8)
