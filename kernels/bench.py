@@ -12,8 +12,8 @@ the GPU a run can measure less:
     --changed      the ladders that are not stored, or rest on code that has changed since
     --called       of what is stored, the times as called from Python alone; the times in graphs stay as they are
 
-What is stored of the others stays, if it was measured with the code as it is. Each ladder is stored as soon as it is
-measured. What is no ladder (trials, tables) is measured where nothing is left out.
+What is stored of the others stays, marked stale where it rests on code that has changed. Each ladder is stored as soon
+as it is measured. What is no ladder (trials, tables) is measured where nothing is left out.
 """
 
 import argparse

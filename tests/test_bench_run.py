@@ -170,6 +170,20 @@ def test_what_ends_a_run_early_loses_no_ladder(course):
     assert of(course, "first")[0] == 5.0 and of(course, "second")[0] == 1.0
 
 
+def test_what_has_changed_and_is_not_measured_is_stale(course):
+    bench.main(["gemv"])
+    for name in ("kernels/gemv/a.cu", "kernels/gemv/b.cu"):
+        change(course, name)
+    bench.main(["gemv", "--only", "first"])
+    item = stored(course)
+    assert [item.ladder(title)["ours"].stale for title in TITLES] == [False, True]
+    assert item.changed() == ["kernels/gemv/b.cu"]  # of its times as called, until they are marked
+    course.measured.clear()
+    bench.main(["gemv", "--changed"])
+    assert course.measured == [("second", False)] and stored(course).changed() == []
+    assert not stored(course).ladder("second")["ours"].stale
+
+
 def test_less_is_for_the_gpus_topics(course, capsys):
     assert bench.main(["--called", "cpu_gemv"]) == 2
     assert "--called are for the GPU's topics, not for cpu_gemv" in capsys.readouterr().out
