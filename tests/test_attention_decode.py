@@ -617,6 +617,8 @@ def test_shares_that_end_where_rows_do():
     """Of large groups, and of several long sequences: one segment for each share."""
     p = plan(4, 96, 8, 128, 8192, 132, ROOM)
     assert (p.shares, p.rest, p.schedule[2]) == (128, 0, 1) and not p.whole
+    p = plan(4, 32, 32, 128, 16384, 132, ROOM)  # heads that are not grouped: four side by side
+    assert (p.shares, p.rest, p.schedule[2]) == (128, 0, 4) and not p.whole
     p = plan(8, 71, 1, 64, 4096, 132, ROOM)
     assert (p.shares, p.rest, p.schedule[:3]) == (128, 0, (10, 32, 5))  # two teams of five warps
     assert plan(8, 32, 8, 128, 4096, 132, ROOM).shares == 128
