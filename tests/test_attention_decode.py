@@ -526,7 +526,7 @@ def test_the_race_check_would_see_a_missing_wait_for(what):
 )
 def test_the_cache_is_read_once_and_without_bank_conflicts(n_heads, n_kv_heads, head_dim):
     q, k, v, _ = problem(1, 992, n_heads, n_kv_heads, head_dim)
-    first, second = decoding.counters(q, k, v, stages=2, shares=20)
+    first, second = decoding.counters(q, k, v, stages=2, shares=20, **({} if n_heads > 8 else {"warps": 4}))
     read = 2 * k.numel() * k.element_size() // 32
     queries = first.counters[SECTORS.format("ld")] - read
     most = 4 * 20 * n_heads * head_dim * 2 // 32 + 20 * 4 * 8  # each share reads q, and little else
@@ -590,12 +590,39 @@ def test_whole_rows_only_where_they_pay():
 
     assert whole() and whole(kv_len=17) and whole(pdl=True) and whole(processors=128)
     assert plan(16, 32, 8, 128, 4096, 132, ROOM).shares == 128
-    assert not whole(batch=15) and not whole(batch=17) and not whole(processors=144)  # too few rows, or too many
-    assert not whole(kv_len=32768) and not whole(batch=8, n_heads=256)  # idle for long; read by two blocks
+    assert not whole(batch=11) and not whole(batch=17) and not whole(processors=184)  # many would be idle
+    assert whole(batch=24, kv_len=1024) and not whole(batch=24, kv_len=1024, pdl=True)  # a launch costs less then
+    assert not whole(kv_len=32768) and not whole(batch=8, n_heads=256, kv_len=16384)  # idle for long
     assert not whole(whole=False) and not whole(lens=True) and not whole(shares=132) and not whole(warps=8)
     assert whole(warps=4, whole=True)
     with pytest.raises(ValueError, match="plan: whole takes no lengths, got lens=True"):
         whole(whole=True, lens=True)
+
+
+def test_many_short_sequences_are_whole_rows_of_several_heads():
+    """Two rows a block, or one of as many kv heads as fit, and pieces of 256 bytes at least: all blocks alike."""
+    for batch, kv_len, n_heads, n_kv_heads, head_dim, side, each in (
+        (64, 1024, 32, 8, 128, 2, 2),
+        (64, 1024, 32, 8, 64, 2, 2),
+        (256, 512, 32, 8, 64, 8, 2),
+        (64, 1024, 28, 4, 64, 2, 1),
+        (32, 1024, 32, 8, 128, 1, 2),
+    ):
+        for pdl in (False, True):
+            p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, 132, ROOM, pdl)
+            assert p.whole and p.schedule[2] == side and (p.shares, p.each, p.rest) == (128, each, 0)
+
+
+def test_shares_that_end_where_rows_do():
+    """Of large groups, and of several long sequences: one segment for each share."""
+    p = plan(4, 96, 8, 128, 8192, 132, ROOM)
+    assert (p.shares, p.rest, p.schedule[2]) == (128, 0, 1) and not p.whole
+    p = plan(4, 32, 32, 128, 16384, 132, ROOM)  # heads that are not grouped: four side by side
+    assert (p.shares, p.rest, p.schedule[2]) == (128, 0, 4) and not p.whole
+    p = plan(8, 71, 1, 64, 4096, 132, ROOM)
+    assert (p.shares, p.rest, p.schedule[:3]) == (128, 0, (10, 32, 5))  # two teams of five warps
+    assert plan(8, 32, 8, 128, 4096, 132, ROOM).shares == 128
+    assert plan(3, 32, 8, 128, 65536, 132, ROOM).shares == 132  # 120 shares of 24 rows would leave too many idle
 
 
 # Errors

@@ -16,13 +16,14 @@ from lab.card import multiprocessors, shared_memory
 TILE = 16  # tokens
 HEAD_TILE = 16  # query heads of an mma, at most
 MERGE, MERGE_PDL = 440 << 10, 176 << 10  # bytes that a share may have above the mean, if that saves the second launch
-BUSY = 0.7  # of the multiprocessors, then, at least
-SEGMENT = 128 << 10  # ... if each share has one segment then
+BUSY, BUSY_ALL = 0.7, 0.95  # of the multiprocessors, then, at least; and where nothing else is saved
+SEGMENT = 64 << 10  # ... if each share has one segment then
 NARROW, NARROW_MANY = 768 << 10, 256 << 10  # bytes of a share from which that pays; with more than 8 heads of a kv head
+DEEP, ABREAST = 4 << 20, 4  # of heads that are not grouped: bytes of such a share, of so many heads side by side
 RUN = 256  # bytes of a token that a block should read in one piece
 LONG, LONG_PDL = 12, 96  # tiles of a share, of eight kv heads each, from which eight warps are better than four
 RING_TILES = 24  # of all rings of a block: more of them bring nothing
-TEAM_WARPS = 12  # of a block in which several warps share a ring, at most
+TEAM_WARPS, TEAM_STAGES = 12, 4  # of a block in which several warps share a ring, at most
 DEPTH = 5  # segments that a thread of merge.cu loads at once
 MERGE_THREADS = 512  # of a block of merge.cu, at most
 
@@ -62,7 +63,10 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
         sides = [side]
     elif not (lens or warps or shares):
         rows, row = batch * n_kv_heads, 4 * head_dim * kv_len  # of one kv head, and their bytes
-        if whole is None and (best := _whole(rows, row, head_dim, head_tiles, sides, processors, pdl)):
+        tokens = -(-kv_len // TILE)
+        if group == 1 and _deep(rows, row, n_kv_heads, tokens, processors) and not whole:
+            pieces, shares, sides = ABREAST, rows, [ABREAST]
+        elif whole is None and (best := _whole(rows, row, head_dim, head_tiles, sides, processors, pdl)):
             whole, sides = True, [best, *sides]
         elif not whole and (pieces := _pieces(batch, rows, row, heads, head_tiles, processors)):
             shares, sides = rows * pieces, [head_tiles, *sides]
@@ -70,7 +74,10 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
 
     # Eight warps copy faster; four leave registers to merge.cu, which then starts early, and fewer segments.
     share = batch * all_tiles * -(-kv_len // TILE) / processors / 8
-    ladder = (8, 4, 2, 1) if whole or pieces or batch > 1 and share >= (LONG_PDL if pdl else LONG) else (4, 2, 1)
+    eight = batch > 1 and share >= (LONG_PDL if pdl else LONG)
+    if pieces:  # one head's rows: for four warps, if a token has as many bytes
+        eight = head_dim <= 64 or sides[0] == ABREAST
+    ladder = (8, 4, 2, 1) if whole or eight else (4, 2, 1)
     if head_tiles > 1:
         most = TEAM_WARPS if head_dim <= 64 else 8
         ladder = tuple(w for n in (4, 3, 2, 1) if (w := n * head_tiles) <= most) + ladder
@@ -89,7 +96,8 @@ def plan(batch, n_heads, n_kv_heads, head_dim, kv_len, processors, room, pdl=Fal
 
     each = -(-tiles // shares) * side // warps  # tiles of a warp
     # A short share may stand beside the next kernel's. With a long one two of those may meet on one multiprocessor.
-    stages = stages or max(1, min(fit, 3 if each <= 4 else RING_TILES // rings))
+    deep = TEAM_STAGES if side >= head_tiles > 1 else RING_TILES // rings
+    stages = stages or max(1, min(fit, 3 if each <= 4 else deep))
     shared = stages * slot + fixed
     if each > 4:
         shared = max(shared, room // 2 + 1)
@@ -124,6 +132,12 @@ def _whole(rows, row, head_dim, head_tiles, sides, processors, pdl):
         if best is None or each <= 2 and 2 * head_dim * heads >= RUN:  # two of them are better than one twice as wide
             best = heads * head_tiles
     return best
+
+
+def _deep(rows, row, n_kv_heads, tokens, processors):
+    """Whether ABREAST heads that are not grouped should be read side by side, by as many shares as they are."""
+    even = BUSY_ALL * processors <= rows <= processors and n_kv_heads % ABREAST == 0 == tokens % ABREAST
+    return even and row >= DEEP
 
 
 def _pieces(batch, rows, row, heads, head_tiles, processors):
