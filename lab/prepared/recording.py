@@ -1,5 +1,6 @@
 """What a checked call launches, noted while it runs, so that it can be launched again for other tensors of its kind."""
 
+import functools
 import struct
 import threading
 
@@ -64,10 +65,11 @@ class Recording:
         function, grid, block, dynamic shared bytes, pdl, cooperative, cluster (3), parameters, patches, words of
         values; offset of each parameter; patches (offset, whose address, bytes behind it, in a tensor map); values
         """
-        extra = [*self.scratches, *(tensor for _, tensor in self.supplies)]
-        known = [*self.tensors, *extra]
-        type_, index = self._device(known)
-        numbers = [self.device, len(self.scratches), len(self.launches), type_, index]
+        known = [*self.tensors, *self.scratches, *(tensor for _, tensor in self.supplies)]
+        known = [(index, tensor, *extent(tensor)) for index, tensor in enumerate(known) if tensor is not None]
+        device = known[0][1].device
+        numbers = [self.device, len(self.scratches), len(self.launches)]
+        numbers += [1, device.index] if device.type == "cuda" else [0, -1]
         numbers += [tensor.nbytes for tensor in self.scratches]
         plan = struct.pack(f"={len(numbers)}q", *numbers)
         for launch in self.launches:
@@ -76,62 +78,71 @@ class Recording:
             plan += part
         return plan
 
-    @staticmethod
-    def _device(known):
-        device = next(tensor.device for tensor in known if tensor is not None)
-        return (1, device.index) if device.type == "cuda" else (0, -1)
-
     def _launch(self, known, function, shape, args, values, pdl, cluster):
-        offsets, patches, end, pieces = [], [], 0, b""
-        for parameter, arg, value in zip(function.parameters, args, values):
-            is_map = isinstance(arg, TensorMap)
-            end = -(-end // 64) * 64 if is_map else -(-end // 16) * 16
-            offsets.append(end)
-            piece = struct.pack(f"={parameter.code}", value)
-            if arg is None:
-                pass
-            elif is_map or isinstance(arg, torch.Tensor):
-                found = self._source(known, parameter, arg.tensor if is_map else arg)
-                if found is None:
-                    return None
-                patches += (end, *found, int(is_map))
-            elif any(self._is_address(known, piece[at : at + 8]) for at in range(0, len(piece) - 7, 8)):
-                self.why = f"the number {parameter.name} is an address"
-                return None
-            pieces = pieces.ljust(end, b"\0") + piece
-            end += len(piece)
-        pieces = pieces.ljust(-(-len(pieces) // 8) * 8, b"\0")
+        offsets, pack = places(function)
+        pieces, patches = pack(*values), []
         if len(pieces) > MOST_BYTES or len(offsets) > MOST_PARAMETERS:
             self.why = f"a launch of {len(offsets)} arguments, {len(pieces)} bytes"
             return None
+        for parameter, arg, value, offset in zip(function.parameters, args, values, offsets):
+            is_map = isinstance(arg, TensorMap)
+            if is_map or isinstance(arg, torch.Tensor):
+                found = self._source(known, parameter, arg.tensor if is_map else arg)
+                if found is None:
+                    return None
+                patches += (offset, *found, int(is_map))
+            elif _has_address(known, value):
+                self.why = f"the number {parameter.name} is an address"
+                return None
         numbers = [function.handle.value, *shape, int(bool(pdl and function.pdl)), int(function.cooperative)]
         numbers += [*(cluster or (0, 0, 0)), len(offsets), len(patches) // 4, len(pieces) // 8, *offsets, *patches]
         return struct.pack(f"={len(numbers)}q", *numbers) + pieces
 
     def _source(self, known, parameter, tensor):
         """(index, bytes behind) of the tensor of the call that this one is, or lies in; None if that is not clear."""
-        found = [index for index, one in enumerate(known) if one is tensor]
-        begin, end = extent(tensor)
+        if tensor is None:
+            self.why = f"{parameter.name} is a tensor map that has let go of its tensor"
+            return None
+        found = [one for one in known if one[1] is tensor]
         if not found:  # a view, which begins where its tensor begins
-            found = [index for index, one in enumerate(known) if one is not None and one.data_ptr() == begin]
-        if not found:
-            spans = [(index, extent(one)) for index, one in enumerate(known) if one is not None]
-            found = [index for index, (first, last) in spans if first <= begin and end <= last]
+            start, stop = extent(tensor)
+            found = [one for one in known if one[2] == start] or [
+                one for one in known if one[2] <= start and stop <= one[3]
+            ]
         if not found:
             self.why = f"{parameter.name} is no tensor of the call, nor scratch, nor supplied"
         if len(found) != 1:
             self.shared = True  # two arguments that are one: in another call of the kind they may be two
             return None
-        return found[0], begin - known[found[0]].data_ptr()
+        ((index, one, begin, _),) = found
+        return index, 0 if one is tensor else start - begin
 
-    @staticmethod
-    def _is_address(known, piece):
-        (number,) = struct.unpack("=Q", piece)
-        return any(begin <= number < end for begin, end in (extent(one) for one in known if one is not None))
+
+@functools.lru_cache(maxsize=1024)
+def places(function):
+    """How the values of a launch lie in memory: (offset of each parameter, what packs them, to whole words)."""
+    offsets, end, code = [], 0, "="
+    for parameter in function.parameters:
+        alignment = 64 if parameter.is_map else 16  # for anything
+        offsets.append(-(-end // alignment) * alignment)
+        code += f"{offsets[-1] - end}x{parameter.code}"
+        end = offsets[-1] + parameter.size
+    return tuple(offsets), struct.Struct(f"{code}{-end % 8}x").pack
+
+
+def _has_address(known, value):
+    """Whether a number, or a word of a struct, may be an address in a tensor of the call."""
+    if isinstance(value, bytes):
+        words = struct.unpack_from(f"={len(value) // 8}Q", value)
+    else:
+        words = (value,)
+    return any(begin <= word < end for word in words for _, _, begin, end in known)
 
 
 def extent(tensor):
     """The addresses of a tensor: (its first byte, one past its last)."""
-    elements = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
     begin = tensor.data_ptr()
-    return begin, begin + elements * tensor.element_size() * (tensor.numel() > 0)
+    if tensor.is_contiguous():
+        return begin, begin + tensor.nbytes
+    elements = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return begin, begin + elements * tensor.element_size()
