@@ -72,8 +72,8 @@ template <class Do> __device__ __forceinline__ void each_fragment(Do act) {
             for (int eight = 0; eight < EIGHTS; eight++) act(u, part, eight);
 }
 
-/* The sums of x over a group and over a warp's slice: products of x, as operand A this time, with ones. A lane holds the
-   same numbers of either operand, and 16 rows are one mma. */
+/* The sums of x over a group and over a warp's slice: products of x, as operand A this time, with ones. A lane holds
+   the same numbers of either operand, and 16 rows are one mma. */
 __device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, const Fragments &x_fragments,
                                       int lane) {
     constexpr unsigned ONES = Numbers<W, T>::ONES;
@@ -101,11 +101,11 @@ __device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, 
     __syncwarp();
 }
 
-/* What all slices of a row of x add up to: x_sums[x row]. Known behind the next barrier. */
+/* What all slices of a row of x, those of one team, add up to: x_sums[x row]. Known behind the next barrier. */
 __device__ __forceinline__ void add_slices(float *x_sums, const float *x_slice_sums, int warp, int lane) {
     __syncthreads();
     for (int x_row = warp; x_row < I::ROWS; x_row += B::WARPS) {
-        const float sum = warp_sum(lane < B::WARPS_PER_TEAM ? x_slice_sums[lane * I::ROWS + x_row] : 0); // of one team
+        const float sum = warp_sum(lane < B::WARPS_PER_TEAM ? x_slice_sums[lane * I::ROWS + x_row] : 0);
         if (lane == 0) x_sums[x_row] = sum;
     }
 }

@@ -1,11 +1,11 @@
 /* Codes as 16-bit numbers, two in a register, as tensor cores take them beside x: magic.cu's way, on interleaved codes.
 
-   Operand i of m16n8k32 (layout.py) lies `at(i)` bits from the end of a byte. It is moved to where the type has room for
-   it; at 2 bits, where it is large beside what is added to it. Under the bits of 2**MANTISSA it is a 16-bit number: that power, and the code times
-   2**shift_in_number(i), alike in a row of the tile. What is added to a code so comes off again in one of two ways.
-   Where the power is small beside the codes, all of it, and the zero, comes off a group's sum before the first product.
-   Elsewhere that would cost digits, and each number is made exact: the code less its zero, or less MIDDLE where the
-   zero is that of a whole row, which comes off the sum of all. */
+   Operand i of m16n8k32 (layout.py) lies `at(i)` bits from the end of a byte. It is moved to where the type has room
+   for it; at 2 bits, to where it is large beside what is added to it. Under the bits of 2**MANTISSA it is a 16-bit
+   number: that power, and the code times 2**shift_in_number(i), alike in a row of the tile. What is added to a code so
+   comes off again in one of two ways. Where the power is small beside the codes, all of it, and the zero, comes off a
+   group's sum before the first product. Elsewhere that would cost digits, and each number is made exact: the code less
+   its zero, or less MIDDLE where the zero is that of a whole row, which comes off the sum of all. */
 #pragma once
 #include "unit.cuh"
 
