@@ -23,7 +23,7 @@ def _caches(shape, parts):
 
 
 def _cache(packed, scale, form, peak, shape):
-    """What `decode` needs of a QuantizedKV, from what it reads; form: "bits axis group role". It takes no more tokens."""
+    """What `decode` needs of a QuantizedKV, from what it reads; form: "bits axis group role"."""
     cache = QuantizedKV.__new__(QuantizedKV)
     bits, cache.axis, group, cache.role = form.split()
     cache.bits, cache.group, cache.peak = bits if bits == "fp8" else int(bits), int(group), peak
