@@ -19,7 +19,16 @@ INPUTS += ", Tensor? kv_lens=None, bool pdl=False"
 
 def _caches(shape, parts):
     kinds = "codes", "scale", "format", "peak"
-    return [QuantizedKV.of_parts(*(parts.pop(f"{name}_{kind}") for kind in kinds), shape) for name in "kv"]
+    return [_cache(*(parts.pop(f"{name}_{kind}") for kind in kinds), shape) for name in "kv"]
+
+
+def _cache(packed, scale, form, peak, shape):
+    """What `decode` needs of a QuantizedKV, from what it reads; form: "bits axis group role"."""
+    cache = QuantizedKV.__new__(QuantizedKV)
+    bits, cache.axis, group, cache.role = form.split()
+    cache.bits, cache.group, cache.peak = bits if bits == "fp8" else int(bits), int(group), peak
+    cache.packed, cache.scale, cache.shape, cache.device = packed, scale, torch.Size(shape), packed.device
+    return cache
 
 
 def _call(q, shape, **how):

@@ -40,15 +40,6 @@ class QuantizedKV:
         self._step = group if axis == "channel" else TILE  # tokens that are quantised together
         self.packed, self.scale = self._memory(room)
 
-    @classmethod
-    def of_parts(cls, packed, scale, form, peak, shape):
-        """What `decode` needs of a cache, from what it reads; form: "bits axis group role". It takes no more tokens."""
-        self = cls.__new__(cls)
-        bits, self.axis, group, self.role = form.split()
-        self.bits, self.group, self.peak = bits if bits == "fp8" else int(bits), int(group), peak
-        self.packed, self.scale, self.shape, self.device = packed, scale, torch.Size(shape), packed.device
-        return self
-
     def __repr__(self):
         return f"<QuantizedKV {tuple(self.shape)} bits={self.bits} axis={self.axis!r} group={self.group} {self.role}>"
 
