@@ -203,6 +203,7 @@ def test_a_mistake_in_what_both_share_would_be_seen(what, pdl, tmp_path):
     kernel, shape, shared = compiled(tmp_path, "unaligned.cuh", right, wrong, pdl)
     W, x, out = problem(37, 8195, torch.float16, skip=3)
     W[4, 0] = W[30, -1] = torch.inf
+    W[0, :5] = W[-1, -5:] = 50  # so that a few elements count
     try:
         kernel(*shape, W, x, out, 37, 8195, shared=shared)
     except simt.SimtError:
