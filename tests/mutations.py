@@ -65,6 +65,18 @@ MUTATIONS = [
         "tests/test_gemv.py -k 'test_the_ring_is_right and 529'",
     ),
     Mutation(
+        "PDL: gemv of unaligned rows does not wait",
+        "kernels/gemv/unaligned.cu",
+        "        wait_for_previous_kernel();\n",
+        "tests/test_gemv_unaligned.py -k test_pdl_gives_the_same",
+    ),
+    Mutation(
+        "PDL: the ring of unaligned rows does not wait",
+        "kernels/gemv/unaligned_ring.cu",
+        "    wait_for_previous_kernel();\n",
+        "tests/test_gemv_unaligned.py -k 'test_the_ring_is_right and 9119'",
+    ),
+    Mutation(
         "PDL: rmsnorm does not wait",
         "kernels/fusion/rmsnorm.cu",
         "    wait_for_previous_kernel();\n",

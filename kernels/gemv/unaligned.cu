@@ -1,10 +1,11 @@
 /* Rung 5 for rows that begin at any element: gemv.cu, but for how words are cut and what x they meet (unaligned.cuh).
 
-   A block works on ROWS rows that are PERIOD rows apart; PERIOD blocks side by side have PERIOD * ROWS neighbouring rows,
-   so that W is still swept through in order. Each keeps x, or as much of it as a go needs, in shared memory.
+   A block works on ROWS rows that are PERIOD rows apart; PERIOD blocks side by side have PERIOD * ROWS neighbouring
+   rows, so that W is still swept through in order. Each has x, or as much of it as a go needs, in shared memory.
 
-   Moves sizeof(T) * rows*cols bytes of W once, and the words between two rows twice. 2*rows*cols flops. Nothing outside
-   of W and x is read. Compile with SHAPE. cols is VEC or more, and below 2^30. Launch a block for each group: rows / (PERIOD * ROWS) * PERIOD, and min(PERIOD, what rests of the rows). */
+   Moves sizeof(T) * rows*cols bytes of W once, and the words between two rows twice. 2*rows*cols flops. Nothing
+   outside of W and x is read. Compile with SHAPE. cols is VEC or more, and below 2^30. Launch a block for each group:
+   rows / (PERIOD * ROWS) * PERIOD, and for the rows that are left one each, but PERIOD at most. */
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "unaligned.cuh"

@@ -1,4 +1,4 @@
-/* Rows that begin at any element, read in words of 16 bytes all the same: what unaligned.cu and unaligned_ring.cu share.
+/* Rows that begin at any element, read in words of 16 bytes none the less: for unaligned.cu and unaligned_ring.cu.
 
    A word must lie at an address that is a multiple of 16 bytes. So the words are cut by address, and not by row: word j
    of a row is the j-th from the start of the line (LINE bytes) that the row begins in, `lead` elements behind that
@@ -98,8 +98,8 @@ __device__ __forceinline__ void keep_columns(Word<T, VEC> &word, int c, int cols
     }
 }
 
-/* The word that begins `elements` (fewer than a word's) into `low` and ends in `high`. Two steps move whole registers,
-   the third moves the halves of them. */
+/* The word that begins `elements` (fewer than a word's) into `low` and ends in `high`. Two steps move whole
+   registers, the third halves of them. */
 template <typename T, int VEC>
 __device__ __forceinline__ Word<T, VEC> shifted(const Word<T, VEC> &low, const Word<T, VEC> &high, int elements) {
     const int bytes = elements * sizeof(T);
@@ -116,8 +116,8 @@ __device__ __forceinline__ Word<T, VEC> shifted(const Word<T, VEC> &low, const W
     return word;
 }
 
-/* sum[r] += the thread's words of row r times x, of which `word` is the first. x_words: where the lower half of what this
-   one meets stands; fringe: as Fringe stored it. */
+/* sum[r] += the thread's words of row r times x; `word` is the first of them. x_words: where the lower half of what
+   this one meets stands; fringe: as Fringe stored it. */
 template <class S, typename T = typename S::T>
 __device__ __forceinline__ void add_products(float (&sum)[S::ROWS], Word<T, S::VEC> (&w)[S::ROWS][S::WORDS],
                                              const T *x_words, const T *fringe, const RowGroup<S> &group, int word) {

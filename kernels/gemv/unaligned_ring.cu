@@ -1,10 +1,11 @@
-/* Rung 7 for rows that begin at any element: ring.cu with MultiplyAdds, but for how words are cut and what x they meet
-   (unaligned.cuh). x stands in shared memory, behind the ring, whole: each group of rows meets it at another place.
+/* Rung 7 for rows that begin at any element: ring.cu with MultiplyAdds, but for how words are cut and what x they
+   meet (unaligned.cuh). x stands in shared memory, behind the ring, whole: each group of rows meets it at another
+   place.
 
    Moves the bytes of W once, and the words between two rows twice; each block reads x once. Compile with SHAPE, where
-   THREADS * WORDS words hold a row. cols is VEC or
-   more, and below 2^30. Launch at most as many blocks as there are groups (unaligned.cu). Shared memory:
-   [STAGES][ROWS][WORDS][THREADS] words, X_WORDS and 2 words, and then [rows of a block, in whole groups][PITCH] floats. */
+   THREADS * WORDS words hold a row. cols is VEC or more, and below 2^30. Launch at most as many blocks as there are
+   groups (unaligned.cu). Shared memory: [STAGES][ROWS][WORDS][THREADS] words, X_WORDS and 2 words, and then
+   [rows of a block, in whole groups][PITCH] floats. */
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "../device/ring.cuh"
