@@ -84,7 +84,7 @@ lint:
 # Playwright drives the Chromium of the machine. Where one of the two is not to be had, the tests are skipped and say why.
 browser-test:
 	$(call ready,browser-test)
-	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints.txt '.[browser]' || true
+	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints.txt -e '.[browser]' || true
 	$(PY) -m pytest tests/browser.py $(ARGS)
 
 # ARGS="PDL ring": those with one of these words in their names.

@@ -18,7 +18,7 @@ NAME = "trials"  # of the file
 
 def store(topic, roof, versions):
     """Try all of a topic, print it, and write the file. Returns the paths written."""
-    module = importlib.import_module(f"kernels.{topic}.trials")
+    module = importlib.import_module(f"{__package__}.{topic}.trials")
     ladders, tables = module.ladders(), module.tables()
     for found in (*ladders, *tables):
         print(f"\n{found}")

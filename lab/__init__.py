@@ -13,6 +13,7 @@ imports them. Each file is one tool and fits in a screen or two:
                 the tensors are there, else on                as called from Python
                 the SIMT machine                       interpreter  a Triton kernel on CPU tensors, for once
     prepared    calls prepared once for each kind, and then launched at the driver's cost
+    operators   a function as an operator of torch.library, for torch.compile
     triton_on_simt  a Triton kernel as it is compiled for a card, on the SIMT machine
 """
 
@@ -20,7 +21,7 @@ import os
 
 from lab.arguments import expect_array, expect_count
 from lab.check import check, hostile_shapes
-from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
+from lab.compiler import CompileError, NoCompiler, compile_c, kept_in
 from lab.exercise import Exercise
 from lab.figure import Rung
 from lab.ladder import Ladder
@@ -31,7 +32,7 @@ from lab.source import show
 from lab.timing import Timing, measure, side_by_side
 from lab.widgets import explore
 
-os.environ.setdefault("SIMT_KEEP_IN", str(ROOT / ".build" / "simt"))  # where simt keeps what it compiled
+os.environ.setdefault("SIMT_KEEP_IN", str(kept_in() / "simt"))  # where simt keeps what it compiled
 
 __all__ = [
     "CompileError",

@@ -295,7 +295,8 @@ def install(root, *options):
         if not os.path.exists(os.path.join(info, "RECORD")):
             shutil.rmtree(info, ignore_errors=True)
     # Python compiles what is imported; of all that comes along, most never is.
-    pip(root, "install", "--no-compile", ".[test]", *options)
+    # -e: what the course needs, and no package of it, which would grow old here (see lab/wheel.py).
+    pip(root, "install", "--no-compile", "-e", ".[course,models,test]", *options)
 
 
 def complete(root, pins=False, latest=False):

@@ -7,10 +7,14 @@ import io
 import re
 import tokenize
 
+from lab.compiler import PACKAGE
+
 
 def code_hash(path):
     """sha256 of a source file's code, without comments, docstrings and blank lines."""
     text = path.read_text(encoding="utf-8")
+    if PACKAGE and path.suffix == ".py":
+        text = text.replace(PACKAGE, "")  # as it was measured: with the names that the course's folder has
     text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -4,7 +4,8 @@
     library.scale(x, x.size, 2.0)
 
 The prototype in the source is read, so every call is checked against it: a wrong dtype is a sentence, not a crash.
-Libraries are kept in .build/, by a hash of everything that shaped them, so a cell runs fast the second time.
+Libraries are kept in .build/, by a hash of everything that shaped them, so a cell runs fast the second time; where the
+course is installed as a package (lab/wheel.py), in the user's cache.
 """
 
 import atexit
@@ -26,6 +27,7 @@ from lab.arguments import expect_array
 from lab.processor import features
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = __name__.rpartition("lab.")[0]  # "matmul_to_mamba." where the course is installed, "" in its own folder
 PRELUDE = "#include <stdint.h>\n#include <stddef.h>\ntypedef uint16_t half; /* 16 bits that hold an IEEE half */\n"
 TYPES = {  # C name: (ctypes scalar, NumPy dtype behind a pointer)
     "float": (ctypes.c_float, np.float32),
@@ -204,16 +206,25 @@ def compiler_version():
     return done.stdout.split("\n")[0]
 
 
+def kept_in():
+    """The folder for what is slow to make: .build/ in the course's folder; of the package, one in the user's cache."""
+    if not PACKAGE:
+        return ROOT / ".build"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache, PACKAGE.rstrip("."))
+
+
 @functools.cache
 def build_folder():
-    """Where compiled libraries are kept: .build/ in the course's folder, else a temporary folder, said aloud."""
-    folder = ROOT / ".build"
+    """Where compiled libraries are kept: kept_in(), else a temporary folder, said aloud."""
+    folder = kept_in()
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        print("note: the course's folder is read-only, so compiled code is kept in a temporary folder")
+        whose = "the user's cache" if PACKAGE else "the course's folder"
+        print(f"note: {whose} is read-only, so compiled code is kept in a temporary folder")
         folder = Path(tempfile.mkdtemp(prefix="matmul-to-mamba-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder

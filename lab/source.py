@@ -108,7 +108,7 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
                 self.title = ", ".join(dict.fromkeys(source for source, _ in found))
                 self.text = "\n".join(f"{text}\n" for _, text in found)
         else:
-            parts = [part.fget if isinstance(part, property) else part for part in (what, *more)]
+            parts = [part.fget if isinstance(part, property) else inspect.unwrap(part) for part in (what, *more)]
             path = Path(inspect.getsourcefile(parts[0])).resolve()
             self.title = path.relative_to(ROOT).as_posix() if ROOT in path.parents else path.name
             self.text, self.language = "\n".join(textwrap.dedent(inspect.getsource(p)) for p in parts), "python"

@@ -21,7 +21,7 @@ LISTED = 3  # seconds that a file takes at least to be listed
 # machine those whose sources have run on a card or are PTX in all but name.
 PTX_ALONE = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_matmul")
 PTX_ALONE += ("test_trials", "test_exercises_", "test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic")
-PTX_ALONE += ("test_simt_math",)
+PTX_ALONE += ("test_simt_math", "test_operators")
 
 LOG = "--ptxas-options=-v"  # registers, spills: what lab.cuda asks the compiler for
 

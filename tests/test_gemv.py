@@ -240,11 +240,15 @@ def test_sums_are_wider_than_the_result(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_are_not_tracked(name):
-    layer = torch.nn.Linear(33, 7)
-    y = run(name, layer.weight, torch.ones(33, requires_grad=True))
-    assert not y.requires_grad
-    close(y, layer.weight.detach(), torch.ones(33))
+def test_gradients_are_tracked_unless_there_is_out(name):
+    W, x = torch.randn(7, 33, requires_grad=True), torch.randn(33, requires_grad=True)
+    y = run(name, W, x)
+    close(y.detach(), W.detach(), x.detach())
+    for found, wanted in zip(torch.autograd.grad(y.sum(), (W, x)), torch.autograd.grad((W @ x).sum(), (W, x))):
+        assert torch.allclose(found, wanted, atol=1e-5)
+    assert not run(name, W, x, out=torch.empty(7)).requires_grad
+    with torch.no_grad():
+        assert not run(name, W, x).requires_grad
 
 
 # Counters

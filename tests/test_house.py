@@ -18,7 +18,8 @@ from lab import bootstrap
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DIRECT = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]
+EXTRAS = PROJECT["optional-dependencies"]
+DIRECT = PROJECT["dependencies"] + EXTRAS["course"] + EXTRAS["models"] + EXTRAS["test"]
 
 
 def name_of(requirement):
@@ -45,14 +46,8 @@ def test_environment_defers_to_pyproject():
     (by_pip,) = [d["pip"] for d in listed if isinstance(d, dict)]
     (python,) = [d for d in conda if name_of(d) == "python"]
     assert python.removeprefix("python").split(",")[0] == PROJECT["requires-python"]
-    assert by_pip == ["-c constraints.txt", ".[test]"]
+    assert by_pip == ["-c constraints.txt", "-e .[course,models,test]"]
     assert not {name_of(d) for d in conda} & {name_of(r) for r in DIRECT}
-
-
-def test_installing_brings_no_package():
-    """Else `pip install .` would write over Hugging Face's `kernels`; setuptools finds packages unless told of none."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    assert settings == {"packages": [], "py-modules": []}
 
 
 def test_every_direct_dependency_is_pinned_exactly_and_nothing_of_cuda_is():

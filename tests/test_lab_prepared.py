@@ -2,7 +2,6 @@
 
 import random
 import threading
-import warnings
 
 import made_up_driver
 import numpy as np
@@ -99,7 +98,8 @@ def test_what_belongs_to_the_kind(driver):
 def test_parameters_are_tensors(driver):
     W, x = tensors()
     gemv(W, x)
-    y = gemv(torch.nn.Parameter(W), torch.nn.Parameter(x))
+    with torch.no_grad():
+        y = gemv(torch.nn.Parameter(W), torch.nn.Parameter(x))
     assert ways(driver) == ["checked", "prepared"] and type(y) is torch.Tensor and not y.requires_grad
     torch.testing.assert_close(y, W @ x)
 
@@ -200,12 +200,8 @@ def test_subclasses_and_modes_go_the_checked_way(driver):
     ways(driver)
     gemv(W.as_subclass(Subclass), x)
     assert ways(driver) == ["checked"]
-    with (
-        FakeTensorMode() as mode,
-        warnings.catch_warnings(action="ignore"),
-        pytest.raises((TypeError, ValueError, RuntimeError, ArithmeticError)),
-    ):
-        gemv(mode.from_tensor(W), mode.from_tensor(x))
+    with FakeTensorMode() as mode:  # an operator of torch.library then, which launches nothing
+        assert gemv(mode.from_tensor(W), mode.from_tensor(x)).shape == (len(W),)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         torch.func.vmap(lambda v: gemv(W, v))(torch.randn(3, 8))
     assert not ways(driver)

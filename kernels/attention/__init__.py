@@ -11,11 +11,18 @@
 All tensors of a call lie contiguously on one device: CUDA tensors run on their card, CPU tensors on the SIMT machine.
 Query head h reads kv head h // (n_heads // n_kv_heads). Sums are fp32, rounded once at the end. Offsets are 64 bits.
 Gradients are not tracked. TypeError or ValueError names the argument, what was expected and what came; nothing has been
-written by then.
+written by then. torch.compile takes each as an operator, torch.ops.matmul_to_mamba.attention_decode and so on.
 """
 
-from kernels.attention.decoding import decode
-from kernels.attention.mix import mix_naive, mix_shared, mix_split
-from kernels.attention.rungs import online, split, split_triton, two_pass
+from kernels.attention.operators import (
+    decode,
+    mix_naive,
+    mix_shared,
+    mix_split,
+    online,
+    split,
+    split_triton,
+    two_pass,
+)
 
 __all__ = ["decode", "mix_naive", "mix_shared", "mix_split", "online", "split", "split_triton", "two_pass"]

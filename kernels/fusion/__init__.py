@@ -20,10 +20,11 @@ pdl=   True: programmatic dependent launch. The kernel may start before the one 
        have ended.
 
 TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
+torch.compile takes each as an operator, torch.ops.matmul_to_mamba.fusion_rmsnorm and so on.
 """
 
 from kernels.fusion.layer import DecoderLayer
-from kernels.fusion.rungs import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
+from kernels.fusion.operators import add, down_residual, gemv_residual, norm_glu, norm_qkv, rmsnorm, silu_mul
 
 __all__ = [
     "DecoderLayer",

@@ -17,9 +17,11 @@ All rungs take and return torch tensors and have one signature:
 
 Any size is legal, 0 included, and any alignment that the dtype allows; addresses and cols that are multiples of 16
 bytes are fastest. TypeError or ValueError names the argument, what was expected and what came, before anything is
-written. NaN and infinity pass through. Gradients are not tracked.
+written. NaN and infinity pass through. Without out, gradients are tracked where a tensor asks for one, and computed by
+torch's own products.
 
-`counters` runs a rung on the SIMT machine and returns its report; `plan` says how a rung is launched.
+torch.compile takes each as an operator, torch.ops.matmul_to_mamba.gemv_warp for instance. `counters` runs a rung on the
+SIMT machine and returns its report; `plan` says how a rung is launched.
 """
 
 import functools
@@ -31,6 +33,7 @@ from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import product, ring_plan
 from lab import Rung, cuda
 from lab.card import multiprocessors, shared_memory, starts_early
+from lab.operators import operator
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect, expect_first, output
 
@@ -40,36 +43,60 @@ HERE = Path(__file__).resolve().parent
 CALLS = Calls("gemv")
 
 
+def _operator(rung):
+    """A rung as an operator of torch.library, gemv_naive for instance, with gradients by torch's own products."""
+    return operator(
+        "gemv" if rung == "gemv" else f"gemv_{rung}",
+        "Tensor W, Tensor x, bool pdl=False",
+        fake=lambda W, x, *, pdl=False: _expect_all(rung, W, x, None, pdl),
+        backward=_backward,
+        tracked=("W", "x"),
+    )
+
+
+def _backward(context, gradient):
+    W, x = context.saved_tensors
+    W_needs, x_needs = context.needs_input_grad[:2]
+    return gradient.outer(x) if W_needs else None, gradient @ W if x_needs else None
+
+
+@_operator("naive")
 def naive(W, x, *, out=None, pdl=False):
     """Rung 1: one thread a row."""
     return _run("naive", W, x, out, pdl)
 
 
+@_operator("warp")
 def warp(W, x, *, out=None, pdl=False):
     """Rung 2: one warp a row, and a shuffle reduction."""
     return _run("warp", W, x, out, pdl)
 
 
+@_operator("wide")
 def wide(W, x, *, out=None, pdl=False):
     """Rung 3: 32 warps, 32 rows, and one store of 32 results."""
     return _run("wide", W, x, out, pdl)
 
 
+@_operator("vector")
 def vector(W, x, *, out=None, pdl=False):
     """Rung 4: words of 16 bytes, eight of them in flight for each lane, four of W and four of x."""
     return _run("vector", W, x, out, pdl)
 
 
+@_operator("gemv")
 def gemv(W, x, *, out=None, pdl=False):
     """The best. Rung 5: several rows a block; with pdl, where it pays, a ring of weights: rung 8, or 7 (ring_plan)."""
     return _run("gemv", W, x, out, pdl)
 
 
+@_operator("rows")
 def rows(W, x, *, out=None, pdl=False):
     """Rung 5; with pdl rung 6, which asks for its weights while the kernel ahead of it still runs."""
     return _run("rows", W, x, out, pdl)
 
 
+@_operator("ring")
 def ring(W, x, *, out=None, pdl=False):
     """Rung 7, to be called with pdl: a block stays, and keeps a ring of weights filled. Where a matrix is not for it
     (ring_plan), `rows`."""

@@ -8,9 +8,11 @@ head_dim is any multiple of 16 up to 256, and sequences may have lengths of thei
 
 The cost of a decoding step is that of reading its cache, so half the bits are half the time. No tensor of dequantised
 numbers is ever made: `decode` turns codes into float16 in registers, and multiplies queries and weights by the scales.
+torch.compile takes `decode` as an operator, with caches that lie as keys and values already.
 """
 
-from kernels.kv_cache.decoding import SOURCES, counters, decode
+from kernels.kv_cache.decoding import SOURCES, counters
+from kernels.kv_cache.operators import decode
 from kernels.kv_cache.quantization import QuantizedKV, quantize
 
 __all__ = ["SOURCES", "QuantizedKV", "counters", "decode", "quantize"]

@@ -164,7 +164,7 @@ def _card(device):
 def _expect_all(q, k, v, scale, kv_lens, out):
     """Raise unless decode can be called so. Returns (scale, the tensor to write to)."""
     if not _all_well(q, k, v):
-        _say_what_is_wrong(q, k, v)
+        expect_fit(q, k, v)
     if kv_lens is not None:
         expect_kv_lens("decode", kv_lens, q, *k.shape[:2])
     inputs = {"q": q, "kv_lens": kv_lens, "k": k.packed, "k.scale": k.scale, "v": v.packed, "v.scale": v.scale}
@@ -175,7 +175,7 @@ def _expect_all(q, k, v, scale, kv_lens, out):
 
 
 def _all_well(q, k, v):
-    """What _say_what_is_wrong looks for, without the words: quick, at every call."""
+    """What expect_fit looks for, without the words: quick, at every call."""
     return (
         type(q) is torch.Tensor
         and type(k) is type(v) is QuantizedKV
@@ -197,22 +197,29 @@ def _go_together(q, k, v):
     return len(q) == 3 and k == v and (q[0], q[2]) == (k[0], k[3]) and 0 not in q and q[1] % k[2] == 0
 
 
-def _say_what_is_wrong(q, k, v):
-    expect_first("decode", "q", q, ("batch", "n_heads", "head_dim"), (torch.float16, torch.bfloat16))
-    batch, n_heads, head_dim = q.shape
+def expect_caches(k, v):
+    """Raise unless these are two QuantizedKV."""
     for name, cache in (("k", k), ("v", v)):
         if not isinstance(cache, QuantizedKV):
             raise TypeError(
                 f"decode: k and v must be two QuantizedKV or two tensors, got {type(cache).__name__} as {name}"
             )
+    if k is v:
+        raise ValueError("decode: k and v must be two caches, got one for both: keys and values lie differently")
+
+
+def expect_fit(q, k, v):
+    """What _all_well looks for, and in words what is wrong: raise unless q and these caches go together."""
+    expect_first("decode", "q", q, ("batch", "n_heads", "head_dim"), (torch.float16, torch.bfloat16))
+    expect_caches(k, v)
+    batch, n_heads, head_dim = q.shape
+    for name, cache in (("k", k), ("v", v)):
         wanted = (batch, "kv_len", "n_kv_heads", head_dim) if name == "k" else tuple(k.shape)
         if len(cache.shape) != 4 or any(n != m and not isinstance(m, str) for n, m in zip(cache.shape, wanted)):
             listed = ", ".join(map(str, wanted))
             raise ValueError(f"decode: {name} must have shape ({listed}), got {tuple(cache.shape)}")
         if cache.device != q.device:
             raise ValueError(f"decode: {name} must be on {q.device}, like q, got one on {cache.device}")
-    if k is v:
-        raise ValueError("decode: k and v must be two caches, got one for both: keys and values lie differently")
     if v.axis != "token":
         raise ValueError(f"decode: v must be quantised with axis='token', got {v.axis!r}")
     n_kv_heads = k.shape[2]

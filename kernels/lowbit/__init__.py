@@ -29,7 +29,7 @@ is ten thousand times the others and meets weights of 0, so that y owes it nothi
 
 TypeError or ValueError names the argument, what was expected and what came, before anything is written. Gradients are
 not tracked. The first call of `shift` or `magic` lays a second copy of the codes out, row after row, for both: it waits
-for the card, and a graph cannot capture it (RuntimeError).
+for the card, and a graph cannot capture it (RuntimeError). torch.compile takes `gemv` and `digits`, as operators.
 
 `counters` runs a rung on the SIMT machine and returns its report.
 """
@@ -39,6 +39,7 @@ from kernels.lowbit.arguments import expect_all
 from kernels.lowbit.digits import digits
 from kernels.lowbit.digits import launch as launch_digits
 from kernels.lowbit.gemv import SOURCES, gemv, launch
+from kernels.lowbit.operators import of_weights
 from kernels.lowbit.quantizing import from_codes, quantize, ternary
 from kernels.lowbit.rungs import magic, shift
 from kernels.lowbit.weights import QuantizedWeight
@@ -57,6 +58,8 @@ __all__ = [
     "ternary",
     "work",
 ]
+
+digits = of_weights("lowbit_digits")(digits)  # gemv is an operator where it is defined
 
 FIRST = ("kernels/lowbit/rows.cuh", "kernels/lowbit/rungs.py")  # of the first two rungs, beside their own
 DIGITS = (*(f"kernels/lowbit/{name}" for name in ("digits.cu", "digits.py", "layout.py")),)

@@ -10,10 +10,14 @@ X_DTYPES = (torch.float16, torch.bfloat16)
 MOST = 16  # rows of x
 
 
-def expect_all(where, Wq, x, out=None):
-    """Raise unless a rung can be called so. Returns (m, the tensor to write to)."""
+def expect_weight(where, Wq):
     if not isinstance(Wq, QuantizedWeight):
         raise TypeError(f"{where}: Wq must be a QuantizedWeight, got {type(Wq).__name__}; quantize(W, bits) makes one")
+
+
+def expect_all(where, Wq, x, out=None):
+    """Raise unless a rung can be called so. Returns (m, the tensor to write to)."""
+    expect_weight(where, Wq)
     rows, cols = Wq.shape
     if not isinstance(x, torch.Tensor) or x.ndim not in (1, 2):
         got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__

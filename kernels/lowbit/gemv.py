@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from kernels.lowbit.arguments import expect_all
+from kernels.lowbit.operators import of_weights
 from kernels.lowbit.plan import plan
 from kernels.lowbit.weights import QuantizedWeight
 from lab import cuda
@@ -20,6 +21,7 @@ SOURCES = (*(f"kernels/lowbit/{name}" for name in (*KERNELS, "plan.py", "layout.
 CALLS = Calls("lowbit.gemv")
 
 
+@of_weights("lowbit_gemv")
 def gemv(Wq, x, *, out=None, pdl=False):
     """Rung 4, the best: tensor cores on an interleaved layout, whole numbers for up to four rows of x.
 

@@ -35,6 +35,14 @@ class QuantizedWeight:
         self.factors = layout.interleave_factors(scale, zero)
         self._row_major = None
 
+    @classmethod
+    def of_parts(cls, packed, factors, shape, bits, group):
+        """What `gemv` and `digits` need of a QuantizedWeight, from what they read. It cannot be dequantised."""
+        self = cls.__new__(cls)
+        self.shape, self.bits, self.group, self.dtype = torch.Size(shape), bits, group, factors.dtype
+        self.packed, self.factors, self.scale, self.zero = packed, factors, factors, factors
+        return self
+
     def __repr__(self):
         group = "a row" if self.group is None else self.group
         return f"<QuantizedWeight {tuple(self.shape)} bits={self.bits} group={group} on {self.device}>"

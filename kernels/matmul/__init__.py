@@ -14,7 +14,7 @@ card, arithmetic is the limit.
 
 Any size is legal, below 2**31 - 256 each way; 0 too: without columns of x all sums are 0. TypeError or ValueError names
 the argument, what was expected and what came, before anything is written. NaN and infinity pass through; a sum beyond
-65504 is infinite in float16. Gradients are not tracked.
+65504 is infinite in float16. `linear` has gradients, by torch's own products; the other rungs do not track them.
 
 All rungs but `tile` copy words of 16 bytes: they take k a multiple of 8, and addresses that are multiples of 16.
 `linear` makes padded copies of x and W where that is not so, on every call, and says so once, in a warning.
@@ -29,6 +29,7 @@ from kernels.matmul.arguments import expect_card, expect_layout, expect_linear, 
 from kernels.matmul.launching import HERE, launch
 from kernels.matmul.plan import plan
 from lab import Rung
+from lab.operators import operator
 from lab.prepared import Calls
 
 __all__ = ["HERE", "RUNGS", "counters", "linear", "plan", "which", "work"]
@@ -74,6 +75,21 @@ def planned(x, W, *, out=None):
     return _run("planned", x, W, out)
 
 
+def _backward(context, gradient):
+    """Gradients of linear, by torch's own products."""
+    x, W = context.saved_tensors
+    x_needs, W_needs = context.needs_input_grad[:2]
+    of_W = gradient.reshape(-1, W.shape[0]).T @ x.reshape(-1, W.shape[1]) if W_needs else None
+    return gradient @ W if x_needs else None, of_W
+
+
+@operator(
+    "matmul_linear",
+    "Tensor x, Tensor W",
+    fake=lambda x, W: expect_linear("linear", x, W, None)[2],
+    backward=_backward,
+    tracked=("x", "W"),
+)
 def linear(x, W, *, out=None):
     """y = x W^T by the best rung for these tensors and this card: `which` says which.
 

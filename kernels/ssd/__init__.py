@@ -11,10 +11,10 @@ Head h reads group h // (nheads // ngroups). dt takes dt_bias, softplus and dt_l
 their card; CPU tensors in Triton's interpreter, where bfloat16 is computed in float32, or, if fused.cu takes them, on
 the SIMT machine. Sums are float32, offsets 64 bits. Gradients are not tracked. TypeError, ValueError or
 NotImplementedError names the argument, what was expected and what came; nothing has been written by then.
+torch.compile takes each as an operator: ssd_five, ssd_fused and mamba_chunk_scan_combined of torch.ops.matmul_to_mamba.
 """
 
-from kernels.ssd.dropin import mamba_chunk_scan_combined
-from kernels.ssd.five import five
-from kernels.ssd.fused import fused, which
+from kernels.ssd.fused import which
+from kernels.ssd.operators import five, fused, mamba_chunk_scan_combined
 
 __all__ = ["five", "fused", "mamba_chunk_scan_combined", "which"]

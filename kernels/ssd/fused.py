@@ -14,6 +14,7 @@ from kernels.ssd.five import five, sequence_numbers
 from kernels.ssd.fused_choice import choose
 from kernels.ssd.fused_plan import Plan, padded, plan, shared_bytes
 from kernels.ssd.tuned import fused_tuned
+from kernels.ssd.workspace import lasting_zeros
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
 from lab.prepared import Calls, scratch, supply
@@ -286,7 +287,6 @@ def _flags(device, p):
     if found is None:
         with _taking:
             if index not in _zeros:
-                _zeros[index] = torch.zeros(KEPT, dtype=torch.int64, device=device)
-            found = _of_stream[key] = torch.zeros(words, dtype=torch.int64, device=device)
-            torch.cuda.current_stream(device).synchronize()  # a graph may be replayed on any stream
+                _zeros[index] = lasting_zeros(KEPT, device)
+            found = _of_stream[key] = lasting_zeros(words, device)
     return found

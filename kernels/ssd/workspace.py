@@ -6,6 +6,8 @@ follow each other; so each stream has its own, for each size. Where a CUDA graph
 counters of its own for good, as the graph may be replayed on any stream, next to any other.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 STORE = 1 << 19  # words kept for launches in graphs
@@ -22,10 +24,25 @@ def claim(device, words):
     key = device.index, stream.cuda_stream, words
     if key not in _streams:
         if device.index not in _stores:
-            _stores[device.index] = torch.zeros(STORE, dtype=torch.int64, device=device)
-        _streams[key] = torch.zeros(words, dtype=torch.int64, device=device)
-        stream.synchronize()  # the zeros must be there for other streams' graphs
+            _stores[device.index] = lasting_zeros(STORE, device)
+        _streams[key] = lasting_zeros(words, device)
     return _streams[key]
+
+
+def lasting_zeros(words, device):
+    """64-bit words of zeros that stay for good; they are there when this returns.
+
+    Made by a thread of their own: while torch.compile(mode="reduce-overhead") warms a graph up, all that its thread
+    makes lies in the graph's pool, and what is not among the graph's results is written over later.
+    """
+
+    def make():
+        found = torch.zeros(words, dtype=torch.int64, device=device)
+        torch.cuda.current_stream(device).synchronize()
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(make).result()
 
 
 def _from_store(device, words):

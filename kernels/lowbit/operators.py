@@ -1,0 +1,31 @@
+"""Rungs on a QuantizedWeight as operators of torch.library, which take its parts: two tensors, and how they lie.
+
+torch.compile looks through the object: other tensors in the same places need no second compilation.
+"""
+
+from kernels.lowbit.arguments import expect_all, expect_weight
+from kernels.lowbit.weights import QuantizedWeight
+from lab.operators import operator
+
+INPUTS = "Tensor packed, Tensor factors, int[] shape, int bits, int? group, Tensor x, bool pdl=False"
+
+
+def of_weights(name):
+    """A decorator for rung(Wq, x, *, out=None, pdl=False): the operators `name` and `name_out`."""
+
+    def decorate(rung):
+        where = rung.__name__
+
+        def call(packed, factors, shape, bits, group, x, *, out=None, pdl=False):
+            return rung(QuantizedWeight.of_parts(packed, factors, shape, bits, group), x, out=out, pdl=pdl)
+
+        def fake(packed, factors, shape, bits, group, x, *, pdl=False):
+            return expect_all(where, QuantizedWeight.of_parts(packed, factors, shape, bits, group), x)[1]
+
+        def unpack(operators, Wq, x, *, out=None, pdl=False):
+            expect_weight(where, Wq)
+            return operators(Wq.packed, Wq.factors, Wq.shape, Wq.bits, Wq.group, x, out=out, pdl=pdl)
+
+        return operator(name, INPUTS, fake=fake, unpack=unpack, call=call, watched="x")(rung)
+
+    return decorate

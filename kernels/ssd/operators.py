@@ -1,0 +1,113 @@
+"""five, fused and mamba_chunk_scan_combined as operators of torch.library: ssd_five, ssd_fused, and its own name.
+
+Each returns y, the final states and those of the sequences; what was not asked for has no elements.
+"""
+
+import torch
+
+from kernels.ssd import arguments, dropin
+from kernels.ssd.arguments import MOST_CHUNK, MOST_DSTATE, MOST_HEADDIM, NO_LIMIT
+from kernels.ssd.five import five as run_five
+from kernels.ssd.fused import STOP
+from kernels.ssd.fused import fused as run_fused
+from lab.operators import operator
+
+TENSORS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
+OPTIONS = (
+    "Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, Tensor? initial_states=None, Tensor? seq_idx=None, "
+    "Tensor? cu_seqlens=None, bool dt_softplus=False, float[]? dt_limit=None, bool return_final_states=False, "
+    "bool return_varlen_states=False"
+)
+LADDER = f"{TENSORS}int? chunk_size=None, {OPTIONS}, ScalarType? state_dtype=None"
+RESULTS = "(Tensor, Tensor, Tensor)"
+
+
+def _results(x, y, final, varlen):
+    return y, *(x.new_empty(0) if states is None else states for states in (final, varlen))
+
+
+def _caller(function):
+    def call(x, dt_limit=None, state_dtype=None, return_final_states=False, return_varlen_states=False, **how):
+        how |= dict(return_final_states=return_final_states, return_varlen_states=return_varlen_states)
+        if state_dtype is not None:
+            how["state_dtype"] = state_dtype
+        found = function(x, dt_limit=NO_LIMIT if dt_limit is None else tuple(dt_limit), **how)
+        y, *states = found if isinstance(found, tuple) else (found,)
+        final = states.pop(0) if return_final_states else None
+        return _results(x, y, final, states[0] if return_varlen_states else None)
+
+    return call
+
+
+def _fake(where):
+    def fake(x, dt, A, B, C, chunk_size=None, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
+             cu_seqlens=None, dt_softplus=False, dt_limit=None, return_final_states=False, return_varlen_states=False,
+             state_dtype=None, stop=None):  # fmt: skip
+        tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, None
+        p = arguments._look.__wrapped__(  # which has no cache: sizes may be symbols
+            where, tuple(map(arguments._seen, tensors)), chunk_size, tuple(dt_limit or NO_LIMIT), return_varlen_states,
+            state_dtype or torch.float32, (), (MOST_CHUNK, MOST_HEADDIM, MOST_DSTATE),
+        )  # fmt: skip
+        states = p.nheads, p.headdim, p.dstate
+        final = A.new_empty(p.batch, *states) if return_final_states else None
+        varlen = A.new_empty(cu_seqlens.shape[0] - 1, *states) if return_varlen_states else None
+        return _results(x, x.new_empty(x.shape), final, varlen)
+
+    return fake
+
+
+def _unpack(operators, *tensors, dt_limit=NO_LIMIT, state_dtype=torch.float32, **how):
+    how["dt_limit"] = None if dt_limit == NO_LIMIT else list(dt_limit)
+    how["state_dtype"] = None if state_dtype is torch.float32 else state_dtype
+    return _asked(operators(*tensors, **how), how)
+
+
+def _asked(results, how):
+    asked = True, how["return_final_states"], how["return_varlen_states"]
+    found = tuple(result for result, wanted in zip(results, asked) if wanted)
+    return found if len(found) > 1 else found[0]
+
+
+def _ladder(function, further=""):
+    """A rung of the ladder; `further`: arguments that it has besides."""
+    where = function.__name__
+    made = operator(
+        f"ssd_{where}", LADDER + further, fake=_fake(where), results=RESULTS, unpack=_unpack, call=_caller(function)
+    )
+    return made(function)
+
+
+def _combined_call(x, dt, A, B, C, *, chunk_size, **options):
+    return dropin.mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, **options)
+
+
+def _combined_fake(x, dt, A, B, C, **options):
+    """The drop-in copies tensors whose strides do not fit, and so does this."""
+    x, dt, B, C = map(dropin._last_axis_contiguous, (x, dt, B, C))
+    if options.get("seq_idx") is not None:
+        options["seq_idx"] = options["seq_idx"].int()
+    if not options.get("return_varlen_states"):
+        options["cu_seqlens"] = None
+    for name, option in options.items():
+        if isinstance(option, torch.Tensor):
+            options[name] = dropin._last_axis_contiguous(option) if name == "z" else option.contiguous()
+    return _fake("mamba_chunk_scan_combined")(x, dt, A.contiguous(), B, C, **options)
+
+
+def _combined_unpack(
+    operators, x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
+    cu_seqlens=None, dt_softplus=False, dt_limit=NO_LIMIT, return_final_states=False, return_varlen_states=False,
+):  # fmt: skip
+    how = dict(
+        chunk_size=chunk_size, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
+        cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, dt_limit=None if dt_limit == NO_LIMIT else list(dt_limit),
+        return_final_states=return_final_states, return_varlen_states=return_varlen_states,
+    )  # fmt: skip
+    return _asked(operators(x, dt, A, B, C, **how), how)
+
+
+five, fused = _ladder(run_five), _ladder(run_fused, f", int stop={STOP}")
+mamba_chunk_scan_combined = operator(
+    "mamba_chunk_scan_combined", f"{TENSORS}int chunk_size, {OPTIONS}", fake=_combined_fake, results=RESULTS,
+    unpack=_combined_unpack, call=_caller(_combined_call),
+)(dropin.mamba_chunk_scan_combined)  # fmt: skip

@@ -1,0 +1,222 @@
+"""Functions of torch tensors as operators of torch.library, so that torch.compile(fullgraph=True) takes them.
+
+    @operator("gemv", "Tensor W, Tensor x, bool pdl=False", fake=shape_of_gemv)
+    def gemv(W, x, *, out=None, pdl=False): ...
+
+The function stays what it was: called from Python it runs, at 0.1 µs more, with no dispatcher between. As the operators
+torch.ops.matmul_to_mamba.gemv and, with out=, gemv_out it runs where something stands in for tensors or looks on:
+
+    torch.compile, torch.export    which cannot look into a launch, and take an operator as it is
+    tensors without memory         of FakeTensorMode and make_fx
+    gradients                      where a backward is given, and a tensor asks for one while grad mode is on
+
+A fake says what comes back without looking into memory: dtype, device and shape. It makes the same checks, so that a
+wrong tensor is named while a model is compiled. Without a backward, gradients are not tracked: an operator says so in a
+NotImplementedError when one is asked for.
+"""
+
+import functools
+import inspect
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import TorchFunctionMode
+
+from lab.tensors import expect
+
+NAMESPACE = "matmul_to_mamba"
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
+WRAPPER = """
+def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode):
+    def {name}({parameters}):
+        if _tracing() or type({watched}) not in _plain and _stands_in({watched}):
+            return _operators({arguments}){gradients}
+        return _call({arguments})
+    return {name}
+"""
+GRADIENTS = """
+        try:
+            if ({ask}) and out is None and _grad_mode():
+                return _operators({arguments})
+        except AttributeError:  # no tensor: the call says so
+            pass"""
+
+
+def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None):
+    """A decorator: the function, and operators `name` and `name_out` that run it.
+
+    inputs    the schema of its arguments without out, by the function's names
+    fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
+    backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
+    tracked   names of the tensors that may have gradients
+    results   the schema of what comes back, y first; other than "Tensor" only with unpack
+    unpack    unpack(operators, *args, **kwargs): for a function whose arguments or results are no operator's. It calls
+              operators(..., out=...), and torch.compile looks through it
+    call      call(...): what the operator runs, if its inputs are not the function's
+    watched   the argument, a tensor, that shows whether others stand in for tensors; the first unless named
+    """
+
+    def decorate(function):
+        run = call or function
+        has_out = "out" in inspect.signature(function).parameters
+        space = getattr(torch.ops, NAMESPACE)
+        if not hasattr(space, name):  # or another copy of the course has defined it: the same
+            _register(name, inputs, results, run, fake, has_out)
+            if backward is None:
+                _refuse_backward(name)
+            else:
+                _register_backward(name, inputs, backward, tracked)
+        plain, into = getattr(space, name).default, getattr(space, f"{name}_out").default if has_out else None
+
+        def operators(*args, out=None, **kwargs):
+            if out is None:
+                return plain(*args, **kwargs)
+            found = into(*args, **kwargs, out=out)
+            return out if found is None else (out, *found)
+
+        if unpack is not None:
+            operators = functools.partial(unpack, operators)
+        return _wrapped(function, operators, tracked, watched)
+
+    return decorate
+
+
+def _register(name, inputs, results, run, fake, has_out):
+    """Define the operators, what they run, and what says which tensors come back."""
+    library = _library()
+    schemas = {name: f"({inputs}) -> {results}"}
+    if has_out:
+        rest = results.removeprefix("Tensor").removeprefix("(Tensor").lstrip(", ").rstrip(")")
+        schemas[f"{name}_out"] = f"({inputs}, *, Tensor(a!) out) -> ({rest})"
+    names = _names(inputs)
+
+    def by_name(function):
+        """PyTorch hands values over by their places, which are the schema's."""
+        return lambda *args, **kwargs: function(**dict(zip(names, args)), **kwargs)
+
+    for called, schema in schemas.items():
+        into = called != name
+        library.define(f"{called}{schema}", tags=TAGS)
+        library.impl(called, by_name(functools.partial(_run_into, run) if into else run), "CompositeExplicitAutograd")
+        looked = by_name(functools.partial(_look, fake, name if into else None))
+        torch.library.register_fake(f"{NAMESPACE}::{called}", looked, lib=library)
+
+
+def _names(inputs):
+    return [argument.split("=")[0].split()[-1] for argument in inputs.split(", ")]
+
+
+@functools.cache
+def _library():
+    return torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def _run_into(run, out, **how):
+    found = run(**how, out=out)
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # or a backward would not know that it was written to
+    return None if found is out else found[1:]
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Where tensors are stand-ins: their addresses are 0, which no check minds."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return 0 if function is torch.Tensor.data_ptr else function(*args, **(kwargs or {}))
+
+
+def _look(fake, into, out=None, **how):
+    with _WithoutMemory():
+        found = fake(**how)
+        if into is None:
+            return found
+        like, *rest = found if isinstance(found, tuple) else (found,)
+        expect(into, "out", out, like, tuple(like.shape), empty=True)
+        return tuple(rest) or None
+
+
+# Gradients
+
+
+def _register_backward(name, inputs, backward, tracked):
+    names = _names(inputs)
+    kept = [names.index(one) for one in tracked]
+
+    def setup(ctx, inputs, output):
+        ctx.save_for_backward(*(inputs[index] for index in kept))
+
+    def all_of_them(context, *gradients):
+        found = dict(zip(tracked, backward(context, *gradients)))
+        return tuple(found.get(name) for name in names)
+
+    library = _library()
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", all_of_them, setup_context=setup, lib=library)
+
+
+class _Untracked(torch.autograd.Function):
+    """A node of the graph that says, if it is ever reached, that it has no gradients."""
+
+    @staticmethod
+    def forward(ctx, run, name, *inputs):
+        ctx.name = name
+        return run(*inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise NotImplementedError(
+            f"{ctx.name}: gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
+        )
+
+
+def _refuse_backward(name):
+    """What register_autograd would do for such a backward, in a tenth of the time, which every import takes."""
+    run = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def below(*inputs):
+        with torch._C._AutoDispatchBelowAutograd():
+            return run(*inputs)
+
+    def called(*inputs):
+        asked = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
+        return _Untracked.apply(below, name, *inputs) if asked else below(*inputs)
+
+    _library().impl(name, called, "Autograd")
+
+
+# The function
+
+
+def _wrapped(function, operators, tracked, watched):
+    """The function, with a look at who calls: of its own signature, as *args and **kwargs would take 0.3 µs."""
+    signature = inspect.signature(function)
+    defaults, parameters, arguments, star = {}, [], [], False
+    for name, parameter in signature.parameters.items():
+        by_name = parameter.kind is parameter.KEYWORD_ONLY
+        if by_name and not star:
+            parameters.append("*")
+            star = True
+        if parameter.default is not parameter.empty:
+            defaults[f"_default_{name}"] = parameter.default
+            parameters.append(f"{name}=_default_{name}")
+        else:
+            parameters.append(name)
+        arguments.append(f"{name}={name}" if by_name else name)
+    arguments = ", ".join(arguments)
+    ask = " or ".join(f"{name}.requires_grad" for name in tracked)
+    text = WRAPPER.format(
+        name=function.__name__,
+        parameters=", ".join(parameters),
+        arguments=arguments,
+        watched=watched or next(iter(signature.parameters)),
+        gradients=GRADIENTS.format(ask=ask, arguments=arguments) if tracked else "",
+    )
+    space = {**defaults}  # no __name__: torch.compile would look for these names in the module
+    exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
+    made = space["made"](function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled)
+    return functools.update_wrapper(made, function)
+
+
+def _stands_in(value):
+    """Whether this is a tensor without memory, of a mode that traces."""
+    return isinstance(value, torch.Tensor) and torch._C._dispatch_keys(value).has(torch._C.DispatchKey.Python)

@@ -1,0 +1,275 @@
+"""The kernels as operators of torch.library, on the SIMT machine: what torch.compile and its checks make of them."""
+
+import inspect
+import timeit
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+from kernels import attention, fusion, gemv, kv_cache, lowbit, matmul, ssd
+from lab import operators, show
+
+ALL = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+OPS = torch.ops.matmul_to_mamba
+WANTED = "gemv_naive gemv_warp gemv_wide gemv_vector gemv gemv_rows gemv_ring lowbit_gemv lowbit_digits matmul_linear "
+WANTED += "attention_mix_naive attention_mix_split attention_mix_shared attention_decode attention_two_pass "
+WANTED += "attention_online attention_split attention_split_triton kv_cache_decode fusion_rmsnorm fusion_add "
+WANTED += (
+    "fusion_silu_mul fusion_gemv_residual fusion_down_residual fusion_norm_qkv fusion_norm_glu ssd_five ssd_fused "
+)
+WANTED += "mamba_chunk_scan_combined"
+
+
+def randn(*shape, dtype=torch.float32, scale=1.0):
+    return torch.randn(*shape, generator=GENERATOR).mul_(scale).to(dtype)
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def half(*shape):
+    return randn(*shape, dtype=torch.float16)
+
+
+def caches(kv_len=20):
+    k, v = (randn(1, kv_len, 1, 64) for _ in range(2))
+    return kv_cache.quantize(k, 8, role="keys"), kv_cache.quantize(v, 4)
+
+
+def of_cache(cache):
+    return cache.packed, cache.scale, f"{cache.bits} {cache.axis} {cache.group} {cache.role}", cache.peak
+
+
+def of_weight(bits=4, rows=16, cols=256, group=128):
+    W = lowbit.quantize(half(rows, cols), bits, group)
+    return W.packed, W.factors, W.shape, W.bits, W.group
+
+
+def layer(dtype=torch.float32, seqlen=19):
+    x, dt = randn(1, seqlen, 2, 8, dtype=dtype), randn(1, seqlen, 2).abs().to(dtype)
+    return x, dt, -randn(2).abs(), randn(1, seqlen, 1, 16, dtype=dtype), randn(1, seqlen, 1, 16, dtype=dtype)
+
+
+def lengths(*n):
+    return torch.tensor(n, dtype=torch.int32)
+
+
+def quantised():
+    k, v = caches()
+    return half(1, 2, 64), *of_cache(k), *of_cache(v), [*k.shape]
+
+
+CASES = {
+    **{name: lambda: (randn(5, 33), randn(33)) for name in WANTED.split() if name.startswith("gemv")},
+    "lowbit_gemv": lambda: (*of_weight(2, 5, 70, None), half(2, 70)),
+    "lowbit_digits": lambda: (*of_weight(), half(256)),
+    "matmul_linear": lambda: (half(2, 3, 16), half(8, 16)),
+    **{f"attention_mix_{name}": lambda: (randn(2, 9), randn(9, 1, 8)) for name in ("naive", "split", "shared")},
+    **{f"attention_{name}": lambda: (randn(1, 2, 8), randn(1, 9, 1, 8), randn(1, 9, 1, 8))
+       for name in ("two_pass", "online", "split", "split_triton")},
+    "attention_decode": lambda: (half(2, 2, 16), half(2, 9, 1, 16), half(2, 9, 1, 16), 0.5, lengths(9, 3)),
+    "kv_cache_decode": quantised,
+    "fusion_rmsnorm": lambda: (half(40), half(40), 1e-3),
+    "fusion_add": lambda: (half(9), half(9)),
+    "fusion_silu_mul": lambda: (half(9), half(9)),
+    "fusion_gemv_residual": lambda: (half(5, 16), half(16), half(5)),
+    "fusion_down_residual": lambda: (half(5, 16), half(16), half(5)),
+    "fusion_norm_qkv": lambda: (half(16), half(16), half(4, 16), half(2, 16), half(2, 16)),
+    "fusion_norm_glu": lambda: (half(16), half(16), half(4, 16), half(4, 16)),
+    "ssd_five": lambda: (*layer(), 16),
+    "ssd_fused": lambda: layer(),
+    "mamba_chunk_scan_combined": lambda: (*layer(), 16),
+}  # fmt: skip
+
+
+def test_every_public_kernel_is_an_operator():
+    assert {name.removesuffix("_out") for name in dir(OPS) if not name.startswith("_") and name != "name"} == set(CASES)
+    assert set(WANTED.split()) == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pytorchs_own_checks_pass(name):
+    alike = name.startswith(("gemv_", "fusion_", "attention_mix")) and name not in ("gemv_wide", "fusion_norm_qkv")
+    opcheck(getattr(OPS, name).default, CASES[name](), test_utils=("test_schema", "test_faketensor") if alike else ALL)
+
+
+@pytest.mark.parametrize("name, like", [("gemv", 5), ("kv_cache_decode", (1, 2, 64)), ("ssd_five", (1, 19, 2, 8))])
+def test_they_pass_with_a_tensor_to_write_to(name, like):
+    dtype = torch.float16 if name.startswith("kv") else torch.float32
+    out = torch.full((like,) if isinstance(like, int) else like, torch.nan, dtype=dtype)
+    before = out._version
+    opcheck(getattr(OPS, f"{name}_out").default, CASES[name](), {"out": out})
+    getattr(OPS, f"{name}_out")(*CASES[name](), out=out)
+    assert out._version > before and not out.isnan().any()
+
+
+class Model(torch.nn.Module):
+    """A step of something like a language model: each kernel stands where it would stand in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.W = torch.nn.Parameter(half(64, 48), requires_grad=False)
+        self.norm = torch.nn.Parameter(half(64), requires_grad=False)
+        self.low = lowbit.quantize(half(32, 64), 4, 32)
+        self.x, self.dt, self.A, self.B, self.C = layer()
+
+    def forward(self, token, k, v, cache_k, cache_v):
+        x = gemv.gemv(self.W, token * 2)
+        x = fusion.rmsnorm(x, self.norm)
+        y = lowbit.gemv(self.low, x.tanh())
+        q = (y.view(1, 2, 16) + 1).contiguous()
+        mixed = attention.decode(q, k, v, scale=0.25)
+        far = kv_cache.decode(x.view(1, 1, 64), cache_k, cache_v)
+        z = matmul.linear(mixed.view(2, 16), self.W.view(192, 16))
+        scan, states = ssd.mamba_chunk_scan_combined(
+            self.x * float(token.shape[0]), self.dt, self.A, self.B, self.C, 16, return_final_states=True
+        )
+        into = torch.empty_like(x)
+        gemv.gemv(self.W, token, out=into)
+        return y.float().sum() + z.float().sum() + far.float().mean() + scan.sum() + states.mean(), into * 2
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model(), (half(48), half(1, 9, 1, 16), half(1, 9, 1, 16), *caches())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_model_compiles_whole_with_the_same_results(model, backend):
+    step, given = model
+    wanted = step(*given)
+    with torch.no_grad():
+        found = torch.compile(step, fullgraph=True, backend=backend)(*given)
+    for one, other in zip(found, wanted):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["fused", "unfused"])
+def test_a_layer_with_buffers_of_its_own_compiles_whole(name):
+    hidden, kv, ffn = 16, 8, 24
+    shapes = [(hidden,), (hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (hidden,)]
+    weights = [half(*shape) for shape in [*shapes, (ffn, hidden), (ffn, hidden), (hidden, ffn)]]
+    layer, x = fusion.DecoderLayer(*weights), half(hidden)
+    wanted, qkv = getattr(layer, name)(x).clone(), layer.qkv.clone()
+    layer.qkv.zero_()
+    compiled = torch.compile(lambda: getattr(layer, name)(x) * 1, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(), wanted) and torch.equal(layer.qkv, qkv)
+    with pytest.raises(Exception, match="one_launch: torch.compile cannot take a launch with barriers"):
+        torch.compile(lambda: layer.one_launch(x), fullgraph=True, backend="eager")()
+
+
+def test_a_second_copy_of_the_course_shares_the_operators():
+    def again(W, x, *, out=None):
+        raise AssertionError("the first copy's runs")
+
+    again = operators.operator("gemv", "Tensor W, Tensor x", fake=None)(again)
+    assert torch.compile(again, fullgraph=True, backend="eager")(randn(3, 4), randn(4)).shape == (3,)
+
+
+def test_a_cache_that_grows_is_compiled_for_no_more_than_a_few_lengths():
+    counted = []
+
+    def backend(graph, _):
+        counted.append(graph)
+        return graph
+
+    q, new = half(1, 2, 64), randn(1, 1, 1, 64)
+    k, v = (
+        kv_cache.quantize(randn(1, 20, 1, 64), 8, role="keys", capacity=64),
+        kv_cache.quantize(randn(1, 20, 1, 64), 8, capacity=64),
+    )
+    k.peak = v.peak = 1.0  # as after the first long text: later tokens are no larger
+    decode = torch.compile(lambda: kv_cache.decode(q, k, v), fullgraph=True, backend=backend)
+    for _ in range(4):
+        for cache in (k, v):
+            cache.append(new * 1e-3)
+        assert torch.equal(decode(), kv_cache.decode(q, k, v))
+    assert len(counted) <= 2
+
+
+def test_gradients_where_a_matrix_learns():
+    W, x = randn(5, 12).requires_grad_(), randn(12).requires_grad_()
+    wanted = torch.autograd.grad((W @ x).sin().sum(), (W, x))
+    compiled = torch.compile(lambda: gemv.gemv(W, x).sin().sum(), fullgraph=True, backend="aot_eager")
+    for y in (gemv.gemv(W, x).sin().sum(), compiled()):
+        for found, other in zip(torch.autograd.grad(y, (W, x)), wanted):
+            assert torch.allclose(found, other, atol=1e-5)
+    A, M = half(2, 3, 8).requires_grad_(), half(4, 8).requires_grad_()
+    wanted = torch.autograd.grad((A.float() @ M.float().T).sum(), (A, M))
+    for found, other in zip(torch.autograd.grad(matmul.linear(A, M).sum(), (A, M)), wanted):
+        assert torch.allclose(found, other, rtol=1e-2, atol=1e-2)
+    assert torch.autograd.grad(matmul.linear(A.detach(), M).sum(), M)[0].shape == M.shape
+    with torch.no_grad():
+        assert not gemv.gemv(W, x).requires_grad
+    assert not gemv.gemv(W, x, out=torch.empty(5)).requires_grad  # as PyTorch's own refuse to
+
+
+def test_the_others_say_that_they_have_none():
+    q, k, v = half(1, 2, 16).requires_grad_(), half(1, 9, 1, 16), half(1, 9, 1, 16)
+    assert not attention.decode(q, k, v).requires_grad
+    y = torch.compile(attention.decode, fullgraph=True, backend="eager")(q, k, v)
+    with pytest.raises(NotImplementedError, match="attention_decode: gradients are not tracked; call it under"):
+        y.sum().backward()
+
+
+BAD = [  # words, kernel, arguments
+    ("gemv: x must have shape \\(33,\\), got \\(32,\\)", gemv.gemv, lambda: (randn(5, 33), randn(32))),
+    ("warp: x must be of torch.float32, like the first tensor, got", gemv.warp, lambda: (randn(5, 33), half(33))),
+    ("gemv: Wq must be a QuantizedWeight, got Tensor", lowbit.gemv, lambda: (half(4, 32), half(32))),
+    ("decode: k must have shape", attention.decode, lambda: (half(1, 2, 16), half(1, 9, 1, 8), half(1, 9, 1, 8))),
+    ("got one for both", kv_cache.decode, lambda: (half(1, 2, 64), *caches()[:1] * 2)),
+    ("must lie as keys before torch.compile", kv_cache.decode, lambda: (half(1, 2, 64), *caches()[::-1])),
+    ("rmsnorm: weight must have shape", fusion.rmsnorm, lambda: (half(8), half(9))),
+    ("five: x must be a dense torch tensor|five: x must have shape", ssd.five, lambda: (layer()[1], *layer()[1:])),
+    ("linear: W must have shape", matmul.linear, lambda: (half(2, 16), half(8, 24))),
+]
+
+
+@pytest.mark.parametrize("words, kernel, given", BAD, ids=lambda it: it if isinstance(it, str) else "")
+def test_what_is_wrong_is_named_while_a_model_is_compiled(words, kernel, given):
+    given = given()
+    with pytest.raises(Exception, match=words):
+        torch.compile(lambda: kernel(*given), fullgraph=True, backend="eager")()
+
+
+def test_tensors_without_memory_get_shapes():
+    with FakeTensorMode():
+        W, x = torch.empty(5, 33), torch.empty(33)
+        assert gemv.gemv(W, x).shape == (5,)
+        with pytest.raises(ValueError, match="gemv: x must have shape"):
+            gemv.gemv(W, W)
+        y, states = ssd.five(torch.empty(1, 9, 2, 8), torch.empty(1, 9, 2), torch.empty(2), torch.empty(1, 9, 1, 16),
+                             torch.empty(1, 9, 1, 16), return_final_states=True)  # fmt: skip
+        assert y.shape == (1, 9, 2, 8) and states.shape == (1, 2, 8, 16)
+
+
+# Called from Python
+
+
+def test_called_from_python_it_is_the_function():
+    assert gemv.gemv.__doc__.startswith("The best.") and gemv.gemv.__name__ == "gemv"
+    assert list(inspect.signature(attention.decode).parameters) == ["q", "k", "v", "scale", "kv_lens", "out", "pdl"]
+    shown = show(gemv.gemv)
+    assert shown.title == "kernels/gemv/__init__.py" and "return _run(" in str(shown)
+    with pytest.raises(TypeError, match="gemv: W must be a torch tensor, got int"):
+        gemv.gemv(3, randn(3))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pdf'"):
+        gemv.gemv(randn(2, 3), randn(3), pdf=True)
+
+
+def test_the_look_at_who_calls_costs_little():
+    def plain(W, x, *, out=None, pdl=False):
+        return x
+
+    def seconds(function):
+        names = {"f": function, "W": W, "x": x}
+        return min(timeit.repeat("f(W, x, pdl=True)", globals=names, number=20_000, repeat=15)) / 20_000
+
+    W, x = randn(2, 2), randn(2)
+    wrapped = [operators._wrapped(plain, None, tracked, None) for tracked in ((), ("W", "x"))]
+    before = seconds(plain)
+    costs = [seconds(function) - before for function in wrapped]
+    print([f"{cost * 1e9:.0f} ns" for cost in costs])
+    assert max(costs) < 1e-6  # 0.1 µs, and 0.2 with gradients: but other processes run beside this one
