@@ -1,7 +1,7 @@
 """decode, the best rung: attention of one new token for each sequence, at the speed at which its cache can be read.
 
 Two launches, decode.cu and merge.cu. The second starts early and waits for the first, whether pdl is asked for or not.
-Where the plan gives each block a whole row (about as many rows as multiprocessors), decode.cu alone.
+Where the plan gives each block whole rows (many sequences, or about as many rows as multiprocessors), decode.cu alone.
 """
 
 import functools
@@ -34,9 +34,9 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
              and v the newest token of each sequence (number kv_lens[b] - 1); never older tokens or kv_lens, which are
              read at once
 
-    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else; where a kv head has more than 16
-    query heads, once for every 16 begun. The same from run to run, bit for bit; the order of sums depends on the
-    shapes, on the lengths of all sequences, and on pdl.
+    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else, with up to 128 query heads of a kv
+    head; with more, once for each part of them that a block takes side by side. The same from run to run, bit for bit;
+    the order of sums depends on the shapes, on the lengths of all sequences, and on pdl.
 
     Scores and sums are float32. A weight is rounded to the dtype of q, for the sum that divides as for the values: so
     a mean of values near 65504 is finite in float16, too. There, weights below 2**-25 of the largest may be lost. A
