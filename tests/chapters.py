@@ -25,7 +25,7 @@ TESTS = {
     "08": "exercises_flash_decoding attention_bench attention_decode* attention_rungs* lab_plots_attention",
     "09": "exercises_kv_quantization kv_cache* attention_bench lab_plots_attention ref_kv_cache",
     "11": "exercises_ssd_math lab_plots_ssd ref_ssd",
-    "12": "exercises_five_kernels ssd_five* ssd_stack* ssd_dropin ssd_bench",
+    "12": "exercises_five_kernels ssd_five* ssd_float32* ssd_stack* ssd_dropin ssd_bench",
     "13": "exercises_one_launch lab_plots_order lab_triton_on_simt ssd_rungs* ssd_orderings ssd_bench",
     "14": "exercises_matmul lab_plots_matmul matmul*",
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
