@@ -39,9 +39,8 @@ def test_right_on_hostile_shapes(dtype, rest, shape):
     out = between(torch.full_like(call["x"], torch.nan), 1234)
     y, final = five(**call, chunk_size=shape[-1], return_final_states=True, out=out)
     wanted, states = recurrence(**call)
-    allowed = (5e-6 if dtype is torch.float32 else ALLOWED[dtype]) * max(
-        1, shape[-1] / 256
-    )  # sums of A dt, of which decays are differences, grow with a chunk
+    # of float32, what the docstring promises; sums of A dt, of which decays are differences, grow with a chunk
+    allowed = 1e-5 if dtype is torch.float32 else ALLOWED[dtype] * max(1, shape[-1] / 256)
     assert y is out and off(y, wanted) < allowed and off(final, states[:, -1]) < allowed
     home = torch.empty(0, dtype=dtype, device="cuda").set_(out.untyped_storage())
     assert (home[:65] == 1234).all() and (home[65 + out.numel() :] == 1234).all()

@@ -1,6 +1,6 @@
 """float32's own SSD kernels in Triton's interpreter: parts, layouts, decays from tile to tile, what is not finite.
 
-The whole is also held to the recurrence by test_ssd_five.py, whose calls are float32 unless they say otherwise.
+Here they are called by themselves: five leaves them only layers with larger heads and states.
 """
 
 import math
@@ -14,6 +14,15 @@ from test_ssd_five import off, problem, recurrence
 from kernels.ssd import chunk_cumsum, five, float32, float32_passing, float32_scan, float32_scores, float32_state
 from kernels.ssd.float32_scores import cut
 from kernels.ssd.launching import launch
+
+
+def own(call, chunk_size):
+    """y and the final states, by float32's own kernels."""
+    y = torch.full_like(call["x"], math.nan)
+    x, B, C, dt, A = (call[name] for name in ("x", "B", "C", "dt", "A"))
+    D, z, dt_bias, initial_states = (call.get(name) for name in ("D", "z", "dt_bias", "initial_states"))
+    limit = call.get("dt_limit", (0.0, math.inf))
+    return y, float32.run(y, x, B, C, D, z, dt, dt_bias, initial_states, A, chunk_size, call["dt_softplus"], limit)
 
 
 @triton.jit
@@ -61,7 +70,7 @@ def test_products_of_parts(monkeypatch):
         monkeypatch.setattr(module, "part_type", lambda x: torch.float16)
     for shape, chunk_size in (((1, 150, 2, 16, 1, 24), 128), ((2, 40, 4, 20, 2, 140), 16)):
         call = problem(*shape)
-        y, final = five(**call, chunk_size=chunk_size, return_final_states=True)
+        y, final = own(call, chunk_size)
         wanted, states = recurrence(**call)
         assert off(y, wanted) < 2e-6 and off(final, states[:, -1]) < 2e-6
 
@@ -82,7 +91,7 @@ def test_states_are_handed_on_cut():
 @pytest.mark.parametrize("rate", [0.01, 16.0, 1e4])  # a tile decays by nothing, by 2**-150, or a token by 2**-200
 def test_decays_from_tile_to_tile(chunk_size, rate):
     call = problem(1, 300, 2, 16, 1, 16, rest=False) | {"A": torch.tensor([-rate, -rate / 3])}
-    y, final = five(**call, chunk_size=chunk_size, return_final_states=True)
+    y, final = own(call, chunk_size)
     wanted, states = recurrence(**call)
     # sums of A dt, of which decays are differences, grow with a chunk
     assert off(y, wanted) < 1e-5 and off(final, states[:, -1]) < 1e-5
@@ -91,7 +100,7 @@ def test_decays_from_tile_to_tile(chunk_size, rate):
 def test_one_group_and_many():
     for heads, groups in ((6, 1), (6, 2), (3, 3)):
         call = problem(2, 150, heads, 20, groups, 24)
-        assert off(five(**call, chunk_size=128), recurrence(**call)[0]) < 2e-6
+        assert off(own(call, 128)[0], recurrence(**call)[0]) < 2e-6
 
 
 @pytest.mark.parametrize("tokens", [(3,), (70,), (127, 128), (199,)])
@@ -101,7 +110,7 @@ def test_what_is_not_finite_reaches_later_tokens_only(tokens, value):
     call = problem(1, 200, 2, 16, 1, 16, rest=False) | {"D": torch.randn(2)}
     for token in tokens:
         call["x"][0, token, 1, 3] = value
-    y, wanted = five(**call, chunk_size=128), recurrence(**call)[0]
+    y, wanted = own(call, 128)[0], recurrence(**call)[0]
     assert (~wanted.isfinite()).any() and torch.equal(y.isfinite(), wanted.isfinite())
     assert off(y[y.isfinite()], wanted[wanted.isfinite()]) < 2e-6
 
@@ -111,18 +120,23 @@ def test_numbers_at_the_end_of_float32():
     call = problem(1, 70, 2, 16, 1, 16, rest=False)
     call["x"][0, 20, 0, 3] = torch.finfo(torch.float32).max
     call["dt"][:] = -20  # softplus: 2e-9
-    y, wanted = five(**call, chunk_size=64), recurrence(**call)[0]
+    y, wanted = own(call, 64)[0], recurrence(**call)[0]
     assert y.isfinite().all() and off(y, wanted) < 1e-5
 
 
-def test_sequences_take_the_kernels_of_all_types(monkeypatch):
-    """And agree with those of float32 where there is one sequence."""
-    call = problem(2, 150, 2, 16, 1, 16)
-    wanted = five(**call, chunk_size=64)
-    monkeypatch.setattr(float32, "run", None)
-    assert off(five(**call, chunk_size=64, seq_idx=torch.zeros(2, 150).int()), wanted.double()) < 2e-6
-    half = problem(2, 150, 2, 16, 1, 16, torch.float16)
-    five(**half, chunk_size=64)
+def test_five_leaves_float32_to_them(monkeypatch):
+    """But for several sequences, small heads and small states; and they agree with the kernels of all types."""
+    call = problem(1, 70, 1, 40, 1, 72)
+    assert torch.equal(five(**call, chunk_size=64), own(call, 64)[0])
+    one = torch.zeros(1, 70, dtype=torch.int32)
+    assert off(own(call, 64)[0], five(**call, chunk_size=64, seq_idx=one).double()) < 2e-6
+    monkeypatch.setattr(float32, "run", None)  # which the rest must do without
+    five(**call, chunk_size=64, seq_idx=one)
+    five(**problem(1, 70, 1, 40, 1, 72, torch.float16), chunk_size=64)
+    five(**problem(1, 70, 1, 32, 1, 72), chunk_size=64)
+    five(**problem(1, 70, 1, 40, 1, 64), chunk_size=64)
+    with pytest.raises(TypeError):
+        five(**call, chunk_size=64)
 
 
 def test_steps_one_after_another():
@@ -136,4 +150,4 @@ def test_steps_one_after_another():
     y = float32_scan.run(x, cut_C, CB, cut_CB, steps, cum, starts, strange, None, None, torch.full_like(x, math.nan))
     wanted, every = recurrence(**call)
     assert off(y, wanted) < 1e-6 and off(final, every[:, -1]) < 1e-6
-    assert torch.equal(y, five(**call, chunk_size=16))
+    assert torch.equal(y, own(call, 16)[0])

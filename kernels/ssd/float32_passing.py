@@ -14,7 +14,7 @@ import triton.language as tl
 from kernels.ssd.float32_scores import cut, part_type
 from kernels.ssd.launching import filled_up, launch
 
-ELEMENTS = 1024  # of a program's state
+ELEMENTS = 512  # of a program's state
 
 
 @triton.jit(do_not_specialize=["nchunks", "nheads"])
@@ -44,7 +44,7 @@ def passing_kernel(
     tl.store(final + (b * nheads + h) * (HEADDIM * DSTATE) + e, state, there)
 
 
-def run(states, cum, initial_states, elements=ELEMENTS, stages=4, num_warps=4):
+def run(states, cum, initial_states, elements=ELEMENTS, stages=8, num_warps=4):
     """(states at chunk starts, cut; the last state) of tensors that have been looked at."""
     batch, nchunks, nheads, headdim, dstate = states.shape
     starts = states.new_empty((batch, nchunks, nheads, headdim, 2, dstate), dtype=part_type(states))

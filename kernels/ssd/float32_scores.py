@@ -84,7 +84,7 @@ def part_type(x):
     return torch.bfloat16 if x.is_cuda else torch.float32
 
 
-def run(B, C, chunk_size, tile=TILE, depth=DEPTH, **options):
+def run(B, C, chunk_size, tile=TILE, depth=DEPTH, num_stages=1):
     """(CB, cut_CB, cut_B, cut_C) of tensors that have been looked at. Above the diagonal there may be anything."""
     batch, seqlen, ngroups, dstate = B.shape
     nchunks, tile, W = -(-seqlen // chunk_size), min(tile, chunk_size), filled_up(dstate)
@@ -94,5 +94,5 @@ def run(B, C, chunk_size, tile=TILE, depth=DEPTH, **options):
     numbers = seqlen, nchunks, ngroups, *B.stride()[:3], *C.stride()[:3]
     constants = dstate, W, min(depth, W), chunk_size, tile
     grid = nchunks * (chunk_size // tile) ** 2, ngroups, batch
-    launch(scores_kernel, grid, (B, C, CB, cut_CB, cut_B, cut_C), numbers, constants, **options)
+    launch(scores_kernel, grid, (B, C, CB, cut_CB, cut_B, cut_C), numbers, constants, num_stages=num_stages)
     return CB, cut_CB, cut_B, cut_C

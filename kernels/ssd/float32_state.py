@@ -48,7 +48,7 @@ def state_kernel(
     tl.store(to, acc, (p < HEADDIM)[:, None] & (n < DSTATE)[None, :])
 
 
-def run(x, cut_B, dt, cum, dstate, span=64, stages=2, num_warps=4, **options):
+def run(x, cut_B, dt, cum, dstate, span=16, stages=3, num_warps=4, **options):
     """(states, strange) as chunk_state.run, of tensors that have been looked at."""
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_B.shape[1], cut_B.shape[4]
