@@ -1,5 +1,5 @@
-"""Decode attention in 16 bits as calls that are prepared (lab/prepared), on a card that is this CPU: the second call of a
-kind launches what the checked way launches, and what is refused is refused again."""
+"""Decode attention in 16 bits as calls that are prepared (lab/prepared), on a card that is this CPU: the second call of
+a kind launches what the checked way launches, and what is refused is refused again."""
 
 import made_up_driver
 import pytest
