@@ -130,5 +130,5 @@ def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
 
 def tiling(W, depth=32, stages=3, maxnreg=128, num_warps=4):
     """(DEPTH, STAGES, options of the launch). At most 128 registers: four programs fit on a multiprocessor. On an H200
-    that and loads two steps ahead were the fastest of 19 choices."""
+    that and loads two steps ahead were the fastest of 18 choices."""
     return min(depth, W), stages, {"num_warps": num_warps, "num_stages": 1, "maxnreg": maxnreg}
