@@ -4,10 +4,21 @@ Each topic's bench module measures its rungs and the peers that are installed, s
 kernels/<topic>/measured/<card>.json. The GPU's topics need an NVIDIA GPU. The topic `readme` measures nothing, and
 draws the README's tables and picture anew from the stored files; on the card that the README shows it comes last.
 
-A long topic can be measured in parts, one after another: `ssd:lengths`, `ssd:shapes`, `ssd:studies`. What is stored of
-the others stays, if it was measured with the code as it is.
+A long topic can be measured in parts, one after another: `ssd:lengths`, `ssd:shapes`, `ssd:studies`. And of a topic on
+the GPU a run can measure less:
+
+    --only TEXT    the ladders with this text in their titles (may be given again: one of the texts)
+    --headline     the ladders that the README's headline shows
+    --changed      the ladders that are not stored, or rest on code that has changed since
+    --called       of what is stored, the times as called from Python alone; the times in graphs stay as they are
+
+What is stored of the others stays, if it was measured with the code as it is. Each ladder is stored as soon as it is
+measured. What is no ladder (trials, tables) is measured where nothing is left out.
 """
 
+import argparse
+import functools
+import gc
 import hashlib
 import importlib
 import importlib.metadata
@@ -16,9 +27,11 @@ import os
 import platform
 import re
 import sys
+import time
 from pathlib import Path
 
-from kernels.headline import headline
+from kernels import running
+from kernels.headline import CASES, headline
 from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +41,7 @@ TOPICS = ["roof", "cpu_matmul", "cpu_gemv", *GPU_TOPICS]
 PARTS = {"ssd": ("lengths", "shapes", "studies")}  # of a topic; the last has what is no ladder, too
 STUDIES = ("ssd",)  # topics that have a module for what is no ladder
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
-README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "rate", "of the roof", "speed-up")
+README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "processor", "rate", "of the roof", "speed-up")
 
 
 def versions():
@@ -57,22 +70,56 @@ def _driver():
     return re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", version)[1]
 
 
-def measure(topic):
-    """Measure one topic, store it, print its tables, and return the paths written."""
+def measure(topic, options=None):
+    """Measure one topic, store it, print its tables, and return the paths written. options: those of the command"""
     if topic == "roof":
         found = [(roof(), "lab/roof.c"), (gpu_roof(), "lab/roof_cuda.py")]
         return [results.save(results.ROOT / "lab", [], r, versions(), [source]) for r, source in found if r]
     topic, _, part = topic.partition(":")
-    bench = importlib.import_module(f"kernels.{topic}.bench")
-    ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
-    rest = not part or part == PARTS[topic][-1]
-    studies = importlib.import_module(f"kernels.{topic}.studies") if topic in STUDIES else bench
+    bench = importlib.import_module(f"{__package__}.{topic}.bench")
+    about = gpu_roof() if topic in GPU_TOPICS else roof()
+    with running.set_to(_run(topic, about, options)):
+        ladders = bench.ladders(parts=(part,)) if part else bench.ladders()
+        left_out = running.narrowed()
+    gc.unfreeze()  # what benching.empty has put out of sight
+    rest = not left_out and (not part or part == PARTS[topic][-1])
+    studies = importlib.import_module(f"{__package__}.{topic}.studies") if topic in STUDIES else bench
     tables = getattr(studies, "tables", list)() if rest else []
     for found in (*ladders, *tables):
         print(f"\n{found}")
-    about = gpu_roof() if topic in GPU_TOPICS else roof(), versions()
+    if left_out:  # each of them was stored as it was measured
+        return [HERE / topic / "measured" / results.file_of(about.card)] if ladders else []
+    about = about, versions()
     paths = [results.save(HERE / topic, ladders, *about, tables=tables, keep=bool(part))]
     return paths + studies.further(*about) if rest and hasattr(studies, "further") else paths
+
+
+def _run(topic, about, options):
+    """The running.Run that the command asks for. about: the roof of what is measured"""
+    if topic not in GPU_TOPICS:
+        return running.Run()
+    if options is None:
+        return running.Run(store=functools.partial(_store, topic, about, False))
+    stored = next((item for item in results.stored(topic) if item.card == about.card), None)
+    if options.called and stored is None:
+        raise results.ResultsError(f"nothing of {topic} is stored for {about.card}: there is no ladder to call again")
+    shown = [case.ladder for case in CASES if case.topic == topic] if options.headline else []
+    return running.Run(
+        only=(*options.only, *shown),
+        called=options.called,
+        stored={ladder.title: ladder for ladder in stored.ladders} if stored else {},
+        changed=options.changed,
+        current=stored.current(options.called) if stored else set(),
+        store=functools.partial(_store, topic, about, options.called),
+    )
+
+
+def _store(topic, about, called, ladder):
+    """Put a ladder that was measured just now beside what is stored of the others."""
+    if called:
+        results.save_called(HERE / topic, [ladder], about.card, versions())
+    else:
+        results.save(HERE / topic, [ladder], about, versions(), keep=True)
 
 
 def readme_ladder():
@@ -99,7 +146,10 @@ def readme():
 def ladder_block(ladder):
     """The README's table of a ladder, in Markdown, with where its figures come from."""
     note = "time: in a CUDA graph, weights not in the cache; as called: from Python, one call after another"
-    return f"{ladder.markdown(README_COLUMNS)}\n\n*{ladder.source}; {note}*"
+    if "processor" in ladder.headings:
+        note += "; processor: its part of that"
+    columns = [column for column in README_COLUMNS if column in ladder.headings]
+    return f"{ladder.markdown(columns)}\n\n*{ladder.source}; {note}*"
 
 
 def picture_line(ladder):
@@ -123,12 +173,33 @@ def replace_block(text, name, content):
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
+def _options(arguments):
+    """What the command's arguments ask for."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench", description="Measure ladders and store them.")
+    parser.add_argument("topics", nargs="*", help=f"of {', '.join(TOPICS)}; default: all")
+    parser.add_argument(
+        "--only", metavar="TEXT", action="append", default=[], help="ladders with this text in the title"
+    )
+    parser.add_argument("--headline", action="store_true", help="the ladders that the README's headline shows")
+    parser.add_argument("--changed", action="store_true", help="ladders that are not stored, or rest on changed code")
+    parser.add_argument("--called", action="store_true", help="the times as called alone, of what is stored")
+    return parser.parse_args(arguments)
+
+
 def main(arguments):
     """Measure the topics named (default: all). Returns the exit status."""
+    options = _options(arguments)
+    arguments, less = options.topics, any((options.only, options.headline, options.changed, options.called))
     parts = [f"{topic}:{part}" for topic in PARTS for part in PARTS[topic]]
     if unknown := [a for a in arguments if a not in (*TOPICS, *parts, "readme")]:
         print(f"bench: no topic named {', '.join(unknown)}; there are: {', '.join([*TOPICS, *parts])}, readme")
         return 2
+    if less and (others := [a for a in arguments if a.partition(":")[0] not in GPU_TOPICS]):
+        print(
+            f"bench: --only, --headline, --changed and --called are for the GPU's topics, not for {', '.join(others)}"
+        )
+        return 2
+    arguments = arguments or (GPU_TOPICS if less else [])
     topics = arguments or TOPICS
     if not os.access(results.ROOT, os.W_OK):
         print("bench: the course's folder is read-only, so the figures could not be stored: nothing was measured")
@@ -148,8 +219,11 @@ def main(arguments):
         if topic == "readme":
             readme()
             continue
-        for path in measure(topic):
+        begin = time.perf_counter()
+        for path in measure(topic, options):
             print(f"wrote {path.relative_to(results.ROOT)}")
+        if topic.partition(":")[0] in GPU_TOPICS:
+            print(f"{topic}: {time.perf_counter() - begin:.0f} s in all", flush=True)
     return status
 
 

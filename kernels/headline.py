@@ -21,8 +21,10 @@ HEADINGS = (
     "ours, as called",
     "best peer, as called",
     "times faster, as called",
+    "processor: ours; peer",
     "sustained",
 )
+HOST = HEADINGS.index("processor: ours; peer")  # a column that stands there where one of its cells is known
 PDL = ", PDL"
 NONE = "–"
 SAME = 0.03  # of the time: sustained figures that differ by less are not shown
@@ -76,10 +78,24 @@ def headline(card):
             print(
                 f"notice: the headline leaves out {case.ladder!r}: the run of {case.topic} has no {case.ours!r} there"
             )
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *rows]
+    headings = HEADINGS
+    if all(row[HOST] == NONE for row in rows):
+        headings, *rows = ((*row[:HOST], *row[HOST + 1 :]) for row in (headings, *rows))
+    lines = [headings, ("---",) * len(headings), *rows]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     dates = sorted({item.date for item in stored.values() if item})
-    return f"{table}\n\n*stored runs: {card}, {' and '.join(dates[:1] + dates[1:][-1:])}*"
+    return f"{table}\n\n*stored runs: {card}, {' and '.join(dates[:1] + dates[1:][-1:])}{_called_on(stored)}*"
+
+
+def _called_on(stored):
+    """Where and when the times as called of the headline were measured, as far as that is known."""
+    ladders = [ladder for case in CASES if (ladder := _ladder(stored[case.topic], case))]
+    found = [ladder.called_on for ladder in ladders if ladder.called_on]
+    if not found:
+        return ""
+    dates = sorted({on.date for on in found})
+    processors = " and ".join(sorted({on.processor for on in found}))
+    return f"; as called: {processors}, {' and '.join(dates[:1] + dates[1:][-1:])}"
 
 
 def ladders(chapter, card="NVIDIA H200"):
@@ -116,13 +132,19 @@ def _row(case, ladder):
 
 
 def _as_called(ladder, ours):
-    """Cells of the times as called from Python: ours, the best peer's, how many times faster."""
+    """Cells of the times as called from Python: ours, the best peer's, how many times faster; and what the processor
+    does for a call, ours and that peer's."""
     called = [f.called for f in ours]
     best = ladder.best_peer(lambda figure: figure.called or figure.timing)
     if None in called or (best and not best.called):
-        return NONE, NONE, NONE
+        return (NONE,) * 4
     theirs = f"{_time(best.called)}, {best.name}" if best else ""
-    return _both(map(_time, called)), theirs, _times(best and best.called, called)
+    stale = "(stale) " if ladder.called_on and ladder.called_on.stale else ""
+    times = stale + _both(map(_time, called)), stale + theirs, _times(best and best.called, called)
+    hosts = [f.host for f in ours]
+    if None in hosts:
+        return *times, NONE
+    return *times, stale + _both(map(_time, hosts)) + (f"; {_time(best.host)}" if best and best.host else "")
 
 
 def _sustained(ours, best):

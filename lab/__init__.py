@@ -12,6 +12,7 @@ imports them. Each file is one tool and fits in a screen or two:
     cuda        one launch call: on a GPU if     cuda_timing  medians on a GPU, in a CUDA graph and
                 the tensors are there, else on                as called from Python
                 the SIMT machine                       interpreter  a Triton kernel on CPU tensors, for once
+    prepared    calls prepared once for each kind, and then launched at the driver's cost
     triton_on_simt  a Triton kernel as it is compiled for a card, on the SIMT machine
 """
 
@@ -21,7 +22,8 @@ from lab.arguments import expect_array, expect_count
 from lab.check import check, hostile_shapes
 from lab.compiler import ROOT, CompileError, NoCompiler, compile_c
 from lab.exercise import Exercise
-from lab.ladder import Ladder, Rung
+from lab.figure import Rung
+from lab.ladder import Ladder
 from lab.machine import describe
 from lab.roof import Roof, roof, roof_again
 from lab.roof_gpu import gpu_roof

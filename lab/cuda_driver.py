@@ -185,6 +185,7 @@ class Function:
     def __init__(self, module, name, device, parameters, cooperative=False):
         cuda = driver()
         self.name, self.device, self.handle = name, device, ctypes.c_void_p()
+        self.parameters, self.cooperative = parameters, cooperative
         mode = ctypes.c_int(RELAXED)
         with torch.cuda.device(device):
             check(cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), name)
@@ -199,7 +200,7 @@ class Function:
                 cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         self.max_shared = value.value - self.static_shared  # bytes that a launch may ask for
         self._allowed = 48 * 1024 - self.static_shared  # ... without saying so first
-        self._pdl = capability(device) >= (9, 0)
+        self.pdl = capability(device) >= (9, 0)
         self.maps = tuple(i for i, parameter in enumerate(parameters) if parameter.is_map and parameter.ctype)
         self._slots = _Slots(parameters, cooperative)
         self._call = cuda.cuLaunchKernelEx
@@ -230,7 +231,7 @@ class Function:
         slot = self._slots.slot
         if values:
             slot.pack(slot.values, 0, *values)
-        config = (shape, stream, pdl and self._pdl, cluster)
+        config = (shape, stream, pdl and self.pdl, cluster)
         if config != slot.filled:
             slot.fill(*config)
             slot.filled = config

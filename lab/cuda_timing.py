@@ -1,11 +1,11 @@
-"""Time calls on an NVIDIA GPU: in a CUDA graph, where nothing but the kernels counts, and as called from Python.
+"""Time calls on an NVIDIA GPU in a CUDA graph, where nothing but the kernels counts. (As called from Python:
+lab/as_called.py.)
 
 A call is a list of functions without arguments that do the same on different copies of its weights. A replay goes
 through all of them: with 1 GB of copies, no call finds its weights in the L2 cache.
 
     calls = [functools.partial(gemv, copy, x, out=y) for copy in cold_copies(W)]
     against(read_probe()[0], {"gemv": calls})    # (Timing, ratio) in a graph, beside a kernel that only reads
-    as_called(calls)                             # Timing from Python, one call after another
     sustained(calls)                             # Timing in a graph, of replays on end for more than a second
 
 In a graph each launch waits for the one before it, and follows it without Python in between. A call that launches its
@@ -27,7 +27,6 @@ COLD = 1 << 30  # bytes of copies: many times the L2 cache of any card
 REPLAY = 2e-3  # seconds that a replay lasts at the least: the gap between two is some microseconds
 TURN = 0.02  # seconds of timed replays in a turn, one at the least
 SETTLE = 5e-3  # seconds of untimed replays before them
-QUEUE = 0.01  # seconds of calls from Python between two looks at the clock
 SUSTAINED = 1.1  # seconds of replays on end: a card that draws all its power lowers its clock within hundredths of one
 READ_SHAPES = (  # of the kernel that only reads: words a step, steps, warps
     (1024, 4, 4),
@@ -57,7 +56,7 @@ class Graph:
 
     def __init__(self, calls):
         expect_gpu("timing in a CUDA graph")
-        calls, stream = _listed(calls), torch.cuda.Stream()
+        calls, stream = listed(calls), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for call in calls:  # what compiles, tunes or loads must have done so before the capture
@@ -89,14 +88,15 @@ class Graph:
         return [1e-3 * begin.elapsed_time(end) for begin, end in zip(marks, marks[1:])]
 
 
-def _listed(calls):
+def listed(calls):
+    """A call, or several, as a list of functions."""
     return list(calls) if isinstance(calls, (list, tuple)) else [calls]
 
 
 def _capture(calls, rounds, stream):
     """A function that replays `rounds` rounds of the calls on the current stream."""
     graph = torch.cuda.CUDAGraph()
-    with _no_garbage_collected(), torch.cuda.graph(graph, stream=stream):
+    with no_garbage_collected(), torch.cuda.graph(graph, stream=stream):
         for _ in range(rounds):
             for call in calls:
                 call()
@@ -104,8 +104,9 @@ def _capture(calls, rounds, stream):
 
 
 @contextlib.contextmanager
-def _no_garbage_collected():
-    """An old graph that is collected while a new one is captured spoils it: CUDA permits no such thing then."""
+def no_garbage_collected():
+    """Python collects none meanwhile. An old graph that is collected while a new one is captured spoils it: CUDA
+    permits no such thing then."""
     collects = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -140,31 +141,6 @@ def sustained(calls, *, seconds=SUSTAINED):
     """
     graph = Graph(calls)
     return Timing.of([taken / graph.calls for taken in graph.replays(math.ceil(seconds / graph.seconds))])
-
-
-def as_called(calls, *, seconds=0.1, least_runs=5):
-    """Time calls from Python, without a graph: one after another, by the wall clock, until the card is done.
-
-    The larger of Python's time and the card's, for each call. Returns a Timing; it counts runs of QUEUE or one round.
-    """
-    expect_gpu("timing calls as they are called")
-    calls = _listed(calls)
-    _queue(calls, 1)
-    rounds = math.ceil(QUEUE / _queue(calls, 1))
-    taken, stop = [], time.perf_counter() + seconds
-    while len(taken) < least_runs or time.perf_counter() < stop:
-        taken.append(_queue(calls, rounds) / (rounds * len(calls)))
-    return Timing.of(taken)
-
-
-def _queue(calls, rounds):
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(rounds):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin
 
 
 # Probes

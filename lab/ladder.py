@@ -9,103 +9,22 @@ percentage of the roof rests on that comparison and not on seconds alone, so tha
 moment slows both sides.
 
 Ladder(..., device="cuda") times on the GPU, as lab/cuda_timing.py says: a call may then be a list of functions, one for
-each copy of its weights, and is timed in a CUDA graph and also as called from Python.
+each copy of its weights, and is timed in a CUDA graph, and then as called from Python (lab/as_called.py): what a call
+takes, and what the processor does for it.
 """
 
 from dataclasses import dataclass, field, replace
 
 from lab import plots
-from lab.roof import NOISE, flops_probe, read_probe, roof
+from lab.figure import AsCalled, Figure
+from lab.processor import cpu_name
+from lab.roof import flops_probe, read_probe, roof
 from lab.roof_gpu import gpu_roof
 from lab.table import html_table
-from lab.timing import Timing, against
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One step of a ladder in `kernels/`: its function, what it is called, and the files that decide its speed."""
-
-    name: str
-    title: str
-    function: object
-    sources: tuple
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured rung. `share` is its rate over the rate of the probe beside it: the part of the roof it reached."""
-
-    name: str
-    bytes: int  # that one call must move, at the least
-    flops: int
-    timing: Timing
-    share: float
-    bound: str  # "read" or "flops": which of the two limits it
-    checked: str = "not checked"
-    sources: tuple = ()
-    stale: bool = False
-    called: Timing = None  # on a GPU: the time from Python, without a graph
-    sustained: Timing = None  # on a GPU, of some: in a graph that is replayed for more than a second
-
-    @property
-    def rate(self):
-        """Bytes/s where reading is the limit, flop/s where arithmetic is."""
-        return (self.bytes if self.bound == "read" else self.flops) / self.timing.median
-
-    @property
-    def roof(self):
-        """The probe's rate, in the unit of `rate`."""
-        return self.rate / self.share
-
-    @property
-    def rate_text(self):
-        """The rate with a fitting unit: "169 GB/s", "4.32 TB/s", "38.6 GFLOP/s"."""
-        prefix, size = ("T", 1e12) if self.rate >= 0.9995e12 else ("G", 1e9)
-        return f"{self.rate / size:.3g} {prefix}{'B' if self.bound == 'read' else 'FLOP'}/s"
-
-    @property
-    def fastest(self):
-        """The Timing of the faster way, in a graph or as called. Some peers run slower in a graph, and are not to be
-        held to it."""
-        return min((t for t in (self.timing, self.called) if t), key=lambda timing: timing.median)
-
-    def speedup(self, over):
-        """How many times more flops this rung does in a second than the figure `over`."""
-        mine, other = (f.flops / f.timing.median for f in (self, over))
-        return mine / other
-
-    @property
-    def impossible(self):
-        """True if the figure lies above the roof: then it was not measured what we think was measured. A GPU's roof of
-        arithmetic is what cuBLAS reaches in a large product, and nothing that a kernel could not surpass."""
-        return self.share > NOISE and not (self.bound == "flops" and self.called)
-
-    def cells(self, first):
-        """The row of this figure in a table; `first` is the first rung, for the speed-up at equal work."""
-        share = f"{100 * self.share:.2g} %" if self.share < 0.1 else f"{100 * self.share:.0f} %"
-        mark = ", impossible: above the roof" if self.impossible else ""
-        times = self.speedup(first)
-        return (
-            self.name + (" (stale: the source has changed since)" if self.stale else ""),
-            self.checked,
-            f"{_amount(self.bytes, 'B')}, {_amount(self.flops, 'FLOP')}",
-            *self.timing.cells(),
-            self.rate_text,
-            share + mark,
-            f"{times:.2g}×" if times < 10 else f"{times:,.0f}×",
-        )
-
-
-def _amount(number, unit):
-    """A count with a fitting prefix: 12.6 MB."""
-    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {prefix}{unit}"
-    return f"{number} {unit}"
-
+from lab.timing import against
 
 HEADINGS = ("rung", "checked", "work", "time", "p20 – p80", "rate", "of the roof", "speed-up")
-CALLED, AT = "as called", 5  # a further column and its place, in ladders that were timed on a GPU
+CALLED, HOST, AT = "as called", "processor", 5  # further columns and their place, in ladders timed on a GPU
 
 
 @dataclass
@@ -120,6 +39,7 @@ class Ladder:
     calls: dict = field(default_factory=dict, repr=False)
     first: Figure = None  # what the speed-up is over, if not the first of these figures
     device: str = "cpu"
+    called_on: AsCalled = None
 
     def __post_init__(self):
         if self.bound not in ("read", "flops"):
@@ -148,6 +68,8 @@ class Ladder:
         """Time `call()` beside the probe, append it as a rung (facts: as for `plan`), and return its scorecard."""
         self.plan(name, call, **facts)
         (figure,) = self._time([name], seconds, turns=3)
+        if self.device == "cuda":
+            figure = replace(figure, **self.as_called([name])[name])
         # a rung that is timed once more keeps its place
         self.figures = list(({f.name: f for f in self.figures} | {name: figure}).values())
         return Ladder(name, self.bound, [figure], first=self.figures[0], device=self.device)
@@ -161,10 +83,27 @@ class Ladder:
         if not self.calls:
             raise ValueError(f"{self.title}: there is no rung to time; stored figures cannot be timed again")
         self.figures = self._time(list(self.calls), seconds, turns=5)
+        if self.device == "cuda":
+            found = self.as_called()
+            self.figures = [replace(f, **found[f.name]) for f in self.figures]
         if sustain and (peer := self.best_peer()):
             sustain = *sustain, peer.name
         self.figures = [self._sustained(f) if f.name in sustain else f for f in self.figures]
         return self
+
+    def as_called(self, names=None):
+        """Time rungs as called from Python, in turns: {name: {"called": Timing, "host": Timing}}. What they rest on is
+        noted in called_on. names: which of those planned; all"""
+        from lab import as_called
+
+        calls = {name: self.calls[name]["call"] for name in names or self.calls}
+        found, host = as_called.together(calls), as_called.host(calls)
+        sources = set(self.called_on.sources if self.called_on else ())
+        for name, call in calls.items():
+            if ours := self.calls[name]["fixed"]["sources"]:
+                sources |= {*ours, *as_called.passed_through(call[0] if isinstance(call, (list, tuple)) else call)}
+        self.called_on = AsCalled(cpu_name(), dict.fromkeys(sorted(sources)))
+        return {name: {"called": found[name], "host": host[name]} for name in calls}
 
     def _sustained(self, figure):
         from lab import cuda_timing
@@ -182,14 +121,13 @@ class Ladder:
 
             probe, amount = cuda_timing.read_probe() if self.bound == "read" else cuda_timing.flops_probe()
             timed = cuda_timing.against(probe, calls, seconds=seconds, least_turns=turns)
-            called = {name: cuda_timing.as_called(call) for name, call in calls.items()}
         else:
             probe, amount = read_probe() if self.bound == "read" else flops_probe()
-            timed, called = against(probe, calls, seconds=seconds, least_turns=turns), {}
+            timed = against(probe, calls, seconds=seconds, least_turns=turns)
         figures = []
         for name in names:
             timing, ratio = timed[name]
-            fixed = self.calls[name]["fixed"] | {"called": called.get(name)}
+            fixed = self.calls[name]["fixed"]
             mine = fixed["bytes"] if self.bound == "read" else fixed["flops"]
             # the probe does `amount` in one unit of time, the rung does `mine` in `ratio` of them
             figures.append(Figure(name=name, timing=timing, share=mine / amount / ratio, bound=self.bound, **fixed))
@@ -208,16 +146,22 @@ class Ladder:
 
     @property
     def headings(self):
-        """HEADINGS, and "as called" where that was timed."""
-        return (*HEADINGS[:AT], CALLED, *HEADINGS[AT:]) if any(f.called for f in self.figures) else HEADINGS
+        """HEADINGS, and "as called" and "processor" where that was timed."""
+        return (*HEADINGS[:AT], *(heading for heading, _ in self._further()), *HEADINGS[AT:])
+
+    def _further(self):
+        """(heading, the figures' timings) of the further columns that there are."""
+        columns = (CALLED, [f.called for f in self.figures]), (HOST, [f.host for f in self.figures])
+        return [column for column in columns if any(column[1])]
 
     def rows(self):
         """The table's rows, as tuples of strings, without the headings."""
         rows = [figure.cells(self.first or self.figures[0]) for figure in self.figures]
-        if self.headings == HEADINGS:
-            return rows
-        called = [f.called.cells()[0] if f.called else "" for f in self.figures]
-        return [(*row[:AT], cell, *row[AT:]) for row, cell in zip(rows, called)]
+        stale = "(stale) " if self.called_on and self.called_on.stale else ""
+        for at, (_, timings) in enumerate(self._further(), AT):
+            cells = [stale + timing.cells()[0] if timing else "" for timing in timings]
+            rows = [(*row[:at], cell, *row[at:]) for row, cell in zip(rows, cells)]
+        return rows
 
     def __str__(self):
         rows = [self.headings, *self.rows()]

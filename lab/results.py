@@ -2,7 +2,8 @@
 
 `make bench` writes kernels/<topic>/measured/<card>.json. A notebook on another machine renders from that file and
 says so. Each figure names its sources, and the file holds a hash of each: when the code changes, a test fails until
-the figure is measured again (`make bench`) or marked stale (`python -m lab.results stale`).
+the figure is measured again (`make bench`) or marked stale (`python -m lab.results stale`). Times as called rest on
+more than that, and are accounted for one ladder at a time: lab/stored_called.py.
 The hash sees code only: comments, docstrings and blank lines may change freely. A source may have another path, too:
 `python -m lab.results moved OLD NEW` writes it into the files. And where other code is compiled to the same machine
 code, `python -m lab.results same SOURCE WHY` keeps the figures, and WHY beside them.
@@ -11,22 +12,21 @@ code, `python -m lab.results same SOURCE WHY` keeps the figures, and WHY beside 
     results.measured(stored, "GEMV fp16, 4096 × 4096", "one warp a row")    rows of one of its ladders; and `table`
 """
 
-import ast
 import datetime
 import hashlib
-import io
 import json
 import math
 import os
 import re
 import sys
-import tokenize
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from lab import machine
+from lab import machine, stored_called
+from lab.code_hash import code_hash
 from lab.compiler import BASE_FLAGS
-from lab.ladder import Figure, Ladder
+from lab.figure import Figure
+from lab.ladder import Ladder
 from lab.roof import Roof
 from lab.source import with_includes
 from lab.table import Table
@@ -42,44 +42,6 @@ NOTHING = "no stored run of these kernels yet (`make bench` with an NVIDIA GPU m
 
 class ResultsError(RuntimeError):
     """A results file that cannot be read; the message names it and says what to do."""
-
-
-def code_hash(path):
-    """sha256 of a source file's code, without comments, docstrings and blank lines."""
-    text = path.read_text(encoding="utf-8")
-    text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _bare_c(text):
-    """C or CUDA source without comments and with single spaces; string literals are kept as they are."""
-    pattern = r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|(?:[ \t]|//[^\n]*|/\*.*?\*/)+'
-    text = re.sub(pattern, lambda m: m[1] or " ", text, flags=re.S)
-    return "\n".join(line.strip() for line in text.split("\n"))
-
-
-def _bare_python(text):
-    """Python source without comments and docstrings."""
-    lines = text.split("\n")
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column]
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if ast.get_docstring(node, clean=False) is not None:
-                _blank(lines, node.body[0])
-    return "\n".join(lines)
-
-
-def _blank(lines, node):
-    """Cut a node out of the lines; its columns count bytes. Code beside it, as in `def f(): "doc"; g()`, stays."""
-    for row in range(node.lineno - 1, node.end_lineno):
-        line = lines[row].encode()
-        start = node.col_offset if row == node.lineno - 1 else 0
-        stop = node.end_col_offset if row == node.end_lineno - 1 else len(line)
-        lines[row] = (line[:start] + line[stop:]).decode()
 
 
 def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", keep=False):
@@ -109,22 +71,20 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", kee
     sources = {source for group in groups for source in (*group, *_flags(group))}
     if gone := [s for s in sources if _hash_now(s) is None]:
         raise FileNotFoundError(f"there is no source {gone[0]} in the course's folder")
+    today = datetime.date.today().isoformat()
     record = {
         "schema": SCHEMA,
         "card": roof.card,
-        "date": datetime.date.today().isoformat(),
+        "date": today,
         "versions": versions,
         "roof": asdict(roof) | {"by_threads": {str(k): v for k, v in roof.by_threads.items()}},
         "sources": {s: _hash_now(s) for s in sorted(sources)},
         "stale": [],
-        "ladders": [
-            {"title": x.title, "bound": x.bound, "device": x.device, "figures": [asdict(f) for f in x.figures]}
-            for x in ladders
-        ],
+        "ladders": [_item(x, roof.card, today, versions) for x in ladders],
     }
     if tables:
         record["tables"] = [{"title": x.title, "rows": x.rows, "sources": x.sources} for x in tables]
-    path = folder / "measured" / f"{_stem(roof.card, name)}.json"
+    path = folder / "measured" / file_of(roof.card, name)
     if keep and path.is_file():
         _keep(record, Stored(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,23 +92,68 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", kee
     return path
 
 
+def save_called(folder, ladders, card, versions):
+    """Put times as called that were measured just now into what is stored of this card; all else stays as it is.
+
+    ladders   Ladder objects with the titles of stored ones and with all of their rows that have such times. One that
+              is not stored, or lacks such a row, is named and left as it is
+    versions  as for `save`
+    Returns the path, None if nothing was put.
+    """
+    path = folder / "measured" / file_of(card)
+    record, new, put = Stored(path).record, {ladder.title: ladder for ladder in ladders}, []
+    today, items = datetime.date.today().isoformat(), []
+    for item in record["ladders"]:
+        if (ladder := new.pop(item["title"], None)) is not None:
+            try:
+                account = stored_called.account(ladder.called_on, card, today, versions, _hash_now)
+                item = stored_called.put(item, ladder, account)
+                put.append(ladder.title)
+            except KeyError as row:
+                print(f"notice: {item['title']} keeps its times as called: {row} was not measured")
+        items.append(item)
+    for title in new:
+        print(f"notice: {title} is not stored, so there is nothing to put its times as called beside")
+    if not put:
+        return None
+    _write(path, record | {"ladders": items})
+    return path
+
+
+def _item(ladder, card, today, versions):
+    """A ladder's item in a record."""
+    item = {"title": ladder.title, "bound": ladder.bound, "device": ladder.device}
+    item["figures"] = [asdict(f) for f in ladder.figures]
+    if ladder.called_on:
+        item[stored_called.KEY] = stored_called.account(ladder.called_on, card, today, versions, _hash_now)
+    return item
+
+
 def _keep(record, before):
     """Add to a record what was stored before, and is not measured now."""
     gone = {source for source, then in before.sources.items() if _hash_now(source) != then}
     for kind in ("ladders", "tables"):
-        new = {item["title"] for item in record.get(kind, ())}
+        new, kept = {item["title"]: item for item in record.get(kind, ())}, []
         for item in before.record.get(kind, ()):
             if item["title"] in new:
+                kept.append(new.pop(item["title"]))  # in the place that it had
                 continue
             rests_on = {s for part in item.get("figures", [item]) for s in part["sources"]}
             rests_on |= _flags(rests_on)
             if changed := sorted(rests_on & gone):
                 print(f"notice: {item['title']} is not kept: {', '.join(changed)} changed since it was measured")
                 continue
-            record.setdefault(kind, []).append({"date": before.date} | item)
+            kept.append({"date": before.date} | item)
             record["sources"] |= {source: before.sources[source] for source in rests_on}
             same = [one for one in before.record.get("same", ()) if one["source"] in rests_on]
             record["same"] = record.get("same", []) + [one for one in same if one not in record.get("same", ())]
+        if found := [*kept, *new.values()]:
+            record[kind] = found
+
+
+def file_of(card, name=""):
+    """The name of a card's file."""
+    return f"{_stem(card, name)}.json"
 
 
 def _stem(card, name=""):
@@ -200,8 +205,8 @@ class Stored:
         figures = []
         _expect_text(item["title"], item.get("date", ""))
         for raw in item["figures"]:
-            timings = {"timing": Timing(**raw["timing"])}
-            timings |= {way: Timing(**raw[way]) if raw.get(way) else None for way in ("called", "sustained")}
+            timings = {"timing": Timing(**raw["timing"])} | stored_called.timings(raw)
+            timings |= {"sustained": Timing(**raw["sustained"]) if raw.get("sustained") else None}
             figure = Figure(**(raw | timings | {"sources": tuple(raw["sources"])}))
             _expect_text(figure.name, figure.checked, *figure.sources)
             times = [t for timing in timings.values() if timing for t in asdict(timing).values()]
@@ -210,7 +215,8 @@ class Stored:
             figures.append(replace(figure, stale=bool(rests_on & set(self.stale))))
         if not figures:
             raise ValueError("a ladder without figures")
-        return Ladder(item["title"], item["bound"], figures, self._source(item), device=item.get("device", "cpu"))
+        about = {"device": item.get("device", "cpu"), "called_on": stored_called.read(item)}
+        return Ladder(item["title"], item["bound"], figures, self._source(item), **about)
 
     def _table(self, item):
         sources, rows = tuple(item["sources"]), item["rows"]
@@ -223,8 +229,12 @@ class Stored:
         return Table(item["title"], rows, sources, self._source(item), stale)
 
     def _source(self, item):
-        """Where and when a ladder or a table was measured: some are kept when others are measured again."""
-        return f"stored run: {self.card}, {item['date']}" if "date" in item else self.source
+        """Where and when a ladder or a table was measured: some are kept when others are measured again, and times as
+        called may be measured anew alone."""
+        source = f"stored run: {self.card}, {item['date']}" if "date" in item else self.source
+        called = item.get(stored_called.KEY)
+        later = called and called["date"] != item.get("date", self.date)
+        return f"{source}; as called: {called['date']}" if later else source
 
     def table(self, title):
         """The table of this title, or None."""
@@ -239,13 +249,23 @@ class Stored:
 
     def changed(self):
         """Sources whose code is no longer the code that was measured, and that nobody has marked stale."""
-        return [s for s, then in self.sources.items() if s not in self.stale and _hash_now(s) != then]
+        found = [s for s, then in self.sources.items() if s not in self.stale and _hash_now(s) != then]
+        return list(dict.fromkeys([*found, *stored_called.changed(self.record, _hash_now)]))
+
+    def current(self, called=False):
+        """Titles of the ladders that rest on the code as it is, unmarked: their figures, or their times as called."""
+        if called:
+            return stored_called.current(self.record, _hash_now)
+        old = {s for s, then in self.sources.items() if s in self.stale or _hash_now(s) != then}
+        return {x.title for x in self.ladders if not any(old & {*f.sources, *_flags(f.sources)} for f in x.figures)}
 
     def mark_stale(self):
         """Mark every changed source, so that tables and plots show its figures as stale. Returns them."""
         changed = self.changed()
         if changed:
-            _write(self.path, self.record | {"stale": sorted({*self.stale, *changed})})
+            stale = {s for s in changed if s in self.sources and _hash_now(s) != self.sources[s]}
+            record = stored_called.marked(self.record, _hash_now)
+            _write(self.path, record | {"stale": sorted({*self.stale, *stale})})
         return changed
 
     def move(self, old, new):
@@ -253,13 +273,19 @@ class Stored:
 
         ResultsError where the code differs, now or when `new` was measured: then the figures must be measured again.
         """
-        if old not in self.sources:
+        then = self._hashes(old)
+        if not then:
             return False
-        if {_hash_now(new), self.sources.get(new, self.sources[old])} != {self.sources[old]}:
+        if len({_hash_now(new), *then, *self._hashes(new)}) > 1:
             raise ResultsError(f"{new} is not the code that {_shown(self.path)} was measured with as {old}")
         text = json.dumps(self.record, indent=1).replace(json.dumps(old), json.dumps(new))
         _write(self.path, json.loads(text))
         return True
+
+    def _hashes(self, source):
+        """All that a source had when figures were measured that rest on it."""
+        then = {self.sources[source]} if source in self.sources else set()
+        return then | stored_called.hashes(self.record, source)
 
     def same(self, source, why):
         """Keep the figures that rest on a source whose code has changed, but not what the machine runs.
@@ -275,10 +301,13 @@ class Stored:
             if source in part["sources"]:
                 part["sources"] = list(with_includes(*part["sources"], root=ROOT))
                 record["sources"] = {s: _hash_now(s) for s in part["sources"]} | record["sources"]
-        found = {"source": source, "measured": self.sources[source], "now": now, "why": why}
+        before = next(iter(self._hashes(source) - {now}))
+        found = {"source": source, "measured": self.sources.get(source, before), "now": now, "why": why}
         record["same"] = [*record.get("same", ()), found | {"date": datetime.date.today().isoformat()}]
-        record["sources"][source] = now
-        _write(self.path, record | {"sources": dict(sorted(record["sources"].items()))})
+        if source in self.sources:
+            record["sources"][source] = now
+        record["sources"] = dict(sorted(record["sources"].items()))
+        _write(self.path, stored_called.with_hash(record, source, now))
         return True
 
 

@@ -31,9 +31,10 @@ TESTS = {
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
 }
 HOUSE = """
-    compiling copies cpu_llm forked_kernels house imports lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing
-    lab_interpreter lab_ladder lab_misc lab_results lab_source lab_table lab_tensor_map lab_tensor_map_gpu
-    lab_timing_roof models_* mutations exercises_costs notebook_tools notebooks offsets readme llm_kernels ref_llm
+    bench_run compiling copies cpu_llm forked_kernels house imports lab_as_called lab_card lab_check lab_cuda
+    lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder lab_misc lab_prepared* lab_results lab_source lab_table
+    lab_tensor_map* lab_timing_roof llm_kernels models_* mutations exercises_costs notebook_tools notebooks offsets
+    readme ref_llm
     roof_cuda simt_* suite trials
 """  # what all chapters stand on
 

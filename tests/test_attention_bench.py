@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import ref.attention
-from kernels import benching, kv_cache
+from kernels import benching, kv_cache, running
 from kernels.attention import bench, mix, mix_answers, peers, rungs
 from kernels.bench import GPU_TOPICS
 from kernels.kv_cache import bench as kv_bench
 from kernels.kv_cache import rungs as kv_rungs
-from lab import Ladder, Roof, Rung, Timing, cuda_timing, plots, results
-from lab.ladder import Figure
+from lab import Ladder, Roof, Rung, Timing, as_called, cuda_timing, plots, results
+from lab.figure import Figure
 from lab.source import with_includes
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
@@ -142,7 +142,7 @@ def test_results_are_looked_at_again_after_timing(card):
 
     with pytest.raises(ValueError, match="a is not right"):
         benching.ladder_of("title", [row(wanted, tired)], 0.1)
-    assert card.timed == ["a"] and len(calls) == 2
+    assert card.timed == card.called == ["a"] and len(calls) == 4  # in a graph, as called, and through which files
 
 
 def test_a_call_that_writes_nothing_is_seen(card):
@@ -177,10 +177,61 @@ def test_of_a_peer_the_fastest_mode_counts(monkeypatch, capsys):
         raise RuntimeError("no such card\nand more")
 
     monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=lambda: calls))
+    called = {"A: slow": 3.0, "A: fast": 2.0, "A: later": 1.95}
+    monkeypatch.setattr(as_called, "together", lambda calls, **_: {name: Timing.of([called[name]]) for name in calls})
     modes = {"slow": lambda: [3.0], "fast": lambda: [1.0, 2.0, 9.0], "later": lambda: [2.5], "none": refuse}
-    (found,) = benching.peer_rows([("A", modes), ("B", {"x": refuse})], 0.1, bytes=3)
+    families = [("A", modes), ("B", {"x": refuse})]
+    (found,) = benching.peer_rows(families, 0.1, bytes=3)  # another is as fast as called, but for noise
     assert (found.title, found.calls, found.tolerance, found.bytes) == ("A: fast", [1.0, 2.0, 9.0], 0.1, 3)
     assert capsys.readouterr().out == "A: none is left out: no such card\nB: x is left out: no such card\n"
+    called["A: later"] = 1.5
+    assert [row.title for row in benching.peer_rows(families, 0.1, bytes=3)] == ["A: fast", "A: later"]
+
+
+def test_what_compiles_is_called_ahead(card, capsys):
+    called = []
+
+    def fails():
+        raise ValueError("told of where it is timed")
+
+    benching.ahead([functools.partial(called.append, n) for n in range(20)] + [fails])
+    assert sorted(called) == list(range(20)) and "21 calls ahead" in (said := capsys.readouterr().out)
+    assert "1 of them in vain" in said
+    calls = bench.hostile_calls(
+        [lambda *found: called.append([t.shape for t in found])], bench.mix_arrays, [torch.float16]
+    )
+    called.clear()
+    benching.ahead(calls)
+    assert called == [[(4, 37), (37, 2, 64)]] and "vain" not in capsys.readouterr().out
+
+
+def test_a_run_that_only_calls_takes_the_modes_that_are_stored(card, monkeypatch):
+    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: pytest.fail("a graph was captured"))
+    wanted, made = torch.tensor([3.0, 4.0], dtype=torch.float64), []
+
+    def figure(name, *sources):
+        timing = Timing(1.0, 1.0, 1.0, 1)
+        return Figure(name, 8, 8, timing, 0.5, "read", sources=sources, called=timing, sustained=timing)
+
+    def make(name):
+        return lambda: made.append(name) or [lambda: wanted]
+
+    stored = Ladder("title", "read", [figure("ours", "lab/check.py"), figure("A: one")], device="cuda")
+    kept = []
+    with running.set_to(running.Run(called=True, stored={"title": stored}, store=kept.append)):
+        rows = [
+            benching.Row(name, [lambda: wanted], wanted, 1e-3, sources=("lab/check.py",)) for name in ("ours", "new")
+        ]
+        modes = {name: make(name) for name in ("one", "two")}
+        facts = {"wanted": wanted, "bytes": 8, "flops": 8}
+        rows += benching.peer_rows([("A", modes), ("B", modes)], 1e-3, ladder="title", **facts)
+        found = benching.ladder_of("title", rows, 0.1)
+    assert made == ["one"] and card.timed == [] and kept == [found]
+    assert [f.name for f in found.figures] == ["ours", "A: one"]
+    for figure in found.figures:
+        assert (figure.called.median, figure.host.median) == (2e-5, 5e-6)
+        assert figure.timing == figure.sustained == Timing(1.0, 1.0, 1.0, 1)  # as it was
+    assert "lab/check.py" in found.called_on.sources
 
 
 def test_a_peer_that_is_wrong_is_left_out_with_a_sentence(card, monkeypatch, capsys):
@@ -223,20 +274,36 @@ class FakeFlashInfer:
     def __init__(self):
         self.decode, self.seen = self, []
 
-    def BatchDecodeWithPagedKVCacheWrapper(self, workspace, layout, *, use_tensor_cores):
-        assert workspace.dtype == torch.uint8 and layout == "NHD"
+    def BatchDecodeWithPagedKVCacheWrapper(self, workspace, layout, *, use_tensor_cores, backend):
+        assert workspace.dtype == torch.uint8 and layout == "NHD" and backend in ("auto", "fa3")
+        name = f"batch {use_tensor_cores}" + (" fa3" if backend == "fa3" else "")
 
         def plan(indptr, indices, last, n_heads, n_kv_heads, head_dim, page, *, q_data_type, kv_data_type):
             found.update(indptr=indptr.tolist(), indices=indices, last=last, heads=n_heads, page=page)
             assert indptr.device.type == last.device.type == "cpu" and indptr.dtype == indices.dtype == torch.int32
 
         def run(q, cache, *, enable_pdl):
-            self.seen.append((f"batch {use_tensor_cores}", enable_pdl))
+            self.seen.append((name, enable_pdl))
             assert (found["last"] == found["page"]).all() and found["heads"] == q.shape[1]
             tables = [found["indices"][a:b] for a, b in zip(found["indptr"], found["indptr"][1:])]
             return self.through(q, cache, torch.stack(tables))
 
         found = {}
+        return SimpleNamespace(plan=plan, run=run)
+
+    def BatchAttention(self, *, kv_layout, device):
+        def plan(queries, ends, indices, lengths, n_heads, n_kv_heads, head_dim, of_values, page, *, q_data_type,
+                 kv_data_type):  # fmt: skip
+            assert queries.tolist() == list(range(len(lengths) + 1)) and n_heads % n_kv_heads == 0
+            assert head_dim == of_values and (lengths == page * (ends[1:] - ends[:-1])).all()
+            found.update(table=indices.view(len(lengths), -1))
+
+        def run(q, cache):
+            self.seen.append(("BatchAttention", False))
+            return self.through(q, cache, found["table"]), "logarithms"
+
+        found = {}
+        assert kv_layout == "NHD" and device == "cpu"
         return SimpleNamespace(plan=plan, run=run)
 
     def xqa_batch_decode_with_kv_cache(self, q, cache, workspace, table, lengths, longest, scale, one, *, enable_pdl):
@@ -260,7 +327,7 @@ def test_flashinfer_is_called_right(monkeypatch, capsys):
     fake = FakeFlashInfer()
     monkeypatch.setattr(peers, "_flashinfer", lambda: fake)
     monkeypatch.setattr(peers, "WORKSPACE", 64)
-    for batch in (1, 3):
+    for batch in (1, 16):
         q, k, v = torch.randn(batch, 4, 8), torch.randn(batch, 192, 2, 8), torch.randn(batch, 192, 2, 8)
         wanted, fake.seen = bench.truth(q, k, v), []
         for function in (peers.sixteen_bit, peers.eight_bit):
@@ -269,8 +336,8 @@ def test_flashinfer_is_called_right(monkeypatch, capsys):
                     first, second = make()
                     assert torch.equal(first().view(wanted.shape), wanted) and torch.equal(first(), second())
                     assert fake.seen[-1][1] is ("PDL" in name) and (mode == "XQA") == (fake.seen[-1][0] == "XQA")
-        calls = {"XQA", "batch True", "batch False", "single True"}
-        assert {what for what, _ in fake.seen} == calls - ({"single True"} if batch > 1 else set())
+        calls = {"XQA", "batch True", "batch False", "BatchAttention", "batch True fa3" if batch > 1 else "single True"}
+        assert {what for what, _ in fake.seen} == calls
 
 
 def test_pages_are_views():
@@ -363,6 +430,21 @@ def test_the_ladders_of_the_quantised_cache(card, monkeypatch, capsys):
         assert codes < ours.bytes - outside < 1.3 * codes and plain.bytes == outside + 2 * 2 * 40 * 2 * 64
         assert ladder["reading the cache only"].bytes == ours.bytes and ours.flops == plain.flops
         assert ours.checked == "right on 2 shapes" and "kernels/kv_cache/decode.cu" in ours.sources
+
+
+@pytest.mark.parametrize("least, head_dim, title", [(9, 64, "9 to 40"), (40, 80, "40, head_dim 80")])
+def test_the_ladders_of_other_caches(card, least, head_dim, title):
+    ladders = list(kv_bench._other(2, least, 40, head_dim, 0.1))
+    assert [ladder.title for ladder in ladders] == [f"decode {name}, batch 2, {title}" for name in ("fp8", "int4")]
+    lens = kv_bench.lengths(2, least, 40)
+    tokens = 80 if lens is None else int(lens.sum())
+    for ladder, bits in zip(ladders, (8, 4)):
+        names = ["decode", "decode, PDL", "decode, bf16 cache", "decode, bf16 cache, PDL", "reading the cache only"]
+        assert [f.name for f in ladder.figures] == names and sources_are_there(ladder)
+        ours, plain, outside = ladder["decode"], ladder["decode, bf16 cache"], 2 * 2 * 2 * 4 * head_dim
+        codes = 2 * tokens * 2 * head_dim * bits // 8
+        assert codes < ours.bytes - outside < 1.6 * codes and plain.bytes == outside + 2 * 2 * tokens * 2 * head_dim
+        assert ladder["reading the cache only"].bytes == ours.bytes and ours.flops == plain.flops
 
 
 def test_a_kernel_that_forgets_the_scales_is_not_timed(card, monkeypatch):

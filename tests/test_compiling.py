@@ -1,5 +1,6 @@
 """torch.compile as a peer: each compile chooses for itself, the fastest counts, and what was tuned ahead is found."""
 
+import json
 import os
 import sys
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels import compiling
+from kernels import compiling, running
 from kernels.compiling import Way
 from lab import cuda_timing
 
@@ -80,29 +81,79 @@ def test_a_twin_does_the_same():
     assert twin(5) == 30 and twin(5, by=1) == 15
 
 
+def tuned(monkeypatch, jobs, *ways, taken=(3.0,)):
+    """Let a process that tunes do these jobs for the ways of one ladder; its graphs take these seconds, one by one."""
+    taken = iter(taken)
+    graph = lambda calls: SimpleNamespace(turn=lambda: [next(taken)])  # noqa: E731
+    monkeypatch.setattr(cuda_timing, "Graph", graph)
+    monkeypatch.setitem(sys.modules, "a_bench", SimpleNamespace(ways=lambda: {"GEMV": lambda: list(ways)}))
+    compiling._tune("a_bench", jobs)
+
+
 def test_choices_are_looked_for_where_they_were_left(compiler, monkeypatch):
     """A process that tunes, and the bench, mean the same folder."""
-    monkeypatch.setitem(sys.modules, "a_bench", SimpleNamespace(ways=lambda: [None, lambda: [way(), way(tuned=False)]]))
-    compiling._tune("a_bench", 1, "with PDL", 2)
+    tuned(monkeypatch, [["GEMV", "with PDL", 2]], way(), way("F.linear", tuned=False), taken=[1.0] * 3)
     compiling.compiled(way(), "with PDL", 2)
-    tuned, found = (asked.folder for asked in compiler)  # the one that is not tuned was not compiled ahead
-    assert tuned == found
+    left, found = (asked.folder for asked in compiler)  # the one that is not tuned has no third compile
+    assert left == found
 
 
-def test_each_compile_is_tuned_in_a_process_of_its_own(compiler, monkeypatch, tmp_path):
+def test_of_compiles_that_were_timed_ahead_only_the_fastest_is_made_again(compiler, monkeypatch):
+    jobs = [["GEMV", mode, attempt] for attempt in range(3) for mode in compiling.PDL]
+    times = [5, 6, 4, 2, 7, 3]  # plain and with PDL, three times; each is the least of three turns
+    tuned(monkeypatch, jobs, way(), taken=[t for best in times for t in (best, 9, best)])
+    (asked,) = [asked for asked in compiler if asked.options["triton.enable_pdl"]][1:2]
+    compiler.clear()
+    modes = compiling.modes(way())
+    assert list(modes) == ["with PDL"]
+    modes["with PDL"]()
+    assert [again.folder for again in compiler] == [asked.folder] and asked.folder.endswith("_1")
+
+
+def test_where_a_compile_failed_ahead_all_are_made(compiler, monkeypatch):
+    tuned(monkeypatch, [["GEMV", mode, 0] for mode in compiling.PDL], way(), taken=[1.0] * 6)
+    assert list(compiling.modes(way())) == list(compiling.PDL) and compiling._timed(way(), "with PDL") == {}
+
+
+def test_a_run_that_only_calls_knows_the_mode(compiler, monkeypatch):
+    jobs = [["GEMV", mode, attempt] for attempt in range(3) for mode in compiling.PDL]
+    tuned(monkeypatch, jobs, way(), taken=[1.0] * 18)
+    figures = [SimpleNamespace(name="torch.compile, W @ x: without PDL")]
+    run = running.Run(called=True, stored={"GEMV": SimpleNamespace(figures=figures)})
+    with running.set_to(run):
+        assert list(compiling.modes(way())) == list(compiling.PDL)  # of which benching.peer_rows takes that one
+        assert compiling._asked("GEMV") == ["without PDL"]
+    assert compiling._asked("GEMV") == list(compiling.PDL)
+
+
+def test_a_compile_that_fails_does_not_keep_the_others(compiler, monkeypatch, capsys):
+    def bind(run):
+        raise RuntimeError("no such kernel")
+
+    tuned(monkeypatch, [["GEMV", "with PDL", 0]], way("bad")._replace(bind=bind), way(), taken=[1.0] * 3)
+    assert "no such kernel" in capsys.readouterr().err
+    assert (compiling._folder(way(), "with PDL", 0) / compiling.SECONDS).read_text() == "1.0"
+
+
+def test_compiles_are_tuned_in_processes_of_their_own(compiler, monkeypatch, tmp_path):
     jobs, done = [], []
 
-    def run(command, *, env, timeout, **quiet):
-        assert command[1:3] == ["-m", "kernels.compiling"] and env[compiling.HOME] == str(tmp_path)
+    def run(command, *, env, timeout, input, **quiet):
+        assert command[1:] == ["-m", "kernels.compiling", "a_bench"] and env[compiling.HOME] == str(tmp_path)
         assert env["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
-        jobs.append(tuple(command[3:]))
+        jobs.append([tuple(job) for job in json.loads(input)])
         raise compiling.subprocess.TimeoutExpired(command, timeout)  # which does not end the bench
 
     monkeypatch.setattr(compiling.subprocess, "run", run)
-    monkeypatch.setitem(sys.modules, "a_bench", SimpleNamespace(ways=lambda: [None] * 2))
-    compiling.ahead("a_bench", lambda: done.append(1))
-    wanted = {("a_bench", c, mode, t) for c in "01" for mode in compiling.PDL for t in "012"}
-    assert len(jobs) == len(wanted) and set(jobs) == wanted and done == [1]
+    monkeypatch.setattr(compiling.os, "cpu_count", lambda: 5)
+    ways = dict.fromkeys(["first", "second", "left out"])
+    monkeypatch.setitem(sys.modules, "a_bench", SimpleNamespace(ways=lambda: ways))
+    with running.set_to(running.Run(only=("first", "second"))):
+        compiling.ahead("a_bench", lambda: done.append(1))
+    wanted = {(title, mode, t) for title in ("first", "second") for mode in compiling.PDL for t in range(3)}
+    assert len(jobs) == 5 and done == [1]  # as many as there are cores
+    assert sorted(job for process in jobs for job in process) == sorted(wanted)
+    assert all([job[2] for job in process] == sorted(job[2] for job in process) for process in jobs)
 
 
 def test_one_process_measures_at_a_time(compiler, monkeypatch, tmp_path):
@@ -110,26 +161,38 @@ def test_one_process_measures_at_a_time(compiler, monkeypatch, tmp_path):
 
     from torch._inductor.runtime.benchmarking import benchmarker
 
+    def taken():
+        with open(tmp_path / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
     def measured(*arguments, **options):
-        with open(tmp_path / "lock", "w") as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert taken()
         return 7.0
 
     def bound(run):
-        assert benchmarker.benchmark_gpu("what", rep=40) == 7.0
+        assert benchmarker.benchmark_gpu("what", rep=40) == 7.0 and not taken()
         return [lambda: None]
 
+    def turn():
+        assert taken()
+        return [1.0]
+
     monkeypatch.setattr(benchmarker, "benchmark_gpu", measured, raising=False)
+    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: SimpleNamespace(turn=turn))
     ways = [Way("GEMV", "a", product, bound)]
-    monkeypatch.setitem(sys.modules, "a_bench", SimpleNamespace(ways=lambda: [lambda: ways]))
-    compiling._tune("a_bench", 0, "without PDL", 0)
-    with open(tmp_path / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free again
+    monkeypatch.setitem(sys.modules, "a_bench", SimpleNamespace(ways=lambda: {"GEMV": lambda: ways}))
+    compiling._tune("a_bench", [["GEMV", "without PDL", 0]])
+    assert not taken() and (compiling._folder(ways[0], "without PDL", 0) / compiling.SECONDS).is_file()
 
 
 @pytest.mark.parametrize("module", ["kernels.gemv.bench", "kernels.fusion.bench", "kernels.lowbit.bench"])
 def test_every_bench_has_something_to_tune(module):
-    assert all(map(callable, compiling.importlib.import_module(module).ways()))
+    ways = compiling.importlib.import_module(module).ways()
+    assert ways and all(isinstance(title, str) and callable(make) for title, make in ways.items())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

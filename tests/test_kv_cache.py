@@ -16,8 +16,8 @@ import ref.kv_cache
 import simt
 from kernels import kv_cache
 from kernels.kv_cache import QuantizedKV, counters, decode, quantize
-from kernels.kv_cache.plan import TILE, plan
-from kernels.kv_cache.quantization import default_group
+from kernels.kv_cache.plan import plan
+from kernels.kv_cache.rounding import default_group
 from lab import cuda
 from lab.source import inlined
 from lab.stream import still_running
@@ -62,11 +62,16 @@ def test_codes_and_scales_are_the_references(bits, axis, dtype, monkeypatch):
         (2, 203, 3, 64, None),
         (1, 1, 1, 128, None),
         (2, 97, 2, 128, 64),
+        (1, 33, 1, 80, None),
+        (1, 50, 2, 112, 16),
+        (1, 40, 1, 96, 32),
+        (1, 17, 1, 16, None),
     ]:
         kv = normal(batch, kv_len, n_kv_heads, head_dim, dtype=dtype)
         kv[0, 0, 0, :32] = 0
         kv[-1, -1, -1] *= 2.0**-13  # float16 scales are subnormal here
         kv[0, 0, -1, 40:] = -0.0
+        group = group if axis == "token" else None if group == 16 else group
         cache = quantize(kv, bits, axis=axis, group=group)
         wanted = ref.kv_cache.quantize(kv.float().numpy(), bits, axis=axis, group=cache.group)
         same(cache, wanted)
@@ -119,9 +124,10 @@ def test_the_bytes_of_a_cache():
     assert 8 * quantize(kv, 4, group=128).nbytes == (4 + 16 / 128) * elements
 
 
+@pytest.mark.parametrize("head_dim", [16, 48, 80, 112, 128, 240])
 @pytest.mark.parametrize("bits", BITS)
-def test_laid_out_anew_it_is_the_same(bits):
-    kv = normal(2, 77, 2, 128)
+def test_laid_out_anew_it_is_the_same(bits, head_dim):
+    kv = normal(2, 77, 2, head_dim)
     cache = quantize(kv, bits)
     codes, scales, packed = cache.codes(), cache.scales(), cache.packed
     assert cache.role == "values" and cache.lay_out("keys").role == "keys"
@@ -172,7 +178,13 @@ BAD_QUANTIZE = {
     "dtype": ((normal(1, 3, 1, 64).double(), 8), {}, TypeError, "got torch.float64"),
     "rank": ((normal(3, 1, 64), 8), {}, ValueError, r"kv must have shape \(batch, kv_len, n_kv_heads, head_dim\)"),
     "empty": ((normal(1, 0, 1, 64), 8), {}, ValueError, r"none of it 0, got \(1, 0, 1, 64\)"),
-    "head_dim": ((normal(1, 3, 1, 80), 8), {}, ValueError, "head_dim must be 64, 128, 192 or 256, got 80"),
+    "head_dim": ((normal(1, 3, 1, 72), 8), {}, ValueError, "head_dim must be a multiple of 16, 256 at most, got 72"),
+    "long heads": (
+        (normal(1, 3, 1, 272), 8),
+        {},
+        ValueError,
+        "a multiple of 16, 256 at most, got 272",
+    ),
 }
 
 
@@ -495,11 +507,12 @@ def test_keys_and_values_may_change_places(bits):
 MISTAKES = {  # in decode.cu and its headers: (what stands there, what is put in its place)
     "values are not waited for": ("ring.wait_full<1>();", ""),
     "keys come too late": ("copy_async_wait<STAGES * PARTS - 1 - PART>", "copy_async_wait<STAGES * PARTS - PART>"),
-    "lanes do not meet": ("+ K_SCALES;\n            __syncwarp();", "+ K_SCALES;"),
+    "lanes do not meet": ("+ K_SCALES;\n    __syncwarp();", "+ K_SCALES;"),
     "no barrier in the exchange": (
-        "warp_max_and_sum, warp, lane);\n        __syncthreads();",
-        "warp_max_and_sum, warp, lane);",
+        "shared.max_and_sum, member, lane);\n            meet(team);",
+        "shared.max_and_sum, member, lane);",
     ),
+    "q of the first row for all": ("if (here.left > 0) queries.load", "if (false) queries.load"),
     "the sum of weights is not scaled": ("weights[n][i] *= scale;", ""),
     "scales of the first group for all": ("(new_segment || here.at_new_group())", "new_segment"),
     "scales at whole groups only": ("|| new_segment || next.at_new_group()", "|| next.at_new_group()"),
@@ -509,6 +522,15 @@ MISTAKES = {  # in decode.cu and its headers: (what stands there, what is put in
         "const float share = 1;",
     ),
     "offset of keys forgotten": ("OFFSETS && step <", "false && step <"),
+    "queries of all teams in one place": ("{all_queries + team * HEADS * PITCH,", "{all_queries,"),
+    "a team does not meet": ("else named_barrier<32 * TEAM>(1 + team);", "else __syncwarp();"),
+    "each team has the first one's share": ("team * gridDim.x + blockIdx.x;", "blockIdx.x;"),
+}
+TEAMS = {  # of four warps, for these mistakes; 1 for all others
+    "no barrier in the exchange": 4,
+    "slices relative to different maxima": 4,
+    "queries of all teams in one place": 2,
+    "a team does not meet": 2,
 }
 
 
@@ -528,14 +550,69 @@ def test_a_mistake_in_the_kernel_would_be_seen(what, one_multiprocessor, monkeyp
     for cached in ("_kernels", "_prepared"):
         monkeypatch.setattr(kv_cache.decoding, cached, getattr(kv_cache.decoding, cached).__wrapped__)
     q, k, v = jumping()
+    q = q * torch.tensor([1, 0.75, 0.5, 0.25], dtype=q.dtype)[:, None, None]
     lens = torch.tensor([1500, 1409, 777, 1490], dtype=torch.int32)
     try:
         scale, out = 0.4, torch.empty_like(q)
-        kv_cache.decoding._launch(q, k, v, scale, lens, out, False, check_races=True)
+        chosen = {"warps": 4, "team": TEAMS.get(what, 1)}
+        kv_cache.decoding._launch(q, k, v, scale, lens, out, False, chosen, check_races=True)
     except simt.SimtError:
         return  # a race, or a read of shared memory that has not come yet
     wanted = attention(q, k, v, scale, lens)
     assert not max(relative(o, w) for o, w in zip(out, wanted)) <= 4e-3
+
+
+# Lengths: one token, primes, all alike, one long among short ones, none at all; more shares than tiles, and fewer
+LENGTHS = [[1, 1, 1, 1, 1], [127, 2, 31, 97, 61], [64] * 5, [1, 7, 400, 3, 2], [0, 33, 0, 0, 129], [0, 0, 0, 0, 32]]
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis, head_dim, tile", [
+    (4, "channel", 64, 32), (8, "token", 80, 32), ("fp8", "channel", 48, 16), (4, "token", 96, 16)
+])  # fmt: skip
+def test_a_share_for_each_warp(bits, axis, head_dim, tile):
+    q = normal(5, 6, head_dim, dtype=torch.float16)
+    k, v = caches(5, 400, 2, head_dim, bits, axis)
+    for lens, processors in zip(map(torch.tensor, LENGTHS), (2, 3, 1, 2, 3, 200)):
+        out, home = between(torch.full(q.shape, torch.nan, dtype=q.dtype))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kv_cache.decoding, "_card", lambda device, count=processors: (count, ROOM))
+            chosen = {"team": 1, "warps": 4, "tile": tile}
+            args = q, k, v, head_dim**-0.5, lens.int(), out, False, chosen
+            kv_cache.decoding._launch(*args, check_races=True)
+        some = lens > 0
+        wanted = attention(q, k, v, None, lens.clamp(min=1).int())
+        assert relative(out[some], wanted[some.numpy()]) <= 2e-3 and (out[~some] == 0).all(), lens
+        assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
+
+
+@on_machine
+@pytest.mark.parametrize("bits, axis, n_heads, head_dim", [(4, "channel", 16, 128), (8, "token", 20, 64)])
+def test_a_share_for_each_warp_without_lengths(bits, axis, n_heads, head_dim):
+    q = normal(2, n_heads, head_dim, dtype=torch.bfloat16)
+    k, v = caches(2, 150, 1, head_dim, bits, axis)
+    out = torch.full_like(q, torch.nan)
+    chosen = {"team": 1, "warps": 2}
+    split, _ = kv_cache.decoding._launch(q, k, v, head_dim**-0.5, None, out, False, chosen, check_races=True)
+    assert relative(out, attention(q, k, v)) <= 4e-3
+
+
+@on_machine
+def test_what_lies_behind_a_sequence_is_never_seen():
+    """Scales that are NaN behind the last tile, and behind the last token in it."""
+    q = normal(2, 4, 80, dtype=torch.float16)
+    for bits, axis in [(4, "token"), (8, "channel")]:
+        k, v = caches(2, 200, 1, 80, bits, axis)
+        lens = torch.tensor([64, 199], dtype=torch.int32)
+        wanted = attention(q, k, v, None, lens)
+        k.lay_out("keys")
+        v.scale[0, :, 64 // 16 :] = torch.nan
+        k.scale[0, :, 64 // (k.group if axis == "channel" else 16) + (axis == "channel") :] = torch.nan
+        for team in (1, 2):
+            out = torch.full_like(q, torch.nan)
+            chosen = {"team": team, "warps": 2}
+            kv_cache.decoding._launch(q, k, v, 80**-0.5, lens, out, False, chosen)
+            assert relative(out, wanted) <= 2e-3
 
 
 @on_machine
@@ -609,7 +686,7 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
     batch=some.integers(1, 256),
     n_kv_heads=some.integers(1, 16),
     group=some.integers(1, 70),
-    head_dim=some.sampled_from([64, 128, 192, 256]),
+    head_dim=some.sampled_from([16, 64, 80, 128, 240, 256]),
     kv_len=some.integers(1, 1 << 21),
     low=some.booleans(),
     lens=some.booleans(),
@@ -617,10 +694,11 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
     room=some.sampled_from([ROOM, 163 * 1024, 99 * 1024]),
 )
 def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, lens, processors, room):
-    slot = (32 if low else 64) * head_dim + 8 * head_dim
-    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, slot, low, processors, room, lens)
-    tiles = batch * p.rows * -(-kv_len // TILE)
-    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares <= processors and p.each >= 1
+    held = (1 if low else 2) * head_dim + 8, 2 * head_dim
+    p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, held, low, processors, room, lens)
+    tiles = batch * p.rows * -(-kv_len // p.tile)
+    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares and 1 <= p.blocks <= processors
+    assert p.shares == p.blocks * (p.warps // p.team) and (p.team < p.warps or p.each >= 1)
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
     assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
     assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.kv_cache import decode, quantize
+from kernels.kv_cache import decode, decoding, quantize
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -76,6 +76,7 @@ def test_quantised_as_on_the_cpu(bits, axis):
 def test_right_on_hostile_shapes(bits, axis, dtype):
     shapes = [(1, 4, 1, n, 128) for n in (1, 15, 16, 17, 31, 33, 127, 1009)]
     shapes += [(3, 10, 2, 333, 64), (2, 16, 1, 2050, 128), (1, 3, 3, 4097, 128), (2, 64, 1, 200, 64)]
+    shapes += [(2, 8, 2, 333, 80), (1, 12, 3, 1000, 96), (65, 4, 4, 127, 112), (1, 6, 1, 50, 16), (2, 5, 1, 700, 240)]
     for batch, n_heads, n_kv_heads, kv_len, head_dim in shapes:
         q, k, v = problem(batch, n_heads, n_kv_heads, kv_len, head_dim, bits, axis, dtype)
         wanted = attention(q, exact(k), exact(v))
@@ -99,6 +100,33 @@ def test_lengths_of_their_own(bits, axis):
     wanted = attention(q, exact(k), exact(v), 0.1, lens)
     wanted[1] = 0
     assert error(out, wanted) <= 2e-3
+
+
+LENGTHS = {  # of 64 sequences, of 4096 tokens at most
+    "one token": [1] * 64,
+    "primes": [2, 3, 5, 7, 11, 13, 31, 61, 127, 251, 509, 1021, 2039, 4093] * 4 + [17] * 8,
+    "equal": [777] * 64,
+    "one long": [31] * 40 + [4096] + [64] * 23,
+    "empty ones": [0, 0, 1200, 0] * 15 + [0, 0, 0, 33],
+    "empty all": [0] * 64,
+}
+
+
+@pytest.mark.parametrize("what", LENGTHS)
+@pytest.mark.parametrize("bits, head_dim", [(8, 128), (4, 80), ("fp8", 96)])
+def test_many_lengths(bits, head_dim, what):
+    q, k, v = problem(64, 12, 3, 4096, head_dim, bits, "channel", torch.bfloat16)
+    lens = torch.tensor(LENGTHS[what], dtype=torch.int32, device="cuda")
+    some = lens > 0
+    wanted = attention(q[some], exact(k)[some], exact(v)[some], None, lens[some])
+    plans = [{}] + [{"team": team, "warps": 8, "tile": tile} for team in (1, 2, 4, 8) for tile in (16, 32)]
+    for chosen in plans:
+        for pdl in (False, True):
+            out = torch.full_like(q, torch.nan)
+            torch.cuda.synchronize()
+            decoding._launch(q, k, v, head_dim**-0.5, lens, out, pdl, chosen)
+            torch.cuda.synchronize()
+            assert (out[~some] == 0).all() and (not some.any() or error(out[some], wanted) <= 4e-3), (chosen, pdl)
 
 
 @pytest.mark.parametrize("batch, kv_len", [(1, 131072), (16, 4096), (256, 300), (1, 1 << 20)])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab import Ladder, Timing, cuda_timing, ladder, results
+from lab import Ladder, Timing, as_called, cuda_timing, ladder, results
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 needs_gpu = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -163,13 +163,12 @@ class Replayed:
 
 
 def test_every_copy_has_its_turn(monkeypatch):
-    """In a graph, as called, and sustained: the mean of all calls, and not the time of the first."""
+    """In a graph, and sustained: the mean of all calls, and not the time of the first."""
     card = Replayed(monkeypatch)
     calls = [card.call(us * US) for us in (10, 20, 60)]
     graph = cuda_timing.Graph(calls)
     assert graph.calls % 3 == 0 and graph.seconds >= cuda_timing.REPLAY
     assert graph.turn() == pytest.approx([30 * US] * len(graph.turn()))
-    assert cuda_timing.as_called(calls, seconds=0.1).median == pytest.approx(30 * US)
     assert cuda_timing.sustained(calls, seconds=0.1).median == pytest.approx(30 * US)
     timing, ratio = cuda_timing.against(card.call(15 * US), {"a": calls}, seconds=0.1)["a"]
     assert timing.median == pytest.approx(30 * US) and ratio == pytest.approx(2)
@@ -181,7 +180,8 @@ def test_without_a_gpu_it_refuses_in_a_sentence():
     for refuse in (
         lambda: cuda_timing.Graph(calls),
         lambda: cuda_timing.against(calls, {"a": calls}),
-        lambda: cuda_timing.as_called(calls),
+        lambda: as_called.together({"a": calls}),
+        lambda: as_called.host({"a": calls}),
         lambda: cuda_timing.read_calls([torch.zeros(4096)]),
         cuda_timing.read_probe,
         cuda_timing.flops_probe,
@@ -204,7 +204,11 @@ def on_card(monkeypatch):
         return {name: (Timing.of([call]), call) for name, call in calls.items()}
 
     monkeypatch.setattr(cuda_timing, "against", against)
-    monkeypatch.setattr(cuda_timing, "as_called", lambda call: Timing.of([2 * call]))
+    double, half = (
+        lambda calls, by=by: {name: Timing.of([by * call]) for name, call in calls.items()} for by in (2, 0.5)
+    )
+    monkeypatch.setattr(as_called, "together", double)
+    monkeypatch.setattr(as_called, "host", half)
     monkeypatch.setattr(cuda_timing, "read_probe", lambda: ("reads", 10**9))
     monkeypatch.setattr(cuda_timing, "flops_probe", lambda: ("multiplies", 10**10))
     monkeypatch.setattr(ladder, "read_probe", lambda: pytest.fail("the CPU's probe was asked for"))
@@ -219,6 +223,7 @@ def test_a_ladder_on_a_gpu(on_card):
     ((probe, calls, options),) = on_card
     assert probe == "reads" and calls == {"a": 4.0, "b": 2.0} and options["seconds"] == 0.25
     assert steps["a"].share == 0.5 and steps["b"].share == 1 and steps["b"].called.median == 4
+    assert steps["b"].host.median == 1
     card = steps.add("c", 1.0, bytes=10**9, flops=10**9)
     assert card.device == "cuda" and card.headings == steps.headings and card.rows() == steps.rows()[2:]
     product = Ladder("matmul", "flops", device="cuda")
@@ -290,14 +295,6 @@ def test_cold_weights_are_slower_than_cached_ones():
     x = torch.randn(4096, device="cuda").half()
     cold = [functools.partial(torch.mv, copy, x) for copy in cuda_timing.cold_copies(W)]
     assert in_quiet(lambda: seconds_of(cold) > 1.15 * seconds_of(cold[:1]))
-
-
-@needs_gpu
-def test_as_called_waits_for_the_card_and_counts_python():
-    spin = cuda_timing.as_called(lambda: torch.cuda._sleep(1_000_000), seconds=0.02)
-    assert spin.median == pytest.approx(seconds_of(lambda: torch.cuda._sleep(1_000_000)), rel=0.2)
-    small = torch.zeros(1, device="cuda")
-    assert cuda_timing.as_called(lambda: small.add_(1), seconds=0.02).median > seconds_of(lambda: small.add_(1))
 
 
 @needs_gpu

@@ -8,7 +8,8 @@ from matplotlib.colors import to_hex
 from pytest import approx
 
 from lab import Ladder, Roof, Timing, check, ladder, plots
-from lab.ladder import CALLED, HEADINGS, NOISE, Figure
+from lab.figure import NOISE, Figure
+from lab.ladder import CALLED, HEADINGS
 
 ROOF = Roof("a card", read=20e9, copy=15e9, flops=100e9)
 

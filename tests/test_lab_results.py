@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from lab import Ladder, Roof, Timing, results
-from lab.ladder import Figure
+from lab.figure import Figure
 from lab.results import ResultsError, Stored, code_hash
 from lab.table import Table
 

@@ -1,8 +1,8 @@
 """The bench of low-bit weights on a made-up card: every row is held against its own truth; a wrong one is not timed."""
 
-import gc
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import made_up_card
 import pytest
 import torch
 
-from kernels import benching, lowbit
+from kernels import benching, lowbit, running
 from kernels.lowbit import bench, peers
 from lab import Rung, cuda_timing, results
 from lab.check import Verdict
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="there is no NV
 @pytest.fixture
 def card(monkeypatch):
     """A card that is this CPU, and small matrices."""
-    made_up_card.put_in(monkeypatch)
+    made = made_up_card.put_in(monkeypatch)
     for module in (bench, benching):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])
@@ -30,19 +30,8 @@ def card(monkeypatch):
     monkeypatch.setattr(peers, "families", lambda *args: [])
     monkeypatch.setattr(bench, "compile_ahead", lambda meanwhile: meanwhile())
     monkeypatch.setattr(bench.compiling, "ahead", lambda module: None)
-    monkeypatch.setattr(bench, "gc", Noted())
     bench._checked.cache_clear()
-
-
-class Noted:
-    """Python's look for garbage: what is asked of it. It would go through all that other tests have left, each time."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __getattr__(self, name):
-        assert hasattr(gc, name)
-        return lambda: self.asked.append(name)
+    return made
 
 
 def test_every_format_has_a_ladder(card):
@@ -64,9 +53,25 @@ def test_every_format_has_a_ladder(card):
     nbytes = ladder[titles[-1]].bytes
     assert nbytes == 48 * 384 // 4 + 48 * 4 * 4 + 2 * (48 + 384)  # three groups, kept as four
     assert ladder["reading the weights only"].bytes == 1 << 17 >= nbytes
-    # What was there is kept from Python's look for garbage, before inputs are made and before they are timed; then all
-    # is given back.
-    assert bench.gc.asked == ["unfreeze", "collect", "freeze", "freeze"] * len(found) + ["unfreeze"]
+    # What was there is kept from Python's look for garbage, before inputs are made and before they are timed.
+    assert benching.gc.asked == ["unfreeze", "collect", "freeze", "freeze"] * len(found)
+
+
+def test_of_stored_ladders_the_times_as_called_alone(card, monkeypatch):
+    stored = {ladder.title: ladder for ladder in bench.ladders()}
+    monkeypatch.setattr(cuda_timing, "Graph", lambda calls: pytest.fail("a graph was captured"))
+    card.as_called = 7e-5
+    with running.set_to(running.Run(called=True, stored=stored, only=("int4",))):
+        found = bench.ladders()
+    assert [ladder.title for ladder in found] == [title for title in stored if "int4" in title]
+    for ladder in found:
+        before = stored[ladder.title]
+        assert [f.name for f in ladder.figures] == [f.name for f in before.figures]
+        assert [replace(f, called=None, host=None) for f in ladder.figures] == [
+            replace(f, called=None, host=None) for f in before.figures
+        ]
+        assert {f.called.median for f in ladder.figures} == {7e-5} and all(f.host for f in ladder.figures)
+        assert {"kernels/lowbit/gemv.py", "lab/cuda/launch.py"} <= set(ladder.called_on.sources)
 
 
 def test_a_wrong_rung_is_not_timed(card, monkeypatch):

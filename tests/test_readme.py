@@ -1,14 +1,16 @@
 """The README's figures are those of the stored results, never typed."""
 
+import json
 import re
 import shutil
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
 from kernels import bench, headline
 from lab import Ladder, Roof, Timing, notebooks, results
-from lab.ladder import Figure
+from lab.figure import AsCalled, Figure
 
 README = (results.ROOT / "README.md").read_text()
 MEASURED = any(item.card == bench.README_CARD for item in results.stored("gemv"))
@@ -124,7 +126,30 @@ def test_a_peer_counts_as_it_is_faster_and_a_lost_row_says_so():
     row = row_of(ours, timed("other", 80e-6, 200e-6), peer)  # another peer is the best one in a graph
     assert row[4:9] == ("80 µs, other", "0.80×", "110 µs", "90 µs, peer", "0.82×")
     assert row_of(ours)[4:6] == ("none was measured", "") and row_of(ours)[7:9] == ("", "")
-    assert row_of(timed("a", 1e-4, ours=True), peer)[6:9] == ("–",) * 3  # stored without it
+    assert row_of(timed("a", 1e-4, ours=True), peer)[6:10] == ("–",) * 4  # stored without it
+
+
+def test_what_the_processor_does_stands_beside_where_it_is_known(course):
+    ours, peer = timed("a", 1e-4, 1.1e-4, ours=True), timed("peer", 1e-4, 2e-4)
+    assert row_of(ours, peer)[headline.HOST] == "–"
+    ours, peer = (replace(f, host=Timing(s, s, s, 9)) for f, s in ((ours, 4e-6), (peer, 9e-6)))
+    assert row_of(ours, peer)[headline.HOST] == "4 µs; 9 µs" and row_of(ours)[headline.HOST] == "4 µs"
+    stale = Ladder("title", "read", [ours, peer], called_on=AsCalled("AMD EPYC", {}, stale=True))
+    row = headline._row(headline.Case("15", "ssd", "title", "a"), stale)
+    assert row[6:8] == ("(stale) 110 µs", "(stale) 200 µs, peer") and row[headline.HOST] == "(stale) 4 µs; 9 µs"
+    path = store(course, bench.README_CARD)
+    assert "processor" not in headline.headline(bench.README_CARD)
+    record = json.loads(path.read_text())
+    for ladder in record["ladders"]:
+        ladder["called_on"] = asdict(AsCalled("AMD EPYC", {}, date="2031-02-03"))
+        for figure in ladder["figures"]:
+            figure["host"] = figure["called"]
+    path.write_text(json.dumps(record))
+    found = headline.headline(bench.README_CARD)
+    assert "| processor: ours; peer |" in found and "| 31 µs / 31 µs; 62 µs | – |" in found
+    assert found.endswith("; as called: AMD EPYC, 2031-02-03*")
+    block = bench.ladder_block(bench.readme_ladder())
+    assert "| as called | processor |" in block and "processor: its part of that*" in block
 
 
 def test_sustained_times_stand_where_they_differ():
@@ -141,7 +166,7 @@ def test_a_readme_without_a_picture_is_refused():
 
 def test_a_gpus_topics_need_a_gpu(course, monkeypatch, capsys):
     monkeypatch.setattr(bench, "gpu_roof", lambda: None)
-    monkeypatch.setattr(bench, "measure", lambda topic: asked.append(topic) or [])
+    monkeypatch.setattr(bench, "measure", lambda topic, options=None: asked.append(topic) or [])
     asked, path = [], store(course, bench.README_CARD)
     before = path.read_bytes()
     assert bench.main([]) == 0 and asked == [t for t in bench.TOPICS if t not in bench.GPU_TOPICS]

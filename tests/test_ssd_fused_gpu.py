@@ -102,14 +102,14 @@ def test_right_at_every_decay(monkeypatch, rates, how):
     whole = MODULE.plan
     monkeypatch.setattr(MODULE, "plan", lambda *sizes: whole(*sizes, **how))
     MODULE._prepared.cache_clear()
-    MODULE._ready.clear()
+    MODULE.CALLS.clear()
     call = inputs(5000, *MAMBA, rates=rates)
     check(call)
     check(call, stop=0)
     if not how["sort"]:  # shares are the same with any stop
         assert torch.equal(fused(**call), fused(**call, stop=0))
     MODULE._prepared.cache_clear()
-    MODULE._ready.clear()
+    MODULE.CALLS.clear()
 
 
 @needs_hopper

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 import ref.attention
+from kernels import running
 from kernels.attention import decoding, mix, mix_answers, peers, rungs
 from kernels.benching import Row as Row  # trials take it from here
-from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows, reading, short, wait
+from kernels.benching import ahead, between_nans, empty, ladder_of, our_row, peer_rows, reading, short, wait
 from lab import check, cuda_timing
 
 DEVICE = "cuda"
@@ -40,10 +41,16 @@ DECODE = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu",
 def ladders(seconds=0.1):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the attention ladders")
-    found = [_mix(name, kv_len, seconds) for name, kv_len in MIX_CELLS]
+    mixes = [cell for cell in MIX_CELLS if running.wants(_mix_title(*cell))]
     cells = [("bf16", *cell) for cell in CELLS] + [("fp16", *cell) for cell in FP16_CELLS]
-    found += [_decode(*cell, seconds) for cell in cells]
-    return found + [_splits(kv_len, counts, seconds) for kv_len, counts in SPLITS.items()]
+    cells = [cell for cell in cells if running.wants(_title(*cell))]
+    mix_rungs = [rung.function for rung in (*mix.RUNGS, *mix_answers.RUNGS)]
+    in_cuda = [rung.function for rung in rungs.RUNGS if rung.name != "split_triton"]  # Triton is not for threads
+    decode_rungs = [*in_cuda, decoding.decode, _dependent]
+    calls = hostile_calls(mix_rungs, mix_arrays, {DTYPES[name] for name, *_ in mixes})
+    ahead(calls + hostile_calls(decode_rungs, decode_arrays, {DTYPES[name] for name, *_ in cells}))
+    found = [_mix(*cell, seconds) for cell in mixes] + [_decode(*cell, seconds) for cell in cells]
+    return found + [_splits(*cell, seconds) for cell in SPLITS.items() if running.wants(_splits_title(cell[0]))]
 
 
 def further(roof, versions):
@@ -51,6 +58,15 @@ def further(roof, versions):
     from kernels import trials  # whose modules stand on this one
 
     return trials.store("attention", roof, versions)
+
+
+def hostile_calls(functions, arrays, dtypes):
+    """Calls of these functions on the shapes of HOSTILE, for what it compiles. arrays: as for `checked`"""
+
+    def call(function, shape, dtype):
+        function(*(torch.randn(size, device=DEVICE).to(dtype) for size in arrays(*shape)))
+
+    return [functools.partial(call, f, shape, dtype) for dtype in dtypes for shape in HOSTILE for f in functions]
 
 
 def decode_arrays(batch, n_heads, n_kv_heads, kv_len, head_dim):
@@ -92,14 +108,19 @@ def checked(function, reference, arrays, dtypes):
 # Chapter 07: the attention mix
 
 
+def _mix_title(name, kv_len):
+    return f"attention mix {name}, {N_HEADS} heads, {N_KV_HEADS} KV heads, {kv_len} tokens"
+
+
 def _mix(name, kv_len, seconds):
     empty()
     inputs = random_mixes(DTYPES[name], DTYPES[name], kv_len)
     rows = mix_rows([*mix.RUNGS, *mix_answers.RUNGS], inputs, *mix.work(*inputs[0]))
     peer = "torch.matmul", {"a product for each KV head": lambda: [functools.partial(by_matmul, *p) for p in inputs]}
     tolerance = max(2 * torch.finfo(DTYPES[name]).eps, 1e-5)
-    rows[-1:-1] = peer_rows([peer], tolerance, wanted=rows[0].wanted, bytes=rows[0].bytes, flops=rows[0].flops)
-    return ladder_of(f"attention mix {name}, {N_HEADS} heads, {N_KV_HEADS} KV heads, {kv_len} tokens", rows, seconds)
+    facts = {"wanted": rows[0].wanted, "bytes": rows[0].bytes, "flops": rows[0].flops}
+    rows[-1:-1] = peer_rows([peer], tolerance, ladder=_mix_title(name, kv_len), **facts)
+    return ladder_of(_mix_title(name, kv_len), rows, seconds)
 
 
 def random_mixes(att_dtype, dtype, kv_len):
@@ -131,9 +152,13 @@ def by_matmul(att, v):
 # Chapter 08: decode attention
 
 
+def _title(name, batch, kv_len):
+    return f"decode {name}, batch {batch}, {short(kv_len)}"
+
+
 def _decode(name, batch, kv_len, seconds):
     empty()
-    dtype, title = DTYPES[name], f"decode {name}, batch {batch}, {short(kv_len)}"
+    dtype, title = DTYPES[name], _title(name, batch, kv_len)
     homes, inputs, facts = problem(dtype, batch, kv_len)
     q, caches, rows = inputs[0][0], [cache for _, *cache in inputs], []
     for rung in rungs.RUNGS:
@@ -143,7 +168,8 @@ def _decode(name, batch, kv_len, seconds):
     families = list(peers.sixteen_bit(q, caches))
     if name == "bf16" and (batch, kv_len) in FLEX_CELLS:
         families += peers.flex(q, caches)
-    rows += peer_rows(families, 2 * torch.finfo(dtype).eps, **facts)  # they may round more often than we do
+    # they may round more often than we do
+    rows += peer_rows(families, 2 * torch.finfo(dtype).eps, ladder=title, **facts)
     rows.append(reading(homes, facts["bytes"], facts["flops"]))
     return ladder_of(title, rows, seconds, sustain=("decode", "decode, PDL"))
 
@@ -202,6 +228,10 @@ def _fast_enough(title, rung, inputs):
     return taken <= SLOW
 
 
+def _splits_title(kv_len):
+    return f"splits at {short(kv_len)}"
+
+
 def _splits(kv_len, counts, seconds):
     """The rung `split`, by how many blocks share the tokens of a head; batch 1, bf16."""
     empty()
@@ -212,4 +242,4 @@ def _splits(kv_len, counts, seconds):
         row = _rung_row(f"{count} split{'s' * (count > 1)}", rung.function, rung.sources, inputs, facts)
         row.calls = [functools.partial(call, splits=count) for call in row.calls]
         rows.append(row)
-    return ladder_of(f"splits at {short(kv_len)}", [*rows, reading(homes, facts["bytes"], facts["flops"])], seconds)
+    return ladder_of(_splits_title(kv_len), [*rows, reading(homes, facts["bytes"], facts["flops"])], seconds)

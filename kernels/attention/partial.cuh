@@ -7,12 +7,13 @@
 #include "softmax.cuh"
 
 /* Of the warps that a head tile has: the largest maximum, and the sum of their weights relative to it. */
+template <int COUNT = WARPS_PER_HEAD_TILE>
 __device__ __forceinline__ float2 joined(const float2 *max_and_sum, int from_warp_to_warp) {
     float high = LOWEST, total = 0;
 #pragma unroll
-    for (int w = 0; w < WARPS_PER_HEAD_TILE; w++) high = fmaxf(high, max_and_sum[w * from_warp_to_warp].x);
+    for (int w = 0; w < COUNT; w++) high = fmaxf(high, max_and_sum[w * from_warp_to_warp].x);
 #pragma unroll
-    for (int w = 0; w < WARPS_PER_HEAD_TILE; w++) {
+    for (int w = 0; w < COUNT; w++) {
         const float2 pair = max_and_sum[w * from_warp_to_warp];
         total += pair.y * exp2_approx(pair.x - high);
     }

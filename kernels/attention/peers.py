@@ -5,9 +5,10 @@
     FlexAttention            through torch.compile
 
 All read the cache where it lies, tokens first: on an H200 a copy with heads first made XQA in fp8 3 % faster, and no
-other. What was never the fastest there is not here: SDPA with the heads of a group as 4 queries, FlashInfer's
-BatchAttention, and its kernels without tensor cores on a 16-bit cache. A peer that is not installed, or refuses a case,
-is left out with a printed sentence.
+other. FlashInfer's ways are XQA, its batch wrapper (as it comes, and with the kernel for Hopper, fa3), its function for
+one sequence, and BatchAttention, which shares out sequences of any lengths. What was never the fastest there is not
+here: SDPA with the heads of a group as 4 queries, and FlashInfer's kernels without tensor cores on a 16-bit cache. A
+peer that is not installed, or refuses a case, is left out with a printed sentence.
 
     sixteen_bit(q, caches)   q (batch, n_heads, head_dim); caches a list of (k, v), one for each call, k and v (batch,
     eight_bit(q, caches)     kv_len, n_kv_heads, head_dim). All yield (name, {mode: make}); make() returns the list of
@@ -22,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PAGE = 64  # tokens
 WORKSPACE = 512 << 20  # bytes
+FA3_FROM = 16  # sequences: it does not cut one into parts, and a few do not fill the card
 IN_FP8 = "products in fp8"
 
 
@@ -37,6 +39,10 @@ def sixteen_bit(q, caches):
         if len(q) == 1 and not pdl:  # it knows no PDL
             run = functools.partial(flashinfer.single_decode_with_kv_cache, q[0], use_tensor_cores=True)
             modes["single, tensor cores"] = functools.partial(_each, run, [(k[0], v[0]) for k, v in caches])
+        if len(q) >= FA3_FROM and not pdl:
+            modes["batch, fa3"] = functools.partial(_batch, q, caches, pdl, True, "fa3")
+        if not pdl:
+            modes["BatchAttention"] = functools.partial(_batch_attention, q, caches)
         yield "FlashInfer, PDL" if pdl else "FlashInfer", modes
 
 
@@ -101,12 +107,13 @@ def _pages(caches):
     return [tuple(x.view(-1, PAGE, *x.shape[2:]) for x in cache) for cache in caches]
 
 
-def _batch(q, caches, pdl, tensor_cores):
+def _batch(q, caches, pdl, tensor_cores, backend="auto"):
     """Calls of FlashInfer's BatchDecodeWithPagedKVCacheWrapper, planned beforehand."""
     batch, kv_len, n_kv_heads, head_dim = caches[0][0].shape
     pages = kv_len // PAGE
     workspace = _workspace("batch", q.device)
-    wrapper = _flashinfer().BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=tensor_cores)
+    make = _flashinfer().BatchDecodeWithPagedKVCacheWrapper
+    wrapper = make(workspace, "NHD", use_tensor_cores=tensor_cores, backend=backend)
     wrapper.plan(
         torch.arange(batch + 1, dtype=torch.int32) * pages,
         torch.arange(batch * pages, dtype=torch.int32, device=q.device),
@@ -119,6 +126,31 @@ def _batch(q, caches, pdl, tensor_cores):
         kv_data_type=caches[0][0].dtype,
     )
     return [functools.partial(wrapper.run, q, cache, enable_pdl=pdl) for cache in _pages(caches)]
+
+
+def _batch_attention(q, caches):
+    """Calls of FlashInfer's BatchAttention, planned beforehand; it has no PDL."""
+    batch, kv_len, n_kv_heads, head_dim = caches[0][0].shape
+    ends = torch.arange(batch + 1, dtype=torch.int32, device=q.device)
+    wrapper = _flashinfer().BatchAttention(kv_layout="NHD", device=str(q.device))
+    wrapper.plan(
+        ends,
+        ends * (kv_len // PAGE),
+        torch.arange(batch * kv_len // PAGE, dtype=torch.int32, device=q.device),
+        torch.full((batch,), kv_len, dtype=torch.int32, device=q.device),
+        q.shape[1],
+        n_kv_heads,
+        head_dim,
+        head_dim,
+        PAGE,
+        q_data_type=q.dtype,
+        kv_data_type=caches[0][0].dtype,
+    )
+    return [functools.partial(_first, wrapper.run, q, cache) for cache in _pages(caches)]
+
+
+def _first(run, *arguments):
+    return run(*arguments)[0]  # behind it come the logarithms of the sums
 
 
 def _xqa(q, caches, pdl):

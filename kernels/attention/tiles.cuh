@@ -24,7 +24,7 @@ struct TileSchedule {
     __device__ __forceinline__ int tiles_before(int b, int lane) const {
         if (!LENS) return b * tiles(0);
         int sum = 0;
-#pragma unroll 1
+#pragma unroll 4
         for (int i = lane; i < b; i += 32) sum += tiles(i);
         return warp_sum(sum);
     }

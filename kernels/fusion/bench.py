@@ -12,8 +12,8 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from kernels import compiling, fusion
-from kernels.benching import peer_rows
+from kernels import compiling, fusion, running
+from kernels.benching import empty, measure, peer_rows
 from kernels.gemv import RING
 from lab import Ladder, cuda_timing
 from lab.check import Verdict
@@ -33,7 +33,7 @@ def ladders(seconds=0.3):
     """Check, then time, every step and peer. Returns two Ladders for each dtype."""
     cuda_timing.expect_gpu("the fusion ladder")
     compiling.ahead("kernels.fusion.bench")
-    return [_ladder(*case, seconds) for case in _cases()]
+    return [_ladder(*case, seconds) for case in _cases() if running.wants(_title(*case[::2]))]
 
 
 def _cases():
@@ -42,8 +42,8 @@ def _cases():
 
 
 def ways():
-    """What torch.compile tunes for each ladder."""
-    return [functools.partial(_ways, *case) for case in _cases()]
+    """What torch.compile tunes for each ladder, by its title."""
+    return {_title(*case[::2]): functools.partial(_ways, *case) for case in _cases()}
 
 
 def _title(name, whole):
@@ -58,14 +58,12 @@ def further(roof, versions):
 
 
 def _ladder(name, dtype, whole, seconds):
-    layers = [random_layer(MISTRAL_7B, dtype, DEVICE)]
-    moved, flops = layers[0].work() if whole else layers[0].feed_forward_work()
-    layers += [random_layer(MISTRAL_7B, dtype, DEVICE) for _ in range(max(1, cuda_timing.COLD // moved))]
-    xs = [torch.randn(MISTRAL_7B.hidden, device=DEVICE).to(dtype) for _ in layers]
+    empty()
+    layers, xs, (moved, flops) = _cold_layers(dtype, whole)
     ladder = Ladder(_title(name, whole), bound="read", device="cuda")
     wanted = _truth(layers[-1], xs[-1], whole)
     families = [(way.name, compiling.modes(way)) for way in _ways(name, dtype, whole, layers, xs)]
-    compiled = ((row.title, row.calls, ()) for row in peer_rows(families, 0))
+    compiled = ((row.title, row.calls, ()) for row in peer_rows(families, 0, ladder=ladder.title))
     for title, calls, sources in (*_ours(layers, xs, whole), *_eager(layers, xs, whole), *compiled):
         try:
             error = max(_error(title, calls[-1](), wanted, dtype) for _ in range(2))
@@ -76,9 +74,18 @@ def _ladder(name, dtype, whole, seconds):
             continue
         ladder.plan(title, calls, bytes=moved, flops=flops, verdict=Verdict(shapes=1, error=error), sources=sources)
     best = "4 launches" if whole else "2 launches"
-    ladder.again(seconds, sustain=(best, f"{best}, PDL"))
+    measure(ladder, seconds, sustain=(best, f"{best}, PDL"))
     ladder.calls.clear()  # they hold the layers
-    return ladder
+    return running.done(ladder)
+
+
+def _cold_layers(dtype, whole):
+    """Layers, an x for each, and the (bytes, flops) of one: weights of 1 GB or more in all, none of which is in the
+    cache when its turn comes again."""
+    layers = [random_layer(MISTRAL_7B, dtype, DEVICE)]
+    work = layers[0].work() if whole else layers[0].feed_forward_work()
+    layers += [random_layer(MISTRAL_7B, dtype, DEVICE) for _ in range(max(1, cuda_timing.COLD // work[0]))]
+    return layers, [torch.randn(MISTRAL_7B.hidden, device=DEVICE).to(dtype) for _ in layers], work
 
 
 def random_layer(model, dtype, device="cuda"):
@@ -118,8 +125,7 @@ def _eager(layers, xs, whole):
 def _ways(name, dtype, whole, layers=None, xs=None):
     """What torch.compile gets. Reset, as it gives up after a few shapes."""
     if layers is None:
-        layers = [random_layer(MISTRAL_7B, dtype, DEVICE)]
-        xs = [torch.randn(MISTRAL_7B.hidden, device=DEVICE).to(dtype)]
+        layers, xs, _ = _cold_layers(dtype, whole)
     torch.compiler.reset()
     apart, joined = _as_torch_writes_it(layers, xs, whole)
     way = functools.partial(compiling.Way, _title(name, whole))

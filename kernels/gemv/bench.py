@@ -1,10 +1,12 @@
-"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them.
+"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them;
+and bf16 on a small one.
 
 Peers: cuBLAS through torch.mv (F.linear calls the same kernel, in the same time), and two ways to write the product,
 as torch.compile makes them in its fastest mode (kernels/compiling.py: with PDL or without, the best of three compiles).
 The last row only reads the weights: what a launch costs without PDL.
 """
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -12,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import ref.gemv
-from kernels import compiling
-from kernels.benching import peer_rows
+from kernels import compiling, running
+from kernels.benching import empty, measure, peer_rows
 from kernels.gemv import DEPENDENT, RUNGS, work
 from kernels.gemv.ring_plan import product, ring_plan
 from lab import Ladder, check, cuda_timing, hostile_shapes
@@ -21,6 +23,7 @@ from lab.card import multiprocessors, shared_memory
 from lab.check import Verdict
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
+SMALL = (2048, 2048)  # where a call from Python takes longer than the kernel, with every one of the peers
 DEVICE = "cuda"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 GUARD = 256  # elements of NaN on each side of an input and an output
@@ -29,19 +32,26 @@ GUARD = 256  # elements of NaN on each side of an input and an output
 def ladders(seconds=0.15):
     """Check, then time, every rung and peer. Returns one Ladder for each dtype and shape."""
     cuda_timing.expect_gpu("the GEMV ladder")
-    compiling.ahead("kernels.gemv.bench")
-    return [_ladder(*case, seconds) for case in _cases()]
+    compiling.ahead("kernels.gemv.bench", check_ahead)
+    return [_ladder(*case, seconds) for case in _cases() if running.wants(_title(*case[::2]))]
+
+
+def check_ahead():
+    """Hold the rungs on hostile shapes, which is kept: other cores are at work meanwhile."""
+    for name, dtype, shape in _cases():
+        for rung in rungs(dtype, shape) if running.wants(_title(name, shape)) else ():
+            _check(rung.function, dtype)
 
 
 def _cases():
     """(name of a dtype, dtype, shape) of each ladder."""
     cases = [(name, dtype, shape) for name, dtype in DTYPES.items() for shape in SHAPES]
-    return [*cases, ("fp32", torch.float32, SHAPES[1])]
+    return [*cases, ("bf16", torch.bfloat16, SMALL), ("fp32", torch.float32, SHAPES[1])]
 
 
 def ways():
-    """What torch.compile tunes for each ladder."""
-    return [functools.partial(_ways, *case) for case in _cases()]
+    """What torch.compile tunes for each ladder, by its title."""
+    return {_title(*case[::2]): functools.partial(_ways, *case) for case in _cases()}
 
 
 def further(roof, versions):
@@ -61,8 +71,9 @@ def _title(name, shape):
 
 
 def _ladder(name, dtype, shape, seconds):
+    empty()
     rows, cols = shape
-    weights = cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
+    weights = _cold_weights(dtype, shape)
     x = torch.randn(cols, device=DEVICE).to(dtype)
     wanted = torch.mv(weights[0].double(), x.double())
     moved, flops = work(weights[0])
@@ -79,18 +90,22 @@ def _ladder(name, dtype, shape, seconds):
         ladder.plan(title, calls, bytes=moved, flops=flops, verdict=verdict, sources=sources)
     facts = {"wanted": wanted, "bytes": moved, "flops": flops}
     families = [(way.name, compiling.modes(way)) for way in _ways(name, dtype, shape, weights, x)]
-    for row in peer_rows(families, tolerance(dtype), **facts):
+    for row in peer_rows(families, tolerance(dtype), ladder=ladder.title, **facts):
         ladder.plan(row.title, row.calls, bytes=moved, flops=flops, verdict=Verdict(shapes=1))
     for y in (y for outs in written.values() for y in outs):
         y.fill_(torch.nan)
     # its flops are those of the product, so that its speed-up compares
     alone = {"bytes": weights[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
     ladder.plan("reading the weights only", cuda_timing.read_calls(weights), **alone)
-    ladder.again(seconds, sustain=(RUNGS[-1].title, rungs(dtype, shape)[-1].title))
+    measure(ladder, seconds, sustain=(RUNGS[-1].title, rungs(dtype, shape)[-1].title))
     for title, outs in written.items():
         _error(title, outs, wanted, dtype)
     ladder.calls.clear()  # they hold 1 GB of copies
-    return ladder
+    return running.done(ladder)
+
+
+def _cold_weights(dtype, shape):
+    return cuda_timing.cold_copies(torch.randn(shape, device=DEVICE).to(dtype))
 
 
 def rungs(dtype, shape):
@@ -107,7 +122,7 @@ def rungs(dtype, shape):
 def _rungs(dtype, shape):
     """Yield (title, call(W, x, out), verdict on hostile shapes, sources) for each rung."""
     for rung in rungs(dtype, shape):
-        verdict = _check(rung.function, dtype)
+        verdict = dataclasses.replace(_check(rung.function, dtype))
         yield rung.title, lambda W, x, y, run=rung.function: run(W, x, out=y), verdict, rung.sources
 
 
@@ -118,7 +133,7 @@ def _cublas(W, x, y):
 def _ways(name, dtype, shape, weights=None, x=None):
     """The two ways to write the product, for torch.compile. Reset, as it gives up after a few shapes."""
     if weights is None:
-        weights = [torch.randn(shape, device=DEVICE).to(dtype)]
+        weights = _cold_weights(dtype, shape)
         x = torch.randn(shape[1], device=DEVICE).to(dtype)
 
     def bind(run):
@@ -141,6 +156,7 @@ def _error(title, results, wanted, dtype):
     return error
 
 
+@functools.cache
 def _check(function, dtype):
     """Hold a rung against the reference on hostile shapes, on the card."""
 

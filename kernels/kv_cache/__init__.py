@@ -4,6 +4,8 @@
     decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False)   k and v: two QuantizedKV, or two plain tensors
     rungs.mix_fp32, mix_fp16, mix_half2, mix_flight                     chapter 07's last rungs: values of 16 bits
 
+head_dim is any multiple of 16 up to 256, and sequences may have lengths of their own (kv_lens).
+
 The cost of a decoding step is that of reading its cache, so half the bits are half the time. No tensor of dequantised
 numbers is ever made: `decode` turns codes into float16 in registers, and multiplies queries and weights by the scales.
 """

@@ -1,8 +1,12 @@
 /* A quantised cache: what a tile of it is made of, and how a warp's tiles come into its ring.
 
-   The codes lie in memory as the lanes of an mma take them: 16 tokens of a kv head are HEAD_DIM * bits / 256 words of
-   16 bytes for each lane. A warp asks for 512 neighbouring bytes at a time, and a lane reads what it copied itself: no
-   ldmatrix, no padding. A slot of the ring has a tile's codes of keys and of values, and behind them their scales. */
+   The codes lie in memory as the lanes of an mma take them: of 16 tokens of a kv head a lane has STEPS times
+   Int4::WORDS or Int8::WORDS words, and they are neighbours by fours, what is left over by twos and ones. So a lane
+   loads its operands, without ldmatrix, and there is no padding. A slot of the ring has a tile's codes of keys and of
+   values, and behind them their scales.
+
+   A share of the tiles belongs to a team: TEAM warps of a block, which join what they have found at the end of each
+   segment. A team of one waits for nobody. */
 #pragma once
 #include "../attention/tiles.cuh"
 #include "../device/copy.cuh"
@@ -23,6 +27,9 @@ template <typename Keys, typename Values, int KeyTokens, int KeyChannels, int Va
 #ifndef RING_STAGES
 #define RING_STAGES 4
 #endif
+#ifndef TEAM_WARPS
+#define TEAM_WARPS WARPS
+#endif
 using C = CACHE;
 using KEYS = C::KEYS;
 using VALUES = C::VALUES;
@@ -30,13 +37,30 @@ using VALUES = C::VALUES;
 constexpr int STAGES = RING_STAGES;            // tiles in a warp's ring
 constexpr bool BY_CHANNEL = C::KEY_TOKENS > 0; // scales of keys belong to channels
 constexpr int SIXTEENS = TILE / 16;            // of the tokens of a tile
-constexpr int K_LOADS = HEAD_DIM * KEYS::BITS / 256, V_LOADS = HEAD_DIM * VALUES::BITS / 256; // of a lane, 16 tokens
+constexpr int TEAM = TEAM_WARPS, TEAMS = WARPS / TEAM; // warps of a team; teams of a block
+static_assert(WARPS % TEAM == 0, "a team is in one block");
+constexpr int K_LANE = STEPS * KEYS::WORDS, V_LANE = STEPS * VALUES::WORDS; // words of 4 bytes of a lane, 16 tokens
 constexpr int K_GROUPS = BY_CHANNEL ? 1 : HEAD_DIM / C::KEY_CHANNELS, V_GROUPS = HEAD_DIM / C::VALUE_CHANNELS;
-constexpr int K_WORDS = 32 * SIXTEENS * K_LOADS, V_WORDS = 32 * SIXTEENS * V_LOADS; // of a tile, of 16 bytes
+constexpr int K_WORDS = 8 * SIXTEENS * K_LANE, V_WORDS = 8 * SIXTEENS * V_LANE; // of a tile, of 16 bytes
 constexpr int K_SCALES = BY_CHANNEL ? HEAD_DIM / 8 : SIXTEENS * 2 * K_GROUPS, V_SCALES = SIXTEENS * 2 * V_GROUPS;
 constexpr int SLOT = (K_WORDS + V_WORDS + K_SCALES + V_SCALES + 7) / 8 * 8; // whole lines of 128 bytes
 constexpr int TOKENS_STILL_CHANGING = BY_CHANNEL ? C::KEY_TOKENS : TILE;    // by a token that is appended, at most
 static_assert(TOKENS_STILL_CHANGING % TILE == 0, "a tile of keys has one set of scales for its channels");
+
+/* A lane's words of 16 tokens, from where they begin: by fours, and what is left over by twos and ones. */
+template <int N> __device__ __forceinline__ void take_words(unsigned (&to)[N], const uint4 *from, int lane) {
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const uint4 word = from[32 * i + lane];
+        to[4 * i] = word.x, to[4 * i + 1] = word.y, to[4 * i + 2] = word.z, to[4 * i + 3] = word.w;
+    }
+    const uint2 *twos = reinterpret_cast<const uint2 *>(from + 32 * (N / 4));
+    if constexpr (N % 4 >= 2) {
+        const uint2 word = *(twos + lane);
+        to[N / 4 * 4] = word.x, to[N / 4 * 4 + 1] = word.y;
+    }
+    if constexpr (N % 2) to[N - 1] = reinterpret_cast<const unsigned *>(twos + N % 4 / 2 * 32)[lane];
+}
 
 /* Where a warp is: the tiles of a share, one segment after another, of each those that are the warp's. They are
    neighbours, so that it meets a group's scales once. */
@@ -45,20 +69,26 @@ struct WarpTiles {
     int left;          // tiles of the share that follow this segment
     int mine;          // tiles that the warp still has in it
 
-    __device__ __forceinline__ WarpTiles(const TileSchedule &schedule, int first, int count, int warp, int lane)
+    __device__ __forceinline__ WarpTiles(const TileSchedule &schedule, int first, int count, int member, int lane)
         : cursor(schedule, first, lane), left(count) {
-        enter(warp);
+        enter(member);
     }
-    __device__ __forceinline__ void enter(int warp) {
-        const int tiles = min(left, cursor.tiles - cursor.tile), from = tiles * warp / WARPS;
+    __device__ __forceinline__ void enter(int member) {
+        const int tiles = min(left, cursor.tiles - cursor.tile), from = tiles * member / TEAM;
         left -= tiles;
-        mine = tiles * (warp + 1) / WARPS - from;
+        mine = tiles * (member + 1) / TEAM - from;
         cursor.tile += from;
     }
-    __device__ __forceinline__ void next_segment(const TileSchedule &schedule, int warp) {
+    __device__ __forceinline__ void next_segment(const TileSchedule &schedule, int member) {
         cursor.tile = 0;
         cursor.next_row(schedule);
-        enter(warp);
+        enter(member);
+    }
+    /* The row of the next segment, which there must be. */
+    __device__ __forceinline__ long long row_after(const TileSchedule &schedule) const {
+        TileCursor after = cursor;
+        after.next_row(schedule);
+        return after.work_row(schedule);
     }
     __device__ __forceinline__ void next_tile() { cursor.tile++, mine--; }
     /* Whether this is the first tile that its group of tokens has. */
@@ -82,12 +112,12 @@ struct Prefetcher {
     CachePolicy once; // the cache is read once, so it is the first that may leave L2
 
     __device__ __forceinline__ Prefetcher(const TileSchedule &schedule, const Codes &codes, const WarpTiles &begin,
-                                          uint4 *ring, int warp)
+                                          uint4 *ring)
         : schedule(schedule), codes(codes), next(begin), new_segment(true), ring(ring), once(evict_first()) {}
 
     /* Go on to a segment in which the warp has a tile. */
-    __device__ __forceinline__ void find_tile(int warp) {
-        while (next.mine == 0 && next.left > 0) next.next_segment(schedule, warp), new_segment = true;
+    __device__ __forceinline__ void find_tile(int member) {
+        while (next.mine == 0 && next.left > 0) next.next_segment(schedule, member), new_segment = true;
     }
     /* Whether the next tile is of the group that the newest token of a sequence is in: what shares its scale. */
     __device__ __forceinline__ bool at_newest_group() const {

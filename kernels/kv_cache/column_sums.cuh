@@ -65,8 +65,8 @@ struct ColumnSums {
                     w[t][n][i] = movmatrix_trans(pack(x, y, __half()));
                 }
     }
-    /* At the end of a segment, into shared memory: [WARPS][HEADS][PITCH] and [WARPS][HEADS]. */
-    __device__ __forceinline__ void lay_down(float *all_values, float2 *max_and_sum, int warp, int lane) {
+    /* At the end of a segment, what the only warp of a team hands on. */
+    __device__ __forceinline__ void store(const StorePartial &partial, int lane) const {
 #pragma unroll
         for (int n = 0; n < HEAD_EIGHTS; n++)
 #pragma unroll
@@ -74,8 +74,27 @@ struct ColumnSums {
                 const float sum = column_sum(weights[n][i]);
                 const int g = lane / 4, head = 8 * n + lane % 4 * 2 + i;
                 if (head >= HEADS) continue;
-                if (g == 0) max_and_sum[warp * HEADS + head] = make_float2(maximum[n][i], sum);
-                float *to = all_values + (warp * HEADS + head) * PITCH + g;
+                const long long at = partial.place(0, head);
+                if (g == 0) partial.max_and_sum[at] = make_float2(maximum[n][i], sum);
+                float *to = partial.partial_out + at * HEAD_DIM + g;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    to[16 * step] = values[step][n][i] / VALUES::VALUE_UNIT;
+                    to[16 * step + 8] = values[step][n][i + 2] / VALUES::VALUE_UNIT;
+                }
+            }
+    }
+    /* At the end of a segment, into shared memory of the team: [TEAM][HEADS][PITCH] and [TEAM][HEADS]. */
+    __device__ __forceinline__ void lay_down(float *all_values, float2 *max_and_sum, int member, int lane) {
+#pragma unroll
+        for (int n = 0; n < HEAD_EIGHTS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float sum = column_sum(weights[n][i]);
+                const int g = lane / 4, head = 8 * n + lane % 4 * 2 + i;
+                if (head >= HEADS) continue;
+                if (g == 0) max_and_sum[member * HEADS + head] = make_float2(maximum[n][i], sum);
+                float *to = all_values + (member * HEADS + head) * PITCH + g;
 #pragma unroll
                 for (int step = 0; step < STEPS; step++)
                     to[16 * step] = values[step][n][i], to[16 * step + 8] = values[step][n][i + 2];
@@ -83,22 +102,24 @@ struct ColumnSums {
     }
 };
 
-/* Add up what the warps have laid down, each relative to its own maximum: two channels of a head for each thread. */
+/* Add up what the warps of a team have laid down, each relative to its own maximum: four channels of a head for
+   each of its threads. */
 template <class Epilogue>
 __device__ __forceinline__ void store(const Epilogue &epilogue, const float *all_values, const float2 *max_and_sum,
                                       int thread) {
-#pragma unroll 1
-    for (int i = thread; i < HEADS * (HEAD_DIM / 2); i += 32 * WARPS) {
-        const int channel = i % (HEAD_DIM / 2) * 2, head = i / (HEAD_DIM / 2);
-        const float2 found = joined(max_and_sum + head, HEADS);
-        float2 sum = {};
+#pragma unroll 2
+    for (int i = thread; i < HEADS * (HEAD_DIM / 4); i += 32 * TEAM) {
+        const int channel = i % (HEAD_DIM / 4) * 4, head = i / (HEAD_DIM / 4);
+        const float2 found = joined<TEAM>(max_and_sum + head, HEADS);
+        float2 low = {}, high = {}; // two and two: `out` may begin where only so many can be written at a time
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const float2 a = *reinterpret_cast<const float2 *>(all_values + (w * HEADS + head) * PITCH + channel);
+        for (int w = 0; w < TEAM; w++) {
+            const float4 a = *reinterpret_cast<const float4 *>(all_values + (w * HEADS + head) * PITCH + channel);
             const float share = exp2_approx(max_and_sum[w * HEADS + head].x - found.x);
-            sum.x += a.x * share, sum.y += a.y * share;
+            low.x += a.x * share, low.y += a.y * share, high.x += a.z * share, high.y += a.w * share;
         }
-        sum.x /= VALUES::VALUE_UNIT, sum.y /= VALUES::VALUE_UNIT;
-        epilogue.store(0, head, channel, sum, found);
+        constexpr float UNIT = VALUES::VALUE_UNIT;
+        epilogue.store(0, head, channel, make_float2(low.x / UNIT, low.y / UNIT), found);
+        epilogue.store(0, head, channel + 2, make_float2(high.x / UNIT, high.y / UNIT), found);
     }
 }

@@ -9,19 +9,24 @@ import torch
 from kernels import attention
 from kernels.attention.arguments import expect_first, expect_kv_lens, expect_scale, output
 from kernels.attention.plan import options
+from kernels.kv_cache.layout import TILE
 from kernels.kv_cache.plan import plan
-from kernels.kv_cache.quantization import STEP, TILE, QuantizedKV
+from kernels.kv_cache.quantization import QuantizedKV
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
+from lab.prepared import Calls, scratch
 
 HERE = Path(__file__).resolve().parent
 FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in codes.cuh
 LOG2_E = math.log2(math.e)
+CALLS = Calls("kv_cache.decode")
 RESCALE_ABOVE = 8  # log2 of how far a weight may pass 1: see softmax.cuh
 SOURCES = (
     "kernels/kv_cache/decode.cu",
     "kernels/kv_cache/plan.py",
     "kernels/kv_cache/quantization.py",
+    "kernels/kv_cache/layout.py",
+    "kernels/kv_cache/rounding.py",
     "kernels/attention/merge.cu",
 )
 
@@ -53,9 +58,17 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     """
     if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         return attention.decode(q, k, v, scale, kv_lens=kv_lens, out=out, pdl=pdl)
-    scale, out = _expect_all(q, k, v, scale, kv_lens, out)
-    _launch(q, k, v, scale, kv_lens, out, bool(pdl))
-    return out
+    if type(k) is type(v) is QuantizedKV:
+        options = scale, bool(pdl), k.kind, v.kind
+        if (done := CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens)) is not None:
+            return done
+    factor, result = _expect_all(q, k, v, scale, kv_lens, out)
+    if k.role != "keys" or v.role != "values":
+        _lay_out(k, "keys"), _lay_out(v, "values")
+    options, others = (scale, bool(pdl), k.kind, v.kind), (q, k.packed, k.scale, v.packed, v.scale, kv_lens)
+    with CALLS.preparing(options, (out,), (result,), others):
+        _launch(q, k, v, factor, kv_lens, result, bool(pdl))
+    return result
 
 
 def counters(q, k, v, scale=None, *, kv_lens=None, check_races=False, **chosen):
@@ -77,16 +90,16 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
     q_lift = min(15, 15 - _log2(k.peak)) if k.axis == "channel" else 15
     lift = min(15, 15 - _log2(v.peak)) - RESCALE_ABOVE
-    rooms = k.packed.shape[2] * TILE // STEP, v.packed.shape[2] * TILE // STEP
+    rooms = k.packed.shape[2] * TILE // p.tile, v.packed.shape[2] * TILE // p.tile
     if p.whole:  # one launch; no scratch memory
         results = out, None, None
     else:
-        partial = q.new_empty(p.floats, dtype=torch.float32)
+        partial = scratch(q, p.floats, torch.float32)
         sums = partial[p.sums_at :]
         results = None, partial, sums
     args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, *results, *sizes, *rooms)  # looked at, or made here
     args += (scale * LOG2_E, q_lift, lift, int(pdl))
-    first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
+    first = split.unchecked(p.blocks, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     if p.whole:
         return first, None
     args = (partial, sums, kv_lens, out, *sizes, p.shares)
@@ -98,11 +111,10 @@ def _prepared(q_shape, k_shape, formats, dtype, lens, *card, **chosen):
     """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
     (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
     k_bits, k_axis, k_group, v_bits, v_group = formats
-    slot = _slot_bytes(k_bits, k_axis, k_group, head_dim) + _slot_bytes(v_bits, "token", v_group, head_dim)
     low = k_bits == v_bits == 4
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, slot, low, *card, lens, **chosen)
+    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, _held(formats, head_dim), low, *card, lens, **chosen)
     threads = () if p.whole else (p.threads, p.together)
-    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.blocks, *threads)
+    split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.room, p.team, *threads)
     return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
 
 
@@ -121,20 +133,22 @@ def _lay_out(cache, role):
         cache.lay_out(role)
 
 
-def _slot_bytes(bits, axis, group, head_dim):
-    """Bytes of STEP tokens of codes, and the most that comes with them of scales."""
-    codes = STEP * head_dim * (4 if bits == 4 else 8) // 8
-    scales = head_dim if axis == "channel" else STEP * head_dim // group
-    return codes + 2 * scales
+def _held(formats, head_dim):
+    """(bytes of a token of keys and one of values, with their own scales; those of the scales that channels have)"""
+    k_bits, k_axis, k_group, v_bits, v_group = formats
+    codes = sum(head_dim * (4 if bits == 4 else 8) // 8 for bits in (k_bits, v_bits))
+    if k_axis == "channel":
+        return codes + 2 * (head_dim // v_group), 2 * head_dim
+    return codes + 2 * (head_dim // v_group + head_dim // k_group), 0
 
 
 @functools.cache
-def _kernels(options, formats, stages, blocks, threads=0, together=0):
+def _kernels(options, formats, stages, room, team, threads=0, together=0):
     """decode.cu, and merge.cu if it has threads."""
     k_bits, k_axis, k_group, v_bits, v_group = formats
     tokens, channels = (k_group, 0) if k_axis == "channel" else (0, k_group)
     cache = f"Cache<{FORMATS[k_bits]}, {FORMATS[v_bits]}, {tokens}, {channels}, {v_group}>"
-    own = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={blocks}"
+    own = f"-DCACHE={cache}", f"-DRING_STAGES={stages}", f"-DBLOCKS={room}", f"-DTEAM_WARPS={team}"
     split, merge = cuda.load(HERE / "decode.cu", (*options, *own)).decode, None
     if threads:
         both = *options, f"-DTHREADS={threads}", f"-DTOGETHER={together}"

@@ -1,29 +1,38 @@
 """How decode.cu is launched over a quantised cache, with attention/merge.cu behind it.
 
-The figures that decided were measured on an H200. One block stands on each multiprocessor, with an equal share of all
-tiles. Integers of 4 bits need most instructions for a byte, so long shares of them get more warps.
+The figures that decided were measured on an H200. One block stands on each multiprocessor. All tiles are cut into equal
+shares, each of a team of a block's warps, which wait for each other at the end of a row and join what they have found:
+of all its warps or, where a block would have several rows, of fewer. Integers of 4 bits need most instructions for a
+byte, so long shares of them get more warps.
 """
 
 import functools
 from typing import NamedTuple
 
-TILE, HEAD_TILE = 32, 16  # tokens that a warp takes at a time; query heads side by side, at most
+TILE, HALF_TILE, HEAD_TILE = 32, 16, 16  # tokens that a warp takes at a time; query heads side by side, at most
 WARPS, WARPS_4 = 8, 12  # of a block, where 8 bits are read, or 4 in both caches
-STAGES, STAGES_4 = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep
+STAGES, STAGES_DEEP = 2, 3  # tiles in a warp's ring, at most; the second where shares of 4 bits are deep, or a warp's
+SHORT, TINY = 4, 2  # tiles of a share, up to which half as many warps are better; up to which tiles are, half as long
+SEVERAL = 1.5  # rows for a multiprocessor, from which on shares are of smaller teams
+FEW = 0.9  # likewise where lengths differ and more than 8 heads are joined
+ALONE, TEAM = 1, 4  # warps of such a team, where they join up to 8 heads, and more
 LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
 SEGMENT = 6  # tiles that a block reads in the time that a second segment takes it
 WHOLE_MOST = 256  # tiles of a row, up to which it saves the merge if each block has one row
-MERGE_THREADS, MERGE_DEPTH = 256, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
+MERGE_THREADS, MERGE_DEPTH = 1024, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
 
 
 class Plan(NamedTuple):
     shape: tuple  # head_dim, query heads of a kv head: see Shape in ../attention/shape.cuh
     schedule: tuple  # warps, tokens of a tile, head tiles of a block, lengths, whole: see Schedule
     stages: int
-    blocks: int  # that a multiprocessor has room for
+    room: int  # blocks that a multiprocessor has room for
     warps: int
+    tile: int  # tokens
     rows: int  # of a sequence: its head tiles
-    shares: int  # blocks of decode.cu
+    blocks: int  # of decode.cu
+    team: int  # warps of it that have a share together
+    shares: int  # into which the tiles are cut
     each: int  # tiles of a share, where all sequences are of the same length
     rest: int  # shares that have one more
     shared: int  # bytes of a block
@@ -41,59 +50,79 @@ def plan(
     n_kv_heads,
     head_dim,
     kv_len,
-    slot,
+    held,
     low,
     multiprocessors,
     room,
     lens=False,
     *,
+    tile=None,
     warps=None,
     stages=None,
     blocks=1,
+    shares=None,
     aligned=None,
     whole=None,
+    team=None,
     threads=None,
 ):
     """The plan for tensors of these sizes.
 
-    slot             bytes of a tile of keys, one of values, and the scales that come with them
+    held             bytes of a token of keys and one of values with their own scales; those of scales of channels
     low              whether both caches have 4 bits
     multiprocessors  of the card
     room             bytes of shared memory that a block may have
     lens             whether sequences have lengths of their own
-    What is given by name is taken as it is, for measurements. aligned: whether shares end where rows do. whole: whether
-    each block has one row, and no merge follows.
+    What is given by name is taken as it is, for measurements. blocks: that a multiprocessor shall have room for;
+    shares: blocks of decode.cu, at most; aligned: whether shares end where rows do; whole: whether each block has one
+    row, and no merge follows; team: warps that have a share together.
     """
     group = n_heads // n_kv_heads
     head_tiles = -(-group // HEAD_TILE)
     heads = -(-group // head_tiles)
     rows = n_kv_heads * head_tiles
-    tiles = batch * rows * -(-kv_len // TILE)
-    shares = min(multiprocessors, tiles)
+    differ = lens and batch > 1  # the rows of one sequence are all of one length
+    most = shares or multiprocessors * blocks
+    tile = tile or (HALF_TILE if batch * rows * -(-kv_len // TILE) <= TINY * most else TILE)
+    tiles = batch * rows * -(-kv_len // tile)
+    shares = min(most, tiles)
+    if not (team or warps or whole):
+        team = _team(batch * rows / multiprocessors, heads, differ)
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
-    even = multiprocessors // (batch * rows) * batch * rows
+    even = most // (batch * rows) * batch * rows
     if aligned is None:
-        aligned = 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
+        free = not (team or differ)
+        aligned = free and 0 < even < tiles and -(-tiles // even) - -(-tiles // shares) <= SEGMENT
     if aligned:
         shares = even
     if whole is None:
-        whole = shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
+        whole = not team and shares == batch * rows and not lens and tiles <= WHOLE_MOST * shares
     if whole:
         shares = batch * rows
 
-    slot = -(-slot // 128) * 128
-    ladder = (warps,) if warps else (WARPS, 4, 2, 1)
-    if low and heads <= 8 and tiles >= LONG * shares and not warps:
+    slot = -(-(tile * held[0] + held[1]) // 128) * 128
+    ladder = (WARPS, 4, 2, 1)
+    if warps:
+        ladder = (warps,)
+    elif team is None and tiles <= SHORT * shares:
+        ladder = ladder[1:]
+    elif not (team or differ) and low and heads <= 8 and tiles >= LONG * shares:
         ladder = (WARPS_4, *ladder)
     for w in ladder:
-        fixed = 4 * w * heads * (head_dim + 10) + heads * (2 * (head_dim + 8) + 4)
-        fit = (room - fixed) // (w * slot)
+        queries = heads * (2 * (head_dim + 8) + 4)
+        together = min(team or w, w)
+        fixed = w // together * queries + (4 * w * heads * (head_dim + 10) if together > 1 else 0)
+        fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
-    stages = stages or max(1, min(STAGES_4 if low and tiles >= DEEP * shares else STAGES, fit))
+    deep = team == 1 or low and tiles >= DEEP * shares
+    stages = stages or max(1, min(STAGES_DEEP if deep else STAGES, fit))
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
+    team = together
+    grid = min(shares, -(-tiles // (w // team)))
+    shares = grid * (w // team)
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
     together = heads if heads * head_tiles == group and batch * n_heads >= 2 * multiprocessors else 1
@@ -102,7 +131,19 @@ def plan(
     segments = shares + batch * rows
     sums_at = segments * heads * head_dim
     return Plan(
-        *((head_dim, group), (w, TILE, 1, lens, whole)),
-        *(stages, blocks, w, rows, shares, tiles // shares, tiles % shares, shared),
+        *((head_dim, group), (w, tile, 1, lens, whole)),
+        *(stages, blocks, w, tile, rows, grid, team, shares, tiles // shares, tiles % shares, shared),
         *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )
+
+
+def _team(rows, heads, differ):
+    """Warps that share, or None for all of a block, where a multiprocessor has so many rows of so many heads, whose
+    lengths may differ.
+
+    Each row that ends in a share costs its team a wait for the slowest. A warp alone waits for nobody, and leaves more
+    segments: too many where each of them has more than 8 heads.
+    """
+    if heads <= 8:
+        return ALONE if rows >= SEVERAL else None
+    return TEAM if rows >= (FEW if differ else SEVERAL) else None

@@ -1,21 +1,6 @@
-"""A cache in 8 or 4 bits: how numbers become codes, and how the codes lie in memory.
+"""A cache in 8 or 4 bits: made of tensors, given back as one, and appended to, on the tensors' device.
 
-Which code a number gets is written out in ref/kv_cache.py; here it is the same, bit for bit, in torch, on the device of
-the tensor. Where a code lies follows from what decode.cu does with it. A tile is 16 tokens of one kv head. The lanes of
-a warp multiply it in steps of 16 channels with mma.m16n8k16, whose left operand, 16 rows by 16 columns, is spread so:
-lane 4g + c has the rows g and g + 8, and of each four columns. For keys, rows are tokens and columns channels; for
-values, rows are channels and columns tokens, since the product sums over columns. So the two lie differently:
-
-    codes   (batch, n_kv_heads, tiles, words, lane, 16 bytes)
-            8 bits  a word has 2 steps of [pair of columns][row][column of the pair]
-            4 bits  a word has 4 steps of [column of the pair][row][pair of columns], the last in the halves of a byte
-            keys    columns 4c .. 4c + 3 of the step
-            values  columns 2c, 2c + 1 and 2c + 8, 2c + 9
-    scale   keys, axis="token"     (batch, n_kv_heads, tiles, g, group, row)
-            keys, axis="channel"   (batch, n_kv_heads, groups, pair of steps, c, step, 4 columns)
-            values                 (batch, n_kv_heads, tiles, c, group, pair of columns, column)
-
-int8 and int4 are stored with 128 and 8 added; a byte of two int4 has the first in its lower half.
+Which code a number gets stands in rounding.py, and where it lies in layout.py.
 """
 
 import copy
@@ -23,18 +8,14 @@ import math
 
 import torch
 
-BITS = {8: 127, 4: 8, "fp8": 448}  # and the magnitude of a code that the largest number of a group is given
+from kernels.kv_cache import layout
+from kernels.kv_cache.layout import TILE
+from kernels.kv_cache.rounding import BITS, codes_of, default_group, padded
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 AXES, ROLES = ("token", "channel"), ("keys", "values")
-TILE, STEP = 16, 32  # tokens that lie together, and that decode.cu takes at a time
+STEP = 32  # tokens that decode.cu takes at a time, at most; also what groups of tokens are multiples of
 SLICE = 1 << 24  # elements that are quantised at a time, about: a slice needs some ten times as many bytes
-
-
-def default_group(bits, axis, head_dim):
-    """One scale for a token and head in 8 bits, for 32 channels in 4; along the tokens for 128 of them, or 32."""
-    if bits == 4:
-        return 32
-    return head_dim if axis == "token" else 128
 
 
 class QuantizedKV:
@@ -68,6 +49,11 @@ class QuantizedKV:
         return sum(t[:, :, :n].numel() * t.element_size() for t, n in ((self.packed, tiles), (self.scale, groups)))
 
     @property
+    def kind(self):
+        """All that `decode` must know of it beside its tensors."""
+        return self.bits, self.axis, self.group, self.role, self.shape, self.peak
+
+    @property
     def capacity(self):
         """Tokens that there is room for; `append` makes more when it is needed."""
         return self.packed.shape[2] * TILE
@@ -76,19 +62,17 @@ class QuantizedKV:
         """The codes as they stand in ref/kv_cache.py: int8 (batch, kv_len, n_kv_heads, head_dim), or bytes of e4m3."""
         codes = torch.empty(self.shape, dtype=torch.uint8 if self.bits == "fp8" else torch.int8, device=self.device)
         for b, begin, end in self._slices():
-            codes[b : b + 1, begin:end] = _unpack(self.packed, self.bits, self.role, b, begin, end)
+            codes[b : b + 1, begin:end] = layout.unpack(self.packed, self.bits, self.role, b, begin, end)
         return codes
 
     def scales(self):
         """The scales as they stand in ref/kv_cache.py: float16, one for each group."""
-        batch, kv_len, n_kv_heads, head_dim = self.shape
+        kv_len = self.shape[1]
         _, groups = self._extent(kv_len)
         scale = self.scale[:, :, :groups]
         if self.axis == "channel":
-            scale = scale.transpose(4, 5)  # (batch, head, group, pair of steps, step, c, 4): channels in order
-            return scale.flatten(3).transpose(1, 2).contiguous()
-        order = (0, 2, 5, 3, 1, 4) if self.role == "keys" else (0, 2, 5, 3, 6, 1, 4)  # tile, tokens of it, head, group
-        return scale.permute(order).reshape(batch, groups * TILE, n_kv_heads, -1)[:, :kv_len].contiguous()
+            return layout.unpack_channel_scales(scale).transpose(1, 2).contiguous()
+        return layout.unpack_token_scales(scale, self.role)[:, :kv_len].contiguous()
 
     def dequantize(self, dtype=None):
         """code · scale, rounded to a dtype; None: that of what was quantised. Beyond its largest number: that."""
@@ -96,7 +80,7 @@ class QuantizedKV:
         values, scale = torch.empty(self.shape, dtype=dtype, device=self.device), self.scales()
         limit = torch.finfo(dtype).max
         for b, begin, end in self._slices():
-            codes = _unpack(self.packed, self.bits, self.role, b, begin, end)
+            codes = layout.unpack(self.packed, self.bits, self.role, b, begin, end)
             x = (codes.view(torch.float8_e4m3fn) if self.bits == "fp8" else codes).float()
             if self.axis == "token":
                 x.unflatten(3, (-1, self.group)).mul_(scale[b : b + 1, begin:end, :, :, None])
@@ -142,7 +126,7 @@ class QuantizedKV:
             new.role = role
             new.packed, new.scale = new._memory(self.capacity)
             for b, begin, end in self._slices():
-                codes = _unpack(self.packed, self.bits, self.role, b, begin, end)
+                codes = layout.unpack(self.packed, self.bits, self.role, b, begin, end)
                 new._write(codes, scale[b : b + 1, begin:end], b, begin)
             self.role, self.packed, self.scale = role, new.packed, new.scale
         return self
@@ -159,7 +143,7 @@ class QuantizedKV:
                 x = kv[b : b + some, max(0, t - before) : t - before + many]
                 if t == 0:
                     x = torch.cat([self.recent[b : b + some], x], 1)
-                codes, scale = _codes(x.float(), self.bits, self.axis, self.group)
+                codes, scale = codes_of(x.float(), self.bits, self.axis, self.group)
                 self._write(codes, scale, b, kv_len - before + t)
         kv_len += kv.shape[1]
         left = kv_len % self._step
@@ -173,32 +157,24 @@ class QuantizedKV:
         begins."""
         n, length, n_kv_heads, head_dim = codes.shape
         tile, tiles = begin // TILE, -(-length // TILE)
-        codes = _pack(_pad(codes, tiles * TILE).reshape(1, -1, n_kv_heads, head_dim), self.bits, self.role)
-        codes = codes.view(n_kv_heads, n, tiles, *self.packed.shape[3:]).transpose(0, 1)
-        self.packed[b : b + n, :, tile : tile + tiles] = codes
+        codes = layout.pack(padded(codes, tiles * TILE).reshape(1, -1, n_kv_heads, head_dim), self.bits, self.role)
+        self.packed[b : b + n, :, tile : tile + tiles] = codes.view(n_kv_heads, n, tiles, -1).transpose(0, 1)
         if self.axis == "channel":
             first, groups = begin // self.group, scale.shape[1]
-            scale = scale.view(n, groups, n_kv_heads, head_dim // 32, 2, 4, 4).permute(0, 2, 1, 3, 5, 4, 6)
-            self.scale[b : b + n, :, first : first + groups] = scale
+            self.scale[b : b + n, :, first : first + groups] = layout.pack_channel_scales(scale).transpose(1, 2)
             return
-        scale = _pad(scale, tiles * TILE)
-        if self.role == "keys":
-            scale = scale.view(n, tiles, 2, 8, n_kv_heads, -1).permute(0, 4, 1, 3, 5, 2)
-        else:
-            scale = scale.view(n, tiles, 2, 4, 2, n_kv_heads, scale.shape[3]).permute(0, 5, 1, 3, 6, 2, 4)
+        scale = layout.pack_token_scales(padded(scale, tiles * TILE), self.role)
         self.scale[b : b + n, :, tile : tile + tiles] = scale
 
     def _memory(self, tokens):
         """Zeroed codes and scales for so many tokens. Zeros, so that what no token has written is a number."""
         batch, _, n_kv_heads, head_dim = self.shape
         tiles, groups = self._extent(-(-tokens // STEP) * STEP)
-        width, n_groups = head_dim * (4 if self.bits == 4 else 8) // 256, head_dim // self.group
-        if self.axis == "channel":
-            of_group = (head_dim // 32, 4, 2, 4)
-        else:
-            of_group = (8, n_groups, 2) if self.role == "keys" else (4, n_groups, 2, 2)
-        packed = torch.zeros(batch, n_kv_heads, tiles, width, 32, 16, dtype=torch.uint8, device=self.device)
-        return packed, torch.zeros(batch, n_kv_heads, groups, *of_group, dtype=torch.float16, device=self.device)
+        width, scales = layout.tile_bytes(self.bits, head_dim), head_dim
+        if self.axis == "token":
+            scales = TILE * head_dim // self.group
+        packed = torch.zeros(batch, n_kv_heads, tiles, width, dtype=torch.uint8, device=self.device)
+        return packed, torch.zeros(batch, n_kv_heads, groups, scales, dtype=torch.float16, device=self.device)
 
     def _extent(self, tokens):
         """(tiles of codes, groups of scales) of so many tokens; where scales belong to tokens, a tile is a group."""
@@ -225,13 +201,15 @@ def quantize(kv, bits, *, axis="token", group=None, role=None, capacity=None):
     axis      "token": a scale for `group` channels of a token and head. "channel": a scale for `group` tokens of a
               channel and head, for keys, some of whose channels are much larger than the rest
     group     axis="token": a multiple of 16 that divides head_dim; axis="channel": a multiple of 32. None: one scale
-              for a token and head, or for 128 tokens, in 8 bits; 32 on either axis in 4 bits
+              for a token and head, or for 128 tokens, in 8 bits; 32 on either axis in 4 bits (16 channels where 32
+              does not divide head_dim)
     role      "keys" or "values"; None: see QuantizedKV
     capacity  tokens to make room for, kv_len or more
 
-    head_dim is a multiple of 64. Takes bits / 8 bytes an element and 2 for each scale. Runs on the tensor's device, and
-    waits for it, to look for numbers that cannot be stored: NaN and infinity, and what needs a scale beyond float16,
-    are named in a ValueError. TypeError or ValueError names any other argument; nothing has been made by then.
+    head_dim is a multiple of 16, 256 at most. Takes bits / 8 bytes an element and 2 for each scale. Runs on the
+    tensor's device, and waits for it, to look for numbers that cannot be stored: NaN and infinity, and what needs a
+    scale beyond float16, are named in a ValueError. TypeError or ValueError names any other argument; nothing has been
+    made by then.
     """
     if isinstance(bits, bool) or bits not in tuple(BITS):
         raise ValueError(f"quantize: bits must be 8, 4 or 'fp8', got {bits!r}")
@@ -239,8 +217,8 @@ def quantize(kv, bits, *, axis="token", group=None, role=None, capacity=None):
         raise ValueError(f"quantize: axis must be 'token' or 'channel', got {axis!r}")
     _expect_kv("quantize", "kv", kv, ("batch", "kv_len", "n_kv_heads", "head_dim"))
     _, kv_len, _, head_dim = kv.shape
-    if head_dim % 64 or head_dim > 256:
-        raise ValueError(f"quantize: head_dim must be 64, 128, 192 or 256, got {head_dim}")
+    if head_dim % 16 or head_dim > 256:
+        raise ValueError(f"quantize: head_dim must be a multiple of 16, 256 at most, got {head_dim}")
     group = default_group(bits, axis, head_dim) if group is None else group
     unit, whole = (16, head_dim) if axis == "token" else (STEP, group)
     fits = isinstance(group, int) and not isinstance(group, bool) and group > 0
@@ -293,73 +271,3 @@ def _peak(where, name, kv, bits):
                 raise ValueError(f"{where}: {name} must {wanted}, got {kv[index].item()} at {index}")
             largest = max(largest, top)
     return largest / BITS[bits]
-
-
-def _codes(x, bits, axis, group):
-    """(codes, scale) of x (1, length, n_kv_heads, head_dim), float32. Every operation rounds as NumPy's does."""
-    length = x.shape[1]
-    if axis == "token":
-        grouped, over = x.unflatten(3, (-1, group)), 4
-    else:
-        grouped, over = _pad(x, -(-length // group) * group).unflatten(1, (-1, group)), 2  # zeros change no maximum
-    low, high = grouped.amin(over, keepdim=True), grouped.amax(over, keepdim=True)
-    m = torch.where(-low >= high, low, high)
-    largest = torch.full((), BITS[bits], dtype=torch.float32, device=x.device)  # a tensor: a number would become 1 / it
-    scale = _round_up_to_half(m.abs() / largest)
-    if bits == 4:
-        scale = torch.where(m > 0, -scale, scale)
-    y = torch.where(scale != 0, grouped / scale.float(), 0.0)
-    if bits == "fp8":
-        codes = y.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-    else:
-        codes = y.round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127).to(torch.int8)
-    codes = codes.flatten(3) if axis == "token" else codes.flatten(1, 2)[:, :length]
-    return codes, scale.squeeze(over)
-
-
-def _round_up_to_half(x):
-    """The smallest float16 that is not below x, 0 or more."""
-    half = x.half()
-    return (half.view(torch.int16) + (half.float() < x)).view(torch.float16)
-
-
-def _pad(x, length):
-    """x with zeros behind its tokens, so that there are `length` of them."""
-    missing = length - x.shape[1]
-    return torch.cat([x, x.new_zeros(x.shape[0], missing, *x.shape[2:])], 1) if missing else x
-
-
-def _pack(codes, bits, role):
-    """Codes (1, tiles * 16, n_kv_heads, head_dim) -> bytes (n_kv_heads, tiles, words, lane, 16), some axes in parts."""
-    _, length, n_kv_heads, head_dim = codes.shape
-    tiles, steps = length // TILE, head_dim // TILE
-    if bits != "fp8":
-        codes = (codes + (8 if bits == 4 else -128)).view(torch.uint8)  # int8: 128 and -128 are one byte
-    if role == "keys":  # -> head, tile, step, g, c, pair, row, column
-        codes = codes.view(tiles, 2, 8, n_kv_heads, steps, 4, 2, 2).permute(3, 0, 4, 2, 5, 6, 1, 7)
-    else:
-        codes = codes.view(tiles, 2, 4, 2, n_kv_heads, steps, 2, 8).permute(4, 0, 5, 7, 2, 1, 6, 3)
-    if bits != 4:
-        return codes.unflatten(2, (-1, 2)).permute(0, 1, 2, 4, 5, 3, 6, 7, 8).contiguous()
-    codes = codes.permute(0, 1, 2, 3, 4, 7, 6, 5)  # column, row, pair
-    codes = codes[..., 0] | codes[..., 1] << 4
-    return codes.unflatten(2, (-1, 4)).permute(0, 1, 2, 4, 5, 3, 6, 7).contiguous()
-
-
-def _unpack(packed, bits, role, b, begin, end):
-    """The codes (1, end - begin, n_kv_heads, head_dim) of tokens of a sequence; `begin` is where a tile begins."""
-    packed = packed[b, :, begin // TILE : -(-end // TILE)]
-    n_kv_heads, tiles, words = packed.shape[:3]
-    if bits == 4:
-        bytes_ = packed.view(n_kv_heads, tiles, words, 8, 4, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6, 7).flatten(2, 3)
-        codes = torch.stack([bytes_ & 15, bytes_ >> 4], -1).permute(0, 1, 2, 3, 4, 7, 6, 5)
-    else:
-        codes = packed.view(n_kv_heads, tiles, words, 8, 4, 2, 2, 2, 2).permute(0, 1, 2, 5, 3, 4, 6, 7, 8).flatten(2, 3)
-    if role == "keys":  # from head, tile, step, g, c, pair, row, column
-        codes = codes.permute(1, 6, 3, 0, 2, 4, 5, 7)
-    else:
-        codes = codes.permute(1, 5, 4, 7, 0, 2, 6, 3)
-    codes = codes.reshape(1, tiles * TILE, n_kv_heads, -1)[:, : end - begin]
-    if bits == "fp8":
-        return codes.contiguous()
-    return codes.view(torch.int8) - (8 if bits == 4 else -128)

@@ -11,7 +11,7 @@
 #include "cache.cuh"
 #include "column_sums.cuh"
 
-/* In shared memory, of a block. */
+/* In shared memory, of a team. */
 struct SharedQueries {
     __half *queries; // [HEADS][PITCH]
     int *exponents;  // [HEADS]: each is less than 2**exponent
@@ -21,29 +21,29 @@ struct SharedQueries {
 struct Queries {
     static constexpr int FOURS = HEAD_DIM / 4;                     // of the channels: what a lane takes at a time
     static constexpr int LANE_FOURS = (FOURS + 31) / 32;           // of a head, for a lane
-    static constexpr int WARP_HEADS = (HEADS + WARPS - 1) / WARPS; // a warp takes every WARPS-th head
+    static constexpr int WARP_HEADS = (HEADS + TEAM - 1) / TEAM; // a warp takes every TEAM-th head
     uint2 loaded[WARP_HEADS][LANE_FOURS];
     unsigned operand[HEAD_EIGHTS][STEPS][2];        // lane 4g + c has head g, channels 16 * step + 4c .. + 3
-    float offset_product[K_GROUPS][HEAD_EIGHTS][4]; // to start from
+    float offset_product[K_GROUPS][HEAD_EIGHTS][4]; // to be added
     float score_scale[HEAD_EIGHTS][2];              // of heads 2c and 2c + 1
 
-    __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int warp, int lane) {
+    __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int member, int lane) {
         const int first = tile.first_head();
         const uint2 *from = reinterpret_cast<const uint2 *>(q + tile.query_head(first) * HEAD_DIM);
 #pragma unroll
         for (int i = 0; i < WARP_HEADS; i++)
 #pragma unroll
             for (int j = 0; j < LANE_FOURS; j++) {
-                const int head = warp + i * WARPS, four = lane + 32 * j;
+                const int head = member + i * TEAM, four = lane + 32 * j;
                 const bool there = head < HEADS && first + head < GROUP && four < FOURS;
                 loaded[i][j] = there ? __ldcg(from + head * FOURS + four) : uint2{};
             }
     }
     /* What was loaded, as float16. */
-    __device__ __forceinline__ void lay_down(const SharedQueries &shared, int q_lift, int warp, int lane) const {
+    __device__ __forceinline__ void lay_down(const SharedQueries &shared, int q_lift, int member, int lane) const {
 #pragma unroll
         for (int i = 0; i < WARP_HEADS; i++) {
-            const int head = warp + i * WARPS;
+            const int head = member + i * TEAM;
             if (head >= HEADS) break;
             unsigned largest = 0; // of the bits, without their signs, of both halves
 #pragma unroll
@@ -62,7 +62,7 @@ struct Queries {
             if (lane == 0) shared.exponents[head] = exponent;
         }
     }
-    /* What all warps have laid down; scale: of scores. */
+    /* What all warps of the team have laid down; scale: of scores. */
     __device__ __forceinline__ void take(const SharedQueries &shared, int q_lift, float scale, int lane) {
 #pragma unroll
         for (int n = 0; n < HEAD_EIGHTS; n++) {
@@ -84,21 +84,25 @@ struct Queries {
     /* A new group of tokens: queries times the scales of its channels. */
     __device__ __forceinline__ void take_scaled(const SharedQueries &shared, const uint4 *scales, int lane) {
 #pragma unroll
-        for (int step = 0; step < STEPS; step += 2) {
+        for (int step = 0; step + 1 < STEPS; step += 2) {
             const uint4 s = scales[step / 2 * 4 + lane % 4];
-#pragma unroll
-            for (int n = 0; n < HEAD_EIGHTS; n++) {
-                const uint2 x = four(shared, n, step, lane), y = four(shared, n, step + 1, lane);
-                operand[n][step][0] = mul_x2(x.x, s.x, __half());
-                operand[n][step][1] = mul_x2(x.y, s.y, __half());
-                operand[n][step + 1][0] = mul_x2(y.x, s.z, __half());
-                operand[n][step + 1][1] = mul_x2(y.y, s.w, __half());
-            }
+            take_scaled(shared, step, make_uint2(s.x, s.y), lane);
+            take_scaled(shared, step + 1, make_uint2(s.z, s.w), lane);
         }
+        if (STEPS % 2) // the last has no other beside it
+            take_scaled(shared, STEPS - 1, reinterpret_cast<const uint2 *>(scales + STEPS / 2 * 4)[lane % 4], lane);
         find_offset_product(0);
     }
 
   private:
+    __device__ __forceinline__ void take_scaled(const SharedQueries &shared, int step, uint2 scales, int lane) {
+#pragma unroll
+        for (int n = 0; n < HEAD_EIGHTS; n++) {
+            const uint2 x = four(shared, n, step, lane);
+            operand[n][step][0] = mul_x2(x.x, scales.x, __half());
+            operand[n][step][1] = mul_x2(x.y, scales.y, __half());
+        }
+    }
     /* The lane's four channels of a step, of head g of eight. */
     static __device__ __forceinline__ uint2 four(const SharedQueries &shared, int n, int step, int lane) {
         const int head = 8 * n + lane / 4;

@@ -9,7 +9,6 @@ call moves, x and y too, up to a multiple of 128 KiB: what a plain launch over t
 import contextlib
 import copy
 import functools
-import gc
 import math
 import os
 import subprocess
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels import benching, compiling, gemv, lowbit
+from kernels import benching, compiling, gemv, lowbit, running
 from kernels.lowbit import RUNGS, peers, work
 from lab import cuda_timing
 from lab.check import Verdict
@@ -40,10 +39,7 @@ def ladders(seconds=0.1):
     cuda_timing.expect_gpu("the ladders of low-bit weights")
     compile_ahead(check_ahead)
     compiling.ahead("kernels.lowbit.bench")
-    try:
-        return [_cell(*cell, seconds) for cell in _cells()]
-    finally:
-        gc.unfreeze()
+    return [_cell(*cell, seconds) for cell in _wanted()]
 
 
 def further(roof, versions):
@@ -57,6 +53,10 @@ def _cells():
     """(format, shape, rows of x) of each ladder."""
     one = [(name, shape, 1) for name in FORMATS for shape in SHAPES]
     return [*one, *(("int4 g128", shape, 16) for shape in SHAPES)]
+
+
+def _wanted():
+    return [cell for cell in _cells() if running.wants(title_of(*cell))]
 
 
 def compile_ahead(meanwhile=lambda: None):
@@ -74,14 +74,14 @@ def compile_ahead(meanwhile=lambda: None):
             subprocess.run(command, timeout=90, **quiet)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        waiting = pool.map(apart, range(len(_cells())))
+        waiting = pool.map(apart, [number for number, cell in enumerate(_cells()) if cell in _wanted()])
         meanwhile()
         list(waiting)
 
 
 def check_ahead():
     """Hold ours on hostile shapes, and call it once on those to be timed, which compiles it."""
-    for name, shape, m in _cells():
+    for name, shape, m in _wanted():
         _, x, Wq = _inputs(name, shape, m)
         for rung, pdl in _rungs(name, m):
             _checked(rung, pdl, *FORMATS[name], m)
@@ -98,13 +98,13 @@ def _call_peers(number):
 
 
 def ways():
-    """What torch.compile tunes for each ladder of 8 bits."""
-    return [functools.partial(_ways, *cell) for cell in _cells() if FORMATS[cell[0]][0] == 8]
+    """What torch.compile tunes for each ladder of 8 bits, by its title."""
+    return {title_of(*cell): functools.partial(_ways, *cell) for cell in _cells() if FORMATS[cell[0]][0] == 8}
 
 
 def _ways(*cell):
-    W, x, _ = _inputs(*cell)
-    return [peers.compiled(W, x, 1)[0]]
+    W, x, Wq = _inputs(*cell)
+    return [peers.compiled(W, x, math.ceil(cuda_timing.COLD / Wq.nbytes))[0]]
 
 
 def _inputs(name, shape, m):
@@ -119,11 +119,6 @@ def title_of(name, shape, m=1):
 
 
 def _cell(name, shape, m, seconds):
-    """A ladder. A graph's capture has Python look for garbage among all objects that it may free: those of compilers,
-    by the hundred thousand, are taken out of its sight, or they would cost more time than all that is measured."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
     benching.empty()
     W, x, Wq = _inputs(name, shape, m)
     moved, flops = work(Wq, x)
@@ -134,12 +129,12 @@ def _cell(name, shape, m, seconds):
     count = math.ceil(cuda_timing.COLD / Wq.nbytes)
     for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count):
         fewer = facts | {"flops": flops * len(of_peer) // m}  # of the rows that it computes
-        rows += benching.peer_rows([(title, modes)], tolerance, wanted=of_peer, **fewer)
+        ladder = title_of(name, shape, m)
+        rows += benching.peer_rows([(title, modes)], tolerance, ladder=ladder, wanted=of_peer, **fewer)
     words = torch.randint(-(1 << 31), (1 << 31) - 1, (math.ceil(moved / READ) * READ // 4,), device=DEVICE)
     words = words.to(torch.int32)
     rows.append(benching.reading(cuda_timing.cold_copies(words), words.nbytes, flops))
     rows[-1].title = "reading the weights only"
-    gc.freeze()
     best = RUNGS[-1].title
     return benching.ladder_of(title_of(name, shape, m), rows, seconds, sustain=(best, f"{best}, PDL") if m == 1 else ())
 

@@ -7,14 +7,17 @@ import torch
 
 from kernels.lowbit.arguments import expect_all
 from kernels.lowbit.plan import plan
+from kernels.lowbit.weights import QuantizedWeight
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
+from lab.prepared import Calls, scratch
 from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
 MERGE = 128  # threads of a block of merge, four sums each
 KERNELS = ("few_rows.cu", "many_rows.cu", "merge.cu")
 SOURCES = (*(f"kernels/lowbit/{name}" for name in (*KERNELS, "plan.py", "layout.py")),)
+CALLS = Calls("lowbit.gemv")
 
 
 def gemv(Wq, x, *, out=None, pdl=False):
@@ -25,9 +28,16 @@ def gemv(Wq, x, *, out=None, pdl=False):
     are float32, at most of numbers of 2**(bits + 3) times x: bfloat16 x above 2**110 may overflow there.
     A row of x with NaN or infinity gives a row without a finite number. Scales do not pass 2**80 (see quantizing.py).
     """
-    m, out = expect_all("gemv", Wq, x, out)
-    launch(Wq, x, out, bool(pdl))
-    return out
+    if not isinstance(Wq, QuantizedWeight):
+        expect_all("gemv", Wq, x, out)  # says what it should be
+    options = Wq.shape, Wq.bits, Wq.group, pdl
+    held = (Wq.packed, Wq.factors) if out is None else (Wq.packed, Wq.factors, Wq.scale, Wq.zero)  # out is in none
+    if (y := CALLS.run(options, out, x, *held)) is not None:
+        return y
+    _, y = expect_all("gemv", Wq, x, out)
+    with CALLS.preparing(options, (out,), (y,), (x, *held)):
+        launch(Wq, x, y, bool(pdl))
+    return y
 
 
 def launch(Wq, x, out, pdl, **options):
@@ -45,7 +55,7 @@ def launch(Wq, x, out, pdl, **options):
         gemv, merge = gemv.unchecked, merge and merge.unchecked
     if splits == 1:
         return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
-    parts = x.new_empty(splits, *out.shape, dtype=torch.float32)
+    parts = scratch(x, splits * out.numel(), torch.float32)
     report = gemv(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, **options)
     # which waits for gemv
     return report, merge(blocks, MERGE, parts, out, out.numel(), pdl=True, **options)

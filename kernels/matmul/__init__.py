@@ -25,10 +25,11 @@ how `planned` is launched.
 
 import warnings
 
-from kernels.matmul.arguments import call_key, expect_card, expect_layout, expect_linear, padded, why_mma, why_padded
-from kernels.matmul.launching import HERE, prepare
+from kernels.matmul.arguments import expect_card, expect_layout, expect_linear, padded, why_mma, why_padded
+from kernels.matmul.launching import HERE, launch
 from kernels.matmul.plan import plan
 from lab import Rung
+from lab.prepared import Calls
 
 __all__ = ["HERE", "RUNGS", "counters", "linear", "plan", "which", "work"]
 
@@ -127,43 +128,30 @@ def counters(rung, x, W, *, out=None, check_races=False, order="forward", places
     if 0 in (*rows.shape, len(W)):
         raise ValueError(f"counters: x and W must not be empty, got {tuple(x.shape)} and {tuple(W.shape)}")
     expect_layout(rung, rows, W, y)
-    launch = prepare(rung, rows, W, y, **chosen)
-    return launch(rows, W, y, check_races=check_races, order=order, places=places)
+    return launch(rung, rows, W, y, check_races=check_races, order=order, places=places, **chosen)
 
 
-# Calls that agree in all that is looked at, addresses too, are looked at once. Only on a card: there a tensor map is an
-# address and sizes, and need not keep the memory; and an address tells the card.
-_ready = {}
-MOST_READY = 4096
+CALLS = Calls("matmul")
 
 
 def _run(rung, x, W, out):
-    key = call_key(rung, x, W, out)
-    if key is not None and (launch := _ready.get(key)):
-        y = x.new_empty((*x.shape[:-1], len(W))) if out is None else out
-        launch(x, W, y)
+    if (y := CALLS.run((rung,), out, x, W)) is not None:
         return y
-    rows, W, y = expect_linear(rung, x, W, out)
+    rows, matrix, y = expect_linear(rung, x, W, out)
     if y.numel() == 0:
         return y
     if rows.shape[1] == 0:
         return y.zero_()  # the sum of nothing
     expect_card(rung, rows.device)
-    name = rung
-    if rung == "linear":
-        name, why = _choose(rows, W)
-        if why:
-            _warn(why)
-        if why_padded(rows, W):
-            rows, W, key = padded(rows), padded(W), None
-    else:
-        expect_layout(rung, rows, W, y)
-    launch = prepare(name, rows, W, y)
-    if key is not None:
-        if len(_ready) >= MOST_READY:
-            _ready.clear()
-        _ready[key] = launch
-    launch(rows, W, y)
+    name, why = _choose(rows, matrix) if rung == "linear" else (rung, "")
+    if why:
+        _warn(why)
+    if rung == "linear" and why_padded(rows, matrix):
+        launch(name, padded(rows), padded(matrix), y)  # and again so on each call: copies are no launches of ours
+        return y
+    expect_layout(name, rows, matrix, y)
+    with CALLS.preparing((rung,), (out,), (y,), (x, W)):
+        launch(name, rows, matrix, y)
     return y
 
 

@@ -89,18 +89,3 @@ def why_mma(device):
     if have == HOPPER:
         return ""
     return f"wgmma needs a card of compute capability 9.0, got {have[0]}.{have[1]}: the rung mma runs instead"
-
-
-def call_key(rung, x, W, out):
-    """What decides how tensors on a card are launched; None for all else, which is looked at anew."""
-    try:
-        if not x.is_cuda or x.layout is not torch.strided or W.layout is not torch.strided:
-            return None
-        where = None
-        if out is not None:
-            if out.requires_grad or out.layout is not torch.strided:
-                return None
-            where = out.data_ptr(), out.shape, out.stride(), out.dtype
-        return rung, x.data_ptr(), x.shape, x.stride(), x.dtype, W.data_ptr(), W.shape, W.stride(), W.dtype, where
-    except (AttributeError, RuntimeError, TypeError):
-        return None  # no plain tensors: expect_linear says what is wrong

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 import ref.matmul
-from kernels import matmul
-from kernels.benching import between_nans, empty, ladder_of, our_row, peer_rows
+from kernels import matmul, running
+from kernels.benching import ahead, between_nans, empty, ladder_of, our_row, peer_rows
 from kernels.matmul import RUNGS, work
 from lab import Rung, check, cuda_timing
 
@@ -35,8 +35,13 @@ LINEAR = Rung("linear", "ours", matmul.linear, matmul.BEST)
 def ladders(seconds=0.15):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the matmul ladder")
-    verdicts = {rung.name: _check(rung) for rung in (*RUNGS, LINEAR)}
-    return [ladder(title(name, *shape), name, shape, rungs, verdicts, seconds) for name, shape, rungs in works()]
+    cases = [(title(name, *shape), name, shape, rungs) for name, shape, rungs in works()]
+    cases = [case for case in cases if running.wants(case[0])]
+    needed = [rung for rung in (*RUNGS, LINEAR) if any(rung in case[-1] for case in cases)]
+    kinds = [(dtype, *sizes) for dtype in DTYPES.values() for sizes in HOSTILE]
+    ahead(functools.partial(_once, rung, *kind) for rung in needed for kind in kinds)
+    verdicts = {rung.name: _check(rung) for rung in needed}
+    return [ladder(*case, verdicts, seconds) for case in cases]
 
 
 def works():
@@ -85,7 +90,7 @@ def ladder(name, dtype, shape, rungs, verdicts, seconds):
         our_row(r.title, r.function, inputs, like, verdict=verdicts[r.name], sources=r.sources, **facts) for r in rungs
     ]
     limit = facts.pop("tolerance")
-    rows += peer_rows([("cuBLAS", cublas(inputs, like))], limit, **facts)
+    rows += peer_rows([("cuBLAS", cublas(inputs, like))], limit, ladder=name, **facts)
     return ladder_of(name, rows, seconds, sustain=(rows[len(rungs) - 1].title,), bound="flops")
 
 
@@ -96,6 +101,11 @@ def cublas(inputs, like):
         "F.linear": lambda: [functools.partial(F.linear, x, W) for x, W in inputs],
         "torch.mm": lambda: [functools.partial(torch.mm, x, W.T, out=out) for x, W in inputs],
     }
+
+
+def _once(rung, dtype, m, n, k):
+    """A call, for what it compiles."""
+    rung.function(torch.randn(m, k, device=DEVICE).to(dtype), torch.randn(n, k, device=DEVICE).to(dtype))
 
 
 def _check(rung):

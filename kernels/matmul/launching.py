@@ -1,5 +1,4 @@
-"""How the rungs are launched: `prepare` gives a launch, which is called with x (m, k), W (n, k) and y (m, n), again and
-again with others of the same shapes at the same addresses; y may be elsewhere."""
+"""How the rungs are launched."""
 
 import functools
 import math
@@ -10,6 +9,7 @@ import torch
 from kernels.matmul.plan import plan
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
+from lab.prepared import scratch
 from lab.tensor_map import TensorMap
 from lab.tensors import DTYPES
 
@@ -20,81 +20,50 @@ TILE = (128, 128)
 STAGE = 128 * 1024 // 4  # bytes of 128 rows of x and 128 of W
 SHARED = {"tile": 0, "specialised": 6 * STAGE, "persistent": 7 * STAGE + 1024}  # bytes, dynamic; of the others:
 THREE_STAGES = 3 * STAGE
-MOST_MAPS = 64  # of y, that a launch keeps
 
 
-def prepare(rung, x, W, y, *, processors=None, **chosen):
-    """A launch of this rung. chosen: what plan takes by name."""
+def launch(rung, x, W, y, *, processors=None, check_races=False, order="forward", places=None, **chosen):
+    """Launch this rung for x (m, k), W (n, k) and y (..., n). chosen: what plan takes by name; the rest as lab.cuda."""
+    more = {"check_races": check_races, "order": order, "places": places} if x.device.type == "cpu" else {}
     processors = processors or multiprocessors(x.device)
     if rung == "planned":
-        return Planned(x, W, y, processors, chosen)
+        return _planned(x, W, y, plan(len(x), len(W), x.shape[1], processors, shared_memory(x.device), **chosen), more)
     rows, columns = TILES.get(rung, TILE)
     tiles = math.ceil(len(x) / rows) * math.ceil(len(W) / columns)
-    launch = functools.partial(
-        kernel(rung, f"-DDTYPE={DTYPES[x.dtype]}").unchecked,
-        min(tiles, processors) if rung == "persistent" else tiles,
-        384 if rung in TILES else 256,
-    )
-    options = {"shared": SHARED.get(rung, THREE_STAGES)}
-    sizes = (*x.shape[:1], len(W), x.shape[1])
-    if rung in ("tile", "mma", "ring"):
-        return lambda x, W, y, **more: launch(x, W, y, *sizes, **options, **more)
-    maps = tensor_map(x, (rows, STEP)), tensor_map(W, (columns, STEP))
-    if rung != "persistent":
-        return lambda x, W, y, **more: launch(*maps, y, *sizes, **options, **more)
-    y_map = MapOf(BOX)
-    return lambda x, W, y, **more: launch(*maps, y_map(y), *sizes, **options, **more)
+    grid, threads = min(tiles, processors) if rung == "persistent" else tiles, 384 if rung in TILES else 256
+    sizes, shared = (len(x), len(W), x.shape[1]), SHARED.get(rung, THREE_STAGES)
+    if rung not in ("tile", "mma", "ring"):
+        x, W = tensor_map(x, (rows, STEP)), tensor_map(W, (columns, STEP))
+    run = kernel(rung, f"-DDTYPE={DTYPES[y.dtype]}").unchecked
+    return run(grid, threads, x, W, through_tma(y) if rung == "persistent" else y, *sizes, shared=shared, **more)
 
 
-class Planned:
-    """A launch of planned.cu, and of merge.cu where tiles are cut along k."""
-
-    def __init__(self, x, W, y, processors, chosen):
-        (m, k), n = x.shape, len(W)
-        p = self.plan = plan(m, n, k, processors, shared_memory(x.device), **chosen)
-        through_tma = n % 8 == 0 and y.data_ptr() % ALIGNMENT == 0
-        to = "Partial" if p.splits > 1 else "ThroughTma" if through_tma else "Plain"
-        self.kernel = kernel("planned", f"-DSHAPE={p.shape(DTYPES[x.dtype], to)}")
-        self.maps = tensor_map(x, p.x_box), tensor_map(W, p.w_box)
-        self.y_map = MapOf(BOX) if to == "ThroughTma" else lambda y: self.maps[0]  # any
-        self.options = {"shared": p.shared} | ({"cluster": (p.together, 1, 1)} if p.together > 1 else {})
-        self.sizes = m, n, k, p.splits
-        self.merge = kernel("merge", f"-DDTYPE={DTYPES[x.dtype]}") if p.splits > 1 else None
-
-    def __call__(self, x, W, y, **more):
-        p, target = self.plan, y
-        if p.splits > 1:
-            target = torch.empty((p.splits, y.numel()), dtype=torch.float32, device=y.device)
-        arguments = *self.maps, self.y_map(y), target, *self.sizes
-        report = self.kernel.unchecked(p.blocks, p.threads, *arguments, **self.options, **more)
-        if p.splits > 1:
-            self.merge.unchecked(math.ceil(y.numel() / 1024), 256, target, y, y.numel(), p.splits, pdl=True)
-        return report
+def _planned(x, W, y, p, more):
+    """planned.cu by this plan, and merge.cu where tiles are cut along k."""
+    (m, k), n, dtype = x.shape, len(W), DTYPES[y.dtype]
+    stored = n % 8 == 0 and y.data_ptr() % ALIGNMENT == 0  # as TMA can
+    to = "Partial" if p.splits > 1 else "ThroughTma" if stored else "Plain"
+    x, W = tensor_map(x, p.x_box), tensor_map(W, p.w_box)
+    y_map = through_tma(y) if to == "ThroughTma" else x  # any
+    target = scratch(y, p.splits * y.numel(), torch.float32) if p.splits > 1 else y
+    cluster = {"cluster": (p.together, 1, 1)} if p.together > 1 else {}
+    run = kernel("planned", f"-DSHAPE={p.shape(dtype, to)}").unchecked
+    arguments = x, W, y_map, target, m, n, k, p.splits
+    report = run(p.blocks, p.threads, *arguments, shared=p.shared, **cluster, **more)
+    if p.splits > 1:
+        merge = kernel("merge", f"-DDTYPE={dtype}").unchecked
+        merge(math.ceil(y.numel() / 1024), 256, target, y, y.numel(), p.splits, pdl=True)
+    return report
 
 
-class MapOf:
-    """Tensor maps of y, which may be another tensor at each call. On a card those made are kept, by address."""
-
-    def __init__(self, box):
-        self.box, self.made = box, {}
-
-    def __call__(self, y):
-        found = self.made.get(y.data_ptr()) if y.is_cuda else None
-        if found is None:
-            found = tensor_map(y.view(-1, y.shape[-1]), self.box)
-            if y.is_cuda:
-                if len(self.made) >= MOST_MAPS:
-                    self.made.clear()
-                self.made[y.data_ptr()] = found
-        return found
+def through_tma(y):
+    """Where TMA stores y."""
+    return tensor_map(y.view(-1, y.shape[-1]), BOX)
 
 
 def tensor_map(matrix, box):
-    """Boxes of rows of 128 bytes, whose words are exchanged. On a card it is an address, and keeps no memory."""
-    found = TensorMap(matrix, box, 128)
-    if matrix.is_cuda:
-        found.tensor = None
-    return found
+    """Boxes of rows of 128 bytes, whose words are exchanged."""
+    return TensorMap(matrix, box, 128)
 
 
 @functools.cache

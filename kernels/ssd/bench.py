@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import ref.ssd
-from kernels import benching
+from kernels import benching, running
 from kernels.benching import Row, between_nans, empty, ladder_of, peer_rows, short
 from kernels.ssd import by_hand, chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, peers, rungs, stack, state_passing
 from kernels.ssd.arguments import DTYPES, MOST_DSTATE, NO_LIMIT
@@ -35,12 +35,15 @@ from kernels.ssd.fused import fused
 from kernels.ssd.fused_choice import TUNED_DSTATE
 from lab import cuda_timing
 from lab.check import Verdict, check
+from lab.figure import AsCalled
+from lab.processor import cpu_name
 
 LENGTHS = [1 << power for power in range(10, 19)]
 LONG = 65536  # of the steps, and of the chain
 SLOW = (65536, 131072)  # lengths with slow decay
 LONGEST, SAMPLE = 1 << 20, slice(0, None, 27)  # tokens, and the heads that are looked at there
 PEER_CHUNKS = (64, 128, 256)
+FUSED_PEER = "published fused kernel"
 PUBLISHED = [("medium", 128), ("medium", 256)]  # precision and chunk size of the published fused kernel
 PUBLISHED_HIGH = [("high", 128), ("high", 256)]  # of bfloat16, which its "medium" does not take, and of float32
 WARM = 65536  # tokens of a call that only compiles, at most
@@ -151,16 +154,24 @@ PARTS = ("lengths", "shapes", "studies")  # the 2.7B model's layer; other layers
 def ladders(seconds=0.05, parts=PARTS):
     """Check, then time, every rung and peer. Returns the Ladders. parts: some of PARTS"""
     cuda_timing.expect_gpu("the SSD ladders")
-    cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts]
-    told("compiling ahead", compile_ahead, cases, "studies" in parts)
+    cases = [case for case in CASES if ("shapes" if case.other else "lengths") in parts and running.wants(case.title)]
+    others = {title: make for title, make in _studies(seconds).items() if "studies" in parts and running.wants(title)}
+    told("compiling ahead", compile_ahead, cases, _chain_title() in others)
     found = [told(case.title, prefill, case, seconds) for case in cases]
-    if "studies" in parts:
-        found.append(told("1M tokens", longest, seconds))
-        found.append(told("the chain", chain, seconds))
-        found += [told("steps", steps, LONG, chunk_size, seconds) for chunk_size in (128, 256)]
-        found += [told("by hand", climb, seqlen, seconds) for seqlen in CLIMB]
-        found += told("whole prefills", stack.ladders)
+    found += [told(title, make) for title, make in others.items()]
+    if "studies" in parts and not running.narrowed():
+        for ladder in told("whole prefills", stack.ladders):
+            ladder.called_on = AsCalled(cpu_name(), dict.fromkeys(stack.OURS))
+            found.append(ladder)
     return found
+
+
+def _studies(seconds):
+    """{title: function that gives the ladder} of those that are no prefill beside peers."""
+    found = {Case("2.7B", LONGEST).title: longest, _chain_title(): chain}
+    found |= {_steps_title(LONG, q): functools.partial(steps, LONG, q) for q in (128, 256)}
+    found |= {_climb_title(seqlen): functools.partial(climb, seqlen) for seqlen in CLIMB}
+    return {title: functools.partial(make, seconds) for title, make in found.items()}
 
 
 def told(title, function, *arguments):
@@ -177,7 +188,7 @@ def compile_ahead(cases=None, studies=True):
     cases = CASES if cases is None else cases
     jobs = [functools.partial(_apart, "chain", heads) for heads in CHAIN[0] if studies]
     if peers.published() is not None:
-        jobs += [functools.partial(_try, case, number) for case in cases for number in range(len(_ways(case)))]
+        jobs += [functools.partial(_try, case, number) for case in cases for number in _asked(case)]
     if peers.mamba() is not None:
         parts = range(len(peers.PARTS) + 1)
         jobs += [functools.partial(_apart, "peer", CASES.index(case), part) for case in _kinds(cases) for part in parts]
@@ -239,6 +250,12 @@ def _ways(case):
     found = PUBLISHED if case.dtype == torch.float16 else PUBLISHED_HIGH
     sizes = case.shape.nheads, case.shape.headdim, case.shape.dstate
     return [(precision, q) for precision, q in found if peers.within_32_bits(case.seqlen + q, *sizes, q)]
+
+
+def _asked(case):
+    """Those of them that this run measures, by their numbers."""
+    every = {f"{precision}, chunk {q}": n for n, (precision, q) in enumerate(_ways(case))}
+    return list(running.modes(case.title, FUSED_PEER, every).values())
 
 
 def _compile(what, *numbers):
@@ -386,11 +403,11 @@ def prefill(case, seconds):
         sizes = [q for q in sizes if peers.within_32_bits(seqlen, shape.nheads, shape.headdim, shape.dstate, q)]
         modes = {f"chunk {q}": functools.partial(peers.calls, every, q) for q in sizes}
         limit = loose | {"verdict": Loose()} if case.dtype == torch.float32 else facts
-        rows += peer_rows([("mamba_ssm", modes)], **limit)
+        rows += peer_rows([("mamba_ssm", modes)], ladder=case.title, **limit)
     if peers.published() is not None:
         ways = [way for way in _ways(case) if (case, *way) not in _refused]
         modes = {f"{way[0]}, chunk {way[1]}": functools.partial(peers.published_calls, every, *way) for way in ways}
-        rows += peer_rows([("published fused kernel", modes)], **loose, verdict=Loose())
+        rows += peer_rows([(FUSED_PEER, modes)], ladder=case.title, **loose, verdict=Loose())
     return ladder_of(case.title, rows, seconds, sustain=() if case.other else ("five, chunk 256", "fused.cu"))
 
 
@@ -420,6 +437,10 @@ def longest(seconds):
     return ladder_of(case.title, [row], seconds)
 
 
+def _chain_title():
+    return f"{rungs.RUNGS[0].title}, {short(LONG)}, by heads"
+
+
 def chain(seconds):
     """Rung 1 over the number of heads. With few of them the card is nearly empty, and what it takes is what the chain
     of states takes. Four copies of the inputs: all of them are more than L2 holds."""
@@ -434,11 +455,15 @@ def chain(seconds):
         for chunk_size in CHAIN[1]:
             calls = [_one_chain(each, chunk_size) for each in every]
             rows.append(Row(f"{heads} heads, chunk {chunk_size}", calls, sources=entry.sources, **facts))
-    return ladder_of(f"{entry.title}, {short(LONG)}, by heads", rows, seconds)
+    return ladder_of(_chain_title(), rows, seconds)
 
 
 def _one_chain(call, chunk_size):
     return functools.partial(rungs.RUNGS[0].function, **call, chunk_size=chunk_size)
+
+
+def _climb_title(seqlen):
+    return f"SSD by hand, 2.7B, {short(seqlen)}"
 
 
 def climb(seqlen, seconds):
@@ -450,7 +475,7 @@ def climb(seqlen, seconds):
     every, rows = copies(call), []
     for rung in by_hand.RUNGS:
         rows.append(row_of(rung, every, verdict=checked(rung.function), **facts))
-    return ladder_of(f"SSD by hand, 2.7B, {short(seqlen)}", rows, seconds)
+    return ladder_of(_climb_title(seqlen), rows, seconds)
 
 
 def row_of(rung, every, **facts):
@@ -494,6 +519,10 @@ def _recurrent(*arrays):
 _walked = {}
 
 
+def _steps_title(seqlen, chunk_size):
+    return f"SSD steps, 2.7B, {short(seqlen)}, chunk {chunk_size}"
+
+
 def steps(seqlen, chunk_size, seconds):
     """Each of the five kernels alone, with the bytes and flops that it is predicted to move and do."""
     empty()
@@ -518,7 +547,7 @@ def steps(seqlen, chunk_size, seconds):
         Row(name, calls, bytes=predicted[name][0], flops=predicted[name][1], sources=SOURCES)
         for name, calls in every.items()
     ]
-    return ladder_of(f"SSD steps, 2.7B, {short(seqlen)}, chunk {chunk_size}", rows, seconds)
+    return ladder_of(_steps_title(seqlen, chunk_size), rows, seconds)
 
 
 if __name__ == "__main__":

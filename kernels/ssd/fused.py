@@ -16,12 +16,14 @@ from kernels.ssd.fused_plan import Plan, padded, plan, shared_bytes
 from kernels.ssd.tuned import fused_tuned
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
+from lab.prepared import Calls, scratch, supply
 from lab.tensor_map import TensorMap
 
 HERE = Path(__file__).resolve().parent
 FILES = ("fused.cu", "fused.py", "fused_plan.py", "fused_choice.py", "arguments.py", "ends.py")
 SOURCES = tuple(f"kernels/ssd/{name}" for name in FILES)
 TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+CALLS = Calls("ssd.fused", outs=3)  # y, final states, states of sequences
 NEVER = 1e38  # bits: more than any decay but that of where a sequence begins, which is infinite
 STOP = 127  # bits: a decay by more is 0 in float32, whose smallest number with all its digits is 2**-126
 PROMOTION = 128  # bytes that L2 fetches for TMA: a row of a tile, as the next may be another block's
@@ -61,41 +63,61 @@ def fused(
     and C once for each pair of heads, from L2 while they fit there, or in long sequences about once for each bundle of
     pairs, and 4 P N bytes a few times for each head and multiprocessor.
     """
-    how = chunk_size, type(chunk_size), dt_limit, return_varlen_states, state_dtype, stop, type(stop), dt_softplus
-    key, ready = _find((x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, out), how)
-    if ready is None:
-        options = dict(
-            D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
-            dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out, state_dtype=state_dtype,
-        )  # fmt: skip
-        problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
-        if x.is_cpu and seq_idx is not None and cu_seqlens is not None:
-            _expect_the_same(seq_idx, cu_seqlens)
-        if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
-            raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
-        sequences = seq_idx is not None or cu_seqlens is not None
-        rung, why = choose(problem, x, B, C, z, initial_states, out, sequences, state_dtype)
-        if rung != "fused":
-            _say_once(f"fused: {why}. So {rung} runs in the place of fused.cu, and takes longer")
-            options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
-            if rung == "five":
-                return five(x, dt, A, B, C, chunk_size=chunk_size, **options)
-            return fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
-        ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, sequences, dt_softplus, dt_limit, stop)
-        if key is not None:
-            if len(_ready) >= MOST_READY:
-                _ready.clear()
-            _ready[key] = ready
-    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-    if cu_seqlens is not None and (seq_idx is None or return_varlen_states):
-        seq_idx = sequence_numbers(cu_seqlens, x.shape[1])
-    final = A.new_empty(ready.states) if return_final_states or return_varlen_states else None
-    varlen = A.new_empty(cu_seqlens.shape[0] - 1, *ready.states[1:]) if return_varlen_states else None
-    _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx, varlen)
+    numbers = None  # of sequences, by cu_seqlens
+    if cu_seqlens is not None and (seq_idx is None or return_varlen_states) and getattr(x, "is_cuda", False):
+        numbers = _numbers(cu_seqlens, x)
+    how = chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, state_dtype, stop
+    tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, numbers
+    if (found := CALLS.run(how, out, None, None, *tensors)) is None:
+        found = _checked(how, out, *tensors)
+        if len(found) == 2:  # another rung
+            return found[1]
+    y, final, varlen = found
     if varlen is not None:
         ends.finish(varlen, final, x, dt, A, B, cu_seqlens, dt_bias, dt_softplus, dt_limit)
     asked = (y, *([final] if return_final_states else []), *([varlen] if return_varlen_states else []))
     return asked if len(asked) > 1 else y
+
+
+def _numbers(cu_seqlens, x):
+    """sequence_numbers, of tensors that nobody has looked at: None where that cannot be."""
+    try:
+        return sequence_numbers(cu_seqlens, x.shape[1])
+    except (AttributeError, IndexError, RuntimeError, TypeError):
+        return None  # expect_ssd says what is wrong
+
+
+def _checked(how, out, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, numbers):
+    """Look at everything, and launch. Returns (y, final states or None, those of sequences or None), or, where another
+    rung has run, (its name, all that it returns)."""
+    chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, state_dtype, stop = how
+    options = dict(
+        D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx, cu_seqlens=cu_seqlens,
+        dt_limit=dt_limit, return_varlen_states=return_varlen_states, out=out, state_dtype=state_dtype,
+    )  # fmt: skip
+    problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
+    if x.is_cpu and seq_idx is not None and cu_seqlens is not None:
+        _expect_the_same(seq_idx, cu_seqlens)
+    if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
+        raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
+    sequences = seq_idx is not None or cu_seqlens is not None
+    rung, why = choose(problem, x, B, C, z, initial_states, out, sequences, state_dtype)
+    if rung != "fused":
+        _say_once(f"fused: {why}. So {rung} runs in the place of fused.cu, and takes longer")
+        options |= dict(dt_softplus=dt_softplus, return_final_states=return_final_states)
+        if rung == "five":
+            return rung, five(x, dt, A, B, C, chunk_size=chunk_size, **options)
+        return rung, fused_tuned(x, dt, A, B, C, **options, **({} if stop else {"stop": 0}))
+    if numbers is None and cu_seqlens is not None and (seq_idx is None or return_varlen_states):
+        numbers = sequence_numbers(cu_seqlens, x.shape[1])
+    ready = _prepare(problem, x, dt, B, C, D, z, dt_bias, initial_states, sequences, dt_softplus, dt_limit, stop)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    final = A.new_empty(ready.states) if return_final_states or return_varlen_states else None
+    varlen = A.new_empty(cu_seqlens.shape[0] - 1, *ready.states[1:]) if return_varlen_states else None
+    others = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, numbers
+    with CALLS.preparing(how, (out, None, None), (y, final, varlen), others):
+        _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx if numbers is None else numbers, varlen)
+    return y, final, varlen
 
 
 def which(x, dt, A, B, C, *, z=None, initial_states=None, seq_idx=None, cu_seqlens=None, out=None,
@@ -150,27 +172,11 @@ def _say_once(what):
     warnings.warn(what, stacklevel=3)
 
 
-# Calls that agree in all that is looked at, addresses too, are looked at once. Only on a card: there a tensor map is
-# an address and sizes, and need not keep the memory; and an address tells the card.
-_ready = {}
 ONE = 1, 1, 1, 64, 64  # a tile, of a tensor as _tiles has it
-MOST_READY = 4096
-
-
-def _find(tensors, how):
-    """(key, Ready or None): key is what decides how tensors on a card are launched, None for all else."""
-    try:
-        key = *[None if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors], *how
-        out = tensors[-1]
-        if tensors[0].is_cuda and (out is None or not out.requires_grad):
-            return key, _ready.get(key)
-    except (AttributeError, RuntimeError, TypeError):
-        pass  # no plain tensors, or no plain numbers: expect_ssd says what is wrong
-    return None, None
 
 
 class Ready(NamedTuple):
-    """All of a launch but what is made for each call."""
+    """All of a launch but what is made for each."""
 
     plan: Plan
     kernel: object
@@ -199,10 +205,9 @@ def _prepare(
 
 def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx=None, varlen=None, **options):
     p = ready.plan
-    scratch = A.new_empty(p.scratch)
     return ready.kernel.unchecked(
-        p.blocks, 512, *ready.maps, _tiles(y, ONE), _line(dt), A, dt_bias, D, initial_states, final, scratch,
-        _flags(y.device, p),
+        p.blocks, 512, *ready.maps, _tiles(y, ONE), _line(dt), A, dt_bias, D, initial_states, final,
+        scratch(A, p.scratch, torch.float32), supply(functools.partial(_flags, y.device, p)),
         *ready.sizes, seq_idx, varlen, 0 if varlen is None else varlen.shape[0], shared=ready.shared, **options,
     )  # fmt: skip
 
@@ -216,10 +221,7 @@ def _tiles(tensor, box):
         tiles, box = tensor.as_strided((1, batch, n, seqlen, columns), (b, b, h, t, 1)), ONE
     else:
         tiles = tensor.as_strided((batch, n, columns // 64, seqlen, 64), (b, h, 64, t, 1))
-    found = TensorMap(tiles, box, 128, l2_promotion=PROMOTION)
-    if tensor.is_cuda:
-        found.tensor = None
-    return found
+    return TensorMap(tiles, box, 128, l2_promotion=PROMOTION)
 
 
 def _line(dt):

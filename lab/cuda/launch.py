@@ -10,6 +10,7 @@ import torch
 
 from lab import cuda_driver
 from lab.cuda import signature
+from lab.prepared.recording import NOW
 from lab.stream import STREAM
 from lab.tensor_map import BITS, TensorMap
 
@@ -130,6 +131,8 @@ class Kernel:
             for index, convert in integers:
                 values[index] = convert(values[index])
             function.launch(shape, values, raw, pdl, cluster)
+        for recording in NOW.all:
+            recording.launched(function, shape, args, values, pdl, cluster, stream is not None)
 
     def unchecked(self, grid, block, *args, shared=0, pdl=False, cluster=None, **options):
         """The same launch in half the host time, for a caller who has looked at the tensors: the first argument is one
@@ -149,9 +152,13 @@ class Kernel:
                     values[index] = args[index].value if args[index].index == device else None  # None: struct.error
                 if cluster is not None and (shape, cluster) not in self._clusters:
                     self._clusters.add((shape, self._cluster(cluster, shape, function)))
-                return function.launch(shape, values, cuda_driver.current_stream(device), pdl, cluster)
+                function.launch(shape, values, cuda_driver.current_stream(device), pdl, cluster)
             except (LookupError, TypeError, AttributeError, OverflowError, struct.error):
                 pass  # before the launch: the checked one does it, or says what is wrong
+            else:
+                for recording in NOW.all:
+                    recording.launched(function, shape, args, values, pdl, cluster)
+                return None
         return self(grid, block, *args, shared=shared, pdl=pdl, cluster=cluster, **options)
 
     # Before the launch: look at everything once, and remember what was found.

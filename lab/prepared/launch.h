@@ -1,0 +1,86 @@
+// Memory for outputs and scratch, and the launches of a prepared call.
+
+typedef struct Record {
+    struct Record *next;
+    uint64_t hash;
+    PyObject *options, *supplies;
+    int users, dead, count;
+    int64_t *plan;  // see recording.py, Recording.plan
+    Kind kinds[];
+} Record;
+typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;
+typedef struct { int which, padding; int value[16]; } Attribute;
+enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6 };
+
+// One launch of a plan, with these addresses; returns the driver's status and moves `plan` behind it.
+static int launch(const int64_t **plan, char *const *addresses, void *stream) {
+    const int64_t *p = *plan;
+    alignas(64) char values[PARAMETER_BYTES];
+    void *parameters[PARAMETERS];
+    Attribute attributes[3];
+    Config config = {.stream = stream, .attributes = attributes};
+    void *function = (void *)*p++;
+    for (int i = 0; i < 3; i++) config.grid[i] = (unsigned)p[i], config.block[i] = (unsigned)p[3 + i];
+    config.shared = (unsigned)p[6];
+    if (p[7]) attributes[config.count++] = (Attribute){PROGRAMMATIC, 0, {1}};
+    if (p[8]) attributes[config.count++] = (Attribute){COOPERATIVE, 0, {1}};
+    if (p[9]) attributes[config.count++] = (Attribute){CLUSTER, 0, {(int)p[9], (int)p[10], (int)p[11]}};
+    int64_t count = p[12], patches = p[13], words = p[14];
+    p += 15;
+    for (int64_t i = 0; i < count; i++) parameters[i] = values + p[i];
+    p += count;
+    memcpy(values, p + 4 * patches, (size_t)(8 * words));
+    int status = 0;
+    for (; patches--; p += 4) {  // where, whose address, bytes behind it, whether in a tensor map
+        char *address = addresses[p[1]] + p[2];
+        if (p[3]) status = status ? status : api.move(values + p[0], address);
+        else memcpy(values + p[0], &address, sizeof address);
+    }
+    *plan = p + words;
+    return status ? status : api.launch(&config, function, parameters, NULL);
+}
+
+// New memory, as PyTorch makes it. 0: there is none, or it is no plain memory (a mode that fakes tensors is on).
+static int make(const Kind *k, Handle *made, char **address) {
+    int32_t type;
+    return !api.empty(k->dim, k->sizes, k->strides, k->dtype, k->device_type, k->device, made) &&
+           !api.device_type(*made, &type) && type == k->device_type && !api.data(*made, address) && *address &&
+           !((uintptr_t)*address & 15);
+}
+
+// Find memory and launch, on the card that is the current one. 0: done; -1: nothing was done; else what the driver said
+// to a launch that follows another.
+static int launch_here(const Record *record, int outs, char **addresses, Handle *made) {
+    const int64_t *plan = record->plan;
+    int device = (int)plan[0], scratches = (int)plan[1], launches = (int)plan[2], status = 0;
+    void *stream;
+    Kind some = {.dtype = bytes, .device_type = (int32_t)plan[3], .device = (int32_t)plan[4], .dim = 1};
+    if (api.stream(device, &stream)) return -1;
+    for (int i = 0; i < outs; i++) {
+        const Kind *out = &record->kinds[i];
+        if (out->state != MADE || out->dim == NOTHING) continue;
+        if (!make(out, &made[i], &addresses[i])) return -1;
+    }
+    plan += 5;
+    some.strides[0] = 1;
+    for (int i = 0; i < scratches; i++) {
+        some.sizes[0] = *plan++;
+        if (!make(&some, &made[outs + i], &addresses[record->count + i])) return -1;
+    }
+    for (int i = 0; i < launches && !status; i++) {
+        status = launch(&plan, addresses, stream);
+        if (status && !i) return -1;
+    }
+    return status;
+}
+
+// The same on whatever card. Python's lock is not held.
+static int launch_all(const Record *record, int outs, char **addresses, Handle *made) {
+    int device = (int)record->plan[0], now, status;
+    void *guard;
+    if (!api.context(&now) && now == device) return launch_here(record, outs, addresses, made);
+    if (api.enter(device, &guard)) return -1;
+    status = api.context(&now) || now != device ? -1 : launch_here(record, outs, addresses, made);
+    api.leave(guard);
+    return status;
+}

@@ -1,0 +1,101 @@
+"""Decode attention over a quantised cache as calls that are prepared (lab/prepared), on a card that is this CPU: what
+is launched is what the checked way launches, and what is refused is refused the second time, too."""
+
+import math
+
+import made_up_driver
+import pytest
+import torch
+
+from kernels import kv_cache
+from kernels.kv_cache import decode, quantize
+from kernels.kv_cache.decoding import CALLS
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    monkeypatch.setattr(kv_cache.decoding, "_card", lambda device: (132, 227 * 1024))
+    yield made_up_driver.put_in(monkeypatch)
+    CALLS.clear()
+
+
+def problem(bits=8, axis="channel", batch=3, kv_len=70, head_dim=64, seed=0):
+    torch.manual_seed(seed)
+    k, v = torch.randn(2, batch, kv_len, 2, head_dim)
+    k[0, 0, 0, 0] = v[0, 0, 0, 0] = 6  # the largest: the powers of two of all are alike
+    return (
+        torch.randn(batch, 8, head_dim).half(),
+        quantize(k, bits, axis=axis, role="keys"),
+        quantize(v, bits),
+    )
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize("lens", [False, True])
+@pytest.mark.parametrize("bits, axis, head_dim", [(8, "channel", 64), (4, "token", 80), ("fp8", "channel", 128)])
+def test_the_second_call_launches_the_same(driver, bits, axis, head_dim, lens, pdl):
+    def call(seed):
+        tensors = problem(bits, axis, head_dim=head_dim, seed=seed)
+        out, kv_lens = torch.empty_like(tensors[0]), torch.tensor([1, 70, 33], dtype=torch.int32) if lens else None
+        return lambda: decode(*tensors, 0.3, kv_lens=kv_lens, out=out, pdl=pdl)
+
+    split, merge = made_up_driver.expect_the_same(driver, CALLS, call(1), call(2))
+    assert split.pdl == pdl and merge.pdl
+    partial, pairs = (dict(zip([p.name for p in split.function.parameters], split.values))[name]
+                      for name in ("partial_out", "max_and_sum"))  # fmt: skip
+    assert merge.values[:2] == [partial, pairs]  # what the first wrote
+
+
+def ways(driver):
+    found = [launch.way for launch in driver.launches]
+    driver.launches.clear()
+    return found
+
+
+def test_what_decides_is_part_of_the_kind(driver):
+    q, k, v = problem()
+    decode(q, k, v)
+    assert ways(driver) == ["checked"] * 2
+    decode(q, k, v)
+    assert ways(driver) == ["prepared"] * 2
+    for changed in ({"scale": 0.5}, {"pdl": True}, {"kv_lens": torch.full((3,), 9, dtype=torch.int32)}):
+        decode(q, k, v, **changed)
+        assert ways(driver) == ["checked"] * 2, changed
+        decode(q, k, v, **changed)
+        assert ways(driver) == ["prepared"] * 2, changed
+    room = quantize(k.dequantize(), 8, axis="channel", capacity=128), quantize(v.dequantize(), 8, capacity=128)
+    decode(q, *room)
+    ways(driver)
+    room[0].append(torch.randn(3, 1, 2, 64)), room[1].append(torch.randn(3, 1, 2, 64))  # the same memory, a token more
+    decode(q, *room)
+    assert ways(driver) == ["checked"] * 2
+    v.peak *= 4  # the weights' power of two hangs on it
+    decode(q, k, v)
+    assert ways(driver) == ["checked"] * 2
+
+
+def test_what_is_refused_is_refused_again(driver):
+    q, k, v = problem()
+    other = problem(bits=4)
+    for _ in range(2):
+        decode(q, k, v)
+        ways(driver)
+        for args, options, kind in [
+            ((q, k, k), {}, "two caches"),
+            ((q, v, v), {}, "two caches"),
+            ((q.float(), k, v), {}, "q must be of torch.float16"),
+            ((q[:, :7].contiguous(), k, v), {}, "n_heads must be a multiple"),
+            ((q[:2], k, v), {}, "k must have shape"),
+            ((q, k, problem(kv_len=71)[2]), {}, "v must have shape"),
+            ((q, k, other[1].lay_out("keys")), {}, "v must be quantised with"),
+            ((q, k, v), {"scale": math.nan}, "scale must be finite"),
+            ((q, k, v), {"scale": torch.tensor(0.5)}, "scale must be a number"),
+            ((q, k, v), {"out": q}, "out must not share memory with q"),
+            ((q, k, v), {"out": q[:, :4]}, "out must have shape"),
+            ((q, k, v), {"kv_lens": torch.tensor([1, 2, 3])}, "kv_lens must be of torch.int32"),
+            ((q, k, v), {"kv_lens": torch.tensor([1, 2, 71], dtype=torch.int32)}, "kv_lens must be from 1"),
+            ((q, k, v.dequantize()), {}, "two QuantizedKV or two tensors"),
+        ]:
+            with pytest.raises((TypeError, ValueError), match=kind):
+                decode(*args, **options)
+            assert ways(driver) == []
