@@ -69,7 +69,7 @@ def test_a_cache_of_few_bits(bits, bound, device, tmp_path):
     last = [engine.prefill(torch.tensor(tokens[:14]))[0].cpu()]
     last += [engine.step(token) for token in tokens[14:17]]
     last += list(engine.prefill(torch.tensor(tokens[17:]), every=True).cpu())
-    assert off(torch.stack(last), found[13:]) < 0.02
+    assert off(torch.stack(last), found[13:]) < 5e-3
     assert engine.token_bytes == plain.engine.token_bytes * (bits + 1) / 16  # a scale for 16 numbers, head_dim
     assert model.step_bytes(9) == model.step_bytes(0) + 9 * engine.token_bytes
     assert list(model.generate(TOKENS, 3)) == list(model.generate(TOKENS, 3))
