@@ -52,6 +52,21 @@ def test_the_codes_are_those_of_quantize(head_dim, bits, dtype, device):
         more = {"bias": torch.randn_like(q[:1]).expand_as(call["qkv"]).contiguous()}
 
 
+@on_both
+def test_numbers_between_two_codes_go_where_quantize_puts_them(device):
+    """Exactly between: only a division that rounds as it should says so."""
+    call = arguments(128, 11, 11, capacity=16, kv_len=3, device=device)
+    units = torch.arange(5, 16, dtype=torch.float64)[:, None] / 1024
+    exact = units * (torch.arange(128) - 63.5)
+    exact[:, :1] = 127 * units
+    call["qkv"][-11:] = exact
+    keys, values = littered(16, 11, 128, 8, torch.float16, device)
+    llm.rope_append(**call | {"k": keys, "v": values})
+    wanted = quantize(call["qkv"][None, None, -11:], 8)
+    assert torch.equal(wanted.scales()[0, 0].double().cpu(), units)
+    assert torch.equal(values.codes()[:, 2], wanted.codes()[:, 0])
+
+
 @in_few_bits
 def test_no_race(bits, monkeypatch):
     launch = Kernel.__call__
