@@ -1,7 +1,7 @@
 """Keys and values of one sequence on a card: in 16 bits, or quantised to 8 or 4 as they are written.
 
 Both kinds have: `length`, the tokens so far, and `capacity`; `append` and `advance` as models.prefill wants them;
-`layer(index)`, what kernels.llm.rope_append and decode take; `token_bytes`, of a token in all layers; `peak`, what a
+`layer(index)`, what kernels.llm.rope_append and decode take; `token_bytes`, of a token in all layers; `peaks`, what a
 graph of decode goes by beside addresses.
 """
 
@@ -23,7 +23,7 @@ def make(config, capacity, dtype, device, bits):
 class Cache:
     """Keys and values, (n_layers, capacity, n_kv_heads, head_dim) each, in the model's own type."""
 
-    peak = None
+    peaks = None
 
     def __init__(self, config, capacity, dtype, device):
         self.length, self.capacity = 0, capacity
@@ -71,8 +71,8 @@ class QuantizedCache:
         return len(self.layers) * sum(cache.nbytes for cache in self.layers[0]) // self.capacity
 
     @property
-    def peak(self):
-        return max(values.peak for _, values in self.layers)
+    def peaks(self):
+        return tuple(values.peak for _, values in self.layers)
 
     def layer(self, index):
         return self.layers[index]

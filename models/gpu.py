@@ -2,8 +2,8 @@
 
 One token is embed, then in each layer norm_qkv, rope_append, decode (two launches), gemv_residual, norm_glu and
 down_residual, then rmsnorm and gemv: steps 1 to 9 of ref.llm. With weights of 8 or 4 bits the products stand alone, and
-norms, silu and additions are launches of their own. Everything a step needs lies on the card, the token and the length
-too, so that one CUDA graph of it is replayed for every token.
+norms, silu and additions are launches of their own; a cache of 8 or 4 bits adds none. Everything a step needs lies on
+the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
 
 Launches are dependent ones (PDL), but for the first: decode reads the length at once, before it waits, and what writes
 the length is the end of the step before.
@@ -162,15 +162,15 @@ class Engine:
         """The step as one CUDA graph; on the SIMT machine, launch by launch."""
         if self.device.type != "cuda":
             return self.launch()
-        peak = self.cache.peak
-        if peak not in self.graphs:
+        peaks = self.cache.peaks
+        if peaks not in self.graphs:
             self.launch()  # compile, and make what is made once
             torch.cuda.synchronize(self.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self.launch()
-            self.graphs[peak] = graph
-        self.graphs[peak].replay()
+            self.graphs[peaks] = graph
+        self.graphs[peaks].replay()
 
 
 class _Outbox:

@@ -225,9 +225,9 @@ MUTATIONS = [
     Mutation(
         "ring: kv_cache fills a slot that lanes still read",
         "kernels/kv_cache/decode.cu",
-        "lane);\n            __syncwarp();\n\n            // 6.",
+        "v_scales), lane);\n    __syncwarp();\n}",
         "tests/test_kv_cache.py -k test_a_short_ring_has_no_race",
-        "lane);\n\n            // 6.",
+        "v_scales), lane);\n}",
     ),
     Mutation(
         "ring: lowbit fills a slot that lanes still read",
