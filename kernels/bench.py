@@ -12,8 +12,8 @@ the GPU a run can measure less:
     --changed      the ladders that are not stored, or rest on code that has changed since
     --called       of what is stored, the times as called from Python alone; the times in graphs stay as they are
 
-What is stored of the others stays, if it was measured with the code as it is. Each ladder is stored as soon as it is
-measured. What is no ladder (trials, tables) is measured where nothing is left out.
+What is stored of the others stays, marked stale where it rests on code that has changed. Each ladder is stored as soon
+as it is measured. What is no ladder (trials, tables) is measured where nothing is left out.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import platform
 import re
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from kernels import running
@@ -187,7 +188,7 @@ def _options(arguments):
 
 
 def main(arguments):
-    """Measure the topics named (default: all). Returns the exit status."""
+    """Measure the topics named (default: all). Returns the exit status: 1 where one failed, and said why."""
     options = _options(arguments)
     arguments, less = options.topics, any((options.only, options.headline, options.changed, options.called))
     parts = [f"{topic}:{part}" for topic in PARTS for part in PARTS[topic]]
@@ -220,8 +221,12 @@ def main(arguments):
             readme()
             continue
         begin = time.perf_counter()
-        for path in measure(topic, options):
-            print(f"wrote {path.relative_to(results.ROOT)}")
+        try:
+            for path in measure(topic, options):
+                print(f"wrote {path.relative_to(results.ROOT)}")
+        except Exception:  # which must not keep the other topics from being measured
+            traceback.print_exc(file=sys.stdout)
+            status = 1
         if topic.partition(":")[0] in GPU_TOPICS:
             print(f"{topic}: {time.perf_counter() - begin:.0f} s in all", flush=True)
     return status

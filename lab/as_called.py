@@ -27,6 +27,7 @@ ROUNDS = 15  # of each, at the least
 BATCH = 64  # calls that the processor makes on end, at most: the card's queue, of a thousand launches, never fills
 BACKLOG = 0.01  # seconds of the card's work that such a batch may leave behind
 ROOMS = ("kernels", "lab", "models", "simt", "ref")
+BENCHES = ("bench.py", "trials.py", "benching.py")  # through whose functions a row may call a kernel; no user does
 PREPARED = f"{__package__}.prepared"  # makes calls in C, which no profiler sees
 
 
@@ -88,7 +89,7 @@ def passed_through(call, root=ROOT):
     if prepared := sys.modules.get(PREPARED):
         found |= {str(path) for path in Path(prepared.__file__).parent.iterdir() if path.suffix in (".py", ".c", ".h")}
     inside = (Path(name).relative_to(root).as_posix() for name in found if root in Path(name).parents)
-    return sorted(path for path in inside if path.split("/")[0] in ROOMS)
+    return sorted(path for path in inside if path.split("/")[0] in ROOMS and path.split("/")[-1] not in BENCHES)
 
 
 def _in_turns(round_of, names, seconds, least_rounds):

@@ -54,7 +54,7 @@ def save(folder, ladders, roof, versions, sources=(), *, tables=(), name="", kee
     tables    Table objects that name theirs
     name      of a further file of this card, <card>_<name>.json
     keep      whether what the file has of other ladders and tables stays, with the date on which it was measured. What
-              rests on code that is no longer what was measured is left out, and named
+              rests on code that is no longer what was measured is marked stale, and named
     Returns the path.
     """
 
@@ -141,14 +141,23 @@ def _keep(record, before):
             rests_on = {s for part in item.get("figures", [item]) for s in part["sources"]}
             rests_on |= _flags(rests_on)
             if changed := sorted(rests_on & gone):
-                print(f"notice: {item['title']} is not kept: {', '.join(changed)} changed since it was measured")
-                continue
-            kept.append({"date": before.date} | item)
-            record["sources"] |= {source: before.sources[source] for source in rests_on}
+                print(f"notice: {item['title']} is kept as stale: {', '.join(changed)} changed since it was measured")
+            kept.append({"date": before.date} | _as_stale(item, gone))
+            hashes = {s: _hash_now(s) if s in gone else before.sources.get(s) for s in rests_on}
+            record["sources"] |= {s: found for s, found in hashes.items() if found is not None}
             same = [one for one in before.record.get("same", ()) if one["source"] in rests_on]
             record["same"] = record.get("same", []) + [one for one in same if one not in record.get("same", ())]
         if found := [*kept, *new.values()]:
             record[kind] = found
+
+
+def _as_stale(item, gone):
+    """A ladder's or table's item, with a mark at what rests on one of these sources, whose hashes are others' now."""
+
+    def mark(part):
+        return part | {"stale": True} if gone & {*part["sources"], *_flags(part["sources"])} else part
+
+    return item | {"figures": [mark(raw) for raw in item["figures"]]} if "figures" in item else mark(item)
 
 
 def file_of(card, name=""):
@@ -212,7 +221,7 @@ class Stored:
             times = [t for timing in timings.values() if timing for t in asdict(timing).values()]
             _expect_positive(figure.bytes, figure.flops, figure.share, *times)
             rests_on = {*figure.sources, *_flags(figure.sources)}
-            figures.append(replace(figure, stale=bool(rests_on & set(self.stale))))
+            figures.append(replace(figure, stale=figure.stale or bool(rests_on & set(self.stale))))
         if not figures:
             raise ValueError("a ladder without figures")
         about = {"device": item.get("device", "cpu"), "called_on": stored_called.read(item)}
@@ -225,7 +234,7 @@ class Stored:
             if not isinstance(value, str):
                 _expect_number(value)
         _expect_text(item.get("date", ""))
-        stale = bool({*sources, *_flags(sources)} & set(self.stale))
+        stale = item.get("stale", False) or bool({*sources, *_flags(sources)} & set(self.stale))
         return Table(item["title"], rows, sources, self._source(item), stale)
 
     def _source(self, item):
@@ -257,7 +266,11 @@ class Stored:
         if called:
             return stored_called.current(self.record, _hash_now)
         old = {s for s, then in self.sources.items() if s in self.stale or _hash_now(s) != then}
-        return {x.title for x in self.ladders if not any(old & {*f.sources, *_flags(f.sources)} for f in x.figures)}
+
+        def is_old(figure):
+            return figure.stale or old & {*figure.sources, *_flags(figure.sources)}
+
+        return {ladder.title for ladder in self.ladders if not any(map(is_old, ladder.figures))}
 
     def mark_stale(self):
         """Mark every changed source, so that tables and plots show its figures as stale. Returns them."""

@@ -65,6 +65,18 @@ MUTATIONS = [
         "tests/test_gemv.py -k 'test_the_ring_is_right and 529'",
     ),
     Mutation(
+        "PDL: gemv of unaligned rows does not wait",
+        "kernels/gemv/unaligned.cu",
+        "        wait_for_previous_kernel();\n",
+        "tests/test_gemv_unaligned.py -k test_pdl_gives_the_same",
+    ),
+    Mutation(
+        "PDL: the ring of unaligned rows does not wait",
+        "kernels/gemv/unaligned_ring.cu",
+        "    wait_for_previous_kernel();\n",
+        "tests/test_gemv_unaligned.py -k 'test_the_ring_is_right and 9119'",
+    ),
+    Mutation(
         "PDL: rmsnorm does not wait",
         "kernels/fusion/rmsnorm.cu",
         "    wait_for_previous_kernel();\n",
@@ -218,7 +230,7 @@ MUTATIONS = [
     Mutation(
         "ring: attention fills a slot that lanes still read",
         "kernels/attention/decode.cu",
-        "lane);\n            __syncwarp();\n\n            // 6.",
+        "lane);\n            sync_team(team);\n\n            // 6.",
         "tests/test_attention_decode.py -k 'test_no_race and stages'",
         "lane);\n\n            // 6.",
     ),

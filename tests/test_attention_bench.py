@@ -79,6 +79,18 @@ def test_the_ladder_of_decode_attention(card, monkeypatch, capsys, tmp_path):
     assert results.Stored(path).ladders[0].figures == stored
 
 
+def test_the_ladder_of_another_model(card, monkeypatch):
+    sdpa = functools.partial(peers._sdpa, torch.nn.attention.SDPBackend.MATH)
+    monkeypatch.setattr(
+        peers, "sixteen_bit", lambda q, caches: [("SDPA", {"m": lambda: [lambda: sdpa(q, *caches[0])]})]
+    )
+    ladder = bench._other(2, 40, 6, 2, 32, "Tiny", 0.1)
+    assert ladder.title == "decode bf16, Tiny: 6/2 heads of 32, batch 2, 40"
+    assert [f.name for f in ladder.figures] == ["decode", "decode, PDL", "SDPA: m", "reading the cache only"]
+    assert {f.bytes for f in ladder.figures} == {2 * (2 * 2 * 40 * 2 * 32 + 2 * 2 * 6 * 32)}
+    assert [f.checked for f in ladder.figures[:2]] == 2 * ["right on 2 shapes"] and sources_are_there(ladder)
+
+
 def test_the_ladder_of_the_mix(card):
     for name in ("fp32", "fp16"):
         ladder = bench._mix(name, 40, 0.1)
@@ -100,6 +112,7 @@ def test_the_ladder_of_splits(card):
 def test_titles_differ():
     titles = [f"{batch} {bench.short(kv_len)}" for batch, kv_len in bench.CELLS]
     assert len(set(titles)) == len(titles) and "1 1M" in titles and "16 128K" in titles
+    assert len({shape[:5] for shape in bench.OTHERS}) == len(bench.OTHERS)
 
 
 # What is wrong is not timed

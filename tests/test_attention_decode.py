@@ -127,14 +127,14 @@ def test_right_for_all_groups_and_head_dims(shape):
 # With lengths or without is another kernel, as with other warps or another side. So each has one of the two, and each
 # number of warps and each side has both: one warp, two, and one side without lengths in scores_that_rise_fall_and_jump.
 SHARED_OUT = [
-    ([140, 1, 47], dict(warps=8, side=1)),
-    (None, dict(warps=8, side=2, stages=1)),
-    (None, dict(warps=4, side=4, stages=2)),
-    ([140, 1, 47], dict(warps=1, side=1, shares=1)),
-    ([140, 1, 47], dict(warps=2, side=1, shares=7)),
-    ([140, 1, 47], dict(warps=4, side=2, shares=40, threads=64)),
-    ([140, 1, 47], dict(warps=8, side=4, shares=3, threads=512)),
-    (None, dict(warps=8, side=2, stages=1, shares=7)),  # shares with several rows, and parts of rows
+    ([140, 1, 47], dict(warps=8, side=1, tile=16)),
+    (None, dict(warps=8, side=2, tile=16, stages=1)),
+    (None, dict(warps=4, side=4, tile=32, stages=2)),
+    ([140, 1, 47], dict(warps=1, side=1, tile=16, shares=1)),
+    ([140, 1, 47], dict(warps=2, side=1, tile=32, shares=7)),
+    ([140, 1, 47], dict(warps=4, side=2, tile=16, shares=40, threads=64)),
+    ([140, 1, 47], dict(warps=8, side=4, tile=32, shares=3, threads=512)),
+    (None, dict(warps=8, side=2, tile=16, stages=1, shares=7)),  # shares with several rows, and parts of rows
 ]
 
 
@@ -193,14 +193,15 @@ def test_scratch_memory_may_hold_anything_and_is_as_large_as_it_must_be():
 # batch, kv_len, n_heads, n_kv_heads, head_dim: groups of 1, 4, 7, 16, 17, 20 and 64, lengths that are no tiles, or few.
 # Groups of one head tile and of several, and short and long rows, are of both dtypes: with one for each shape all is
 # compiled that may differ.
-SHORT_RING = dict(warps=2, stages=1)
+SHORT_RING = dict(warps=2, stages=1, side=1, tile=16)
 WHOLE = [
     ((2, 50, 3, 3, 64), torch.float16, {}),
     ((3, 150, 8, 2, 128), torch.bfloat16, SHORT_RING),
     ((1, 300, 7, 1, 80), torch.float16, {}),
     ((2, 1, 16, 1, 256), torch.bfloat16, SHORT_RING),
     ((1, 33, 17, 1, 16), torch.float16, {}),
-    ((2, 130, 40, 2, 32), torch.bfloat16, SHORT_RING),
+    ((2, 130, 40, 2, 32), torch.bfloat16, SHORT_RING | dict(side=2, shares=3)),
+    ((5, 75, 6, 2, 64), torch.bfloat16, dict(warps=2, side=2, tile=32, shares=2)),  # without a join, several rows
     ((1, 37, 64, 1, 64), torch.float16, {}),
 ]
 
@@ -244,11 +245,11 @@ def means_of_the_largest(launch=launch):
 
 def test_a_mean_of_the_largest_values_is_finite():
     means_of_the_largest()
-    sums = "mma_m16n8k16(weights, w, ones, ones, T());", ""
+    sums = "mma_m16n8k16(weights, w[t], ones, ones, T());", ""
     weights = (
-        "w[2 * n + r] = pack(low, high, T());",
+        "w[t][2 * n + r] = pack(low, high, T());",
         (
-            "w[2 * n + r] = pack(low, high, T()); float both = low + high; both += __shfl_xor_sync(~0u, both, 1);"
+            "w[t][2 * n + r] = pack(low, high, T()); float both = low + high; both += __shfl_xor_sync(~0u, both, 1);"
             "weights[2 * r] += both + __shfl_xor_sync(~0u, both, 2);"
         ),
     )
@@ -460,31 +461,37 @@ def test_merge_reads_lengths_alone_before_the_wait():
 
 # With lengths, without, and for whole rows there are three kernels for each choice. All three have the short ring,
 # where slots are used again at once; of the others each number of warps and each side has one at least.
+GROUPS_OF_2 = 3, 150, 8, 4, 64
+GROUPS_OF_20 = 2, 150, 40, 2, 32  # two head tiles: teams of two warps that share a ring
 RACES = [
-    (dict(warps=4, side=4), ["lengths"]),
-    (dict(warps=4, side=1, stages=2), ["none", "lengths", "whole"]),
-    (dict(warps=8, side=2), ["none", "whole"]),
+    (GROUPS_OF_2, dict(warps=4, side=4, tile=16), ["lengths"]),
+    (GROUPS_OF_2, dict(warps=4, side=1, tile=16, stages=2), ["none", "lengths", "whole"]),
+    (GROUPS_OF_2, dict(warps=8, side=2, tile=16), ["none", "whole"]),
+    (GROUPS_OF_2, dict(warps=4, side=4, tile=32, stages=1), ["none", "whole"]),
+    (GROUPS_OF_20, dict(warps=4, side=2, tile=16, stages=2), ["none", "lengths", "whole"]),
+    (GROUPS_OF_20, dict(warps=4, side=4, tile=32, stages=1), ["none"]),
+    ((1, 75, 39, 1, 32), dict(warps=9, side=3, tile=16, stages=1), ["none", "whole"]),  # an odd number of everything
 ]
 
 
-@pytest.mark.parametrize("chosen, kinds", RACES, ids=str)
-def test_no_race(chosen, kinds):
+@pytest.mark.parametrize("shape, chosen, kinds", RACES, ids=str)
+def test_no_race(shape, chosen, kinds):
     """Several rows in a share: shared memory that is used again, a short ring's too, and segments that others merge."""
-    q, k, v, out = problem(3, 150, 8, 4, 64)
+    q, k, v, out = problem(*shape)
     for kind in kinds:
-        lens = torch.tensor([150, 16, 99], dtype=torch.int32) if kind == "lengths" else None
-        how = chosen | (dict(side=None, whole=True) if kind == "whole" else dict(shares=5))
-        launch(q, k, v, out, lens, check_races=True, **how)
+        lens = torch.tensor([150, 16, 99][: shape[0]], dtype=torch.int32) if kind == "lengths" else None
+        how = chosen | dict(shares=2 if kind == "whole" else 5, whole=kind == "whole")
+        close(launch(q, k, v, out.fill_(torch.nan), lens, check_races=True, **how), q, k, v, kv_lens=lens)
 
 
 BARRIERS = {  # in which kernel, with its headers; what is taken out, and which of several
-    "the copies of other lanes": ("decode.cu", "__syncwarp();", 2),
-    "who still reads a slot of the ring": ("decode.cu", "__syncwarp();", 3),
-    "the queries": ("decode.cu", "__syncwarp();", 1),
-    "the maxima of all warps": ("decode.cu", "__syncthreads();", 0),
-    "the sums of all warps": ("decode.cu", "__syncthreads();", 1),
-    "who still reads the sums of all warps": ("decode.cu", "__syncthreads();", 2),
-    "the sums of all teams": ("merge.cu", "__syncthreads();", 0),
+    "the copies of other lanes": ("decode.cu", "sync_team(team);", 0),
+    "who still reads a slot of the ring": ("decode.cu", "sync_team(team);", 1),
+    "the queries": ("decode.cu", "        __syncwarp();", 1),
+    "the maxima of all warps": ("decode.cu", "        __syncthreads();", 0),
+    "the sums of all warps": ("decode.cu", "        __syncthreads();", 1),
+    "who still reads the sums of all warps": ("decode.cu", "        __syncthreads();", 2),
+    "the sums of all teams": ("merge.cu", "    __syncthreads();", 0),
     "the copies of its own": ("decode.cu", "<STAGES * PARTS - 1 - PART>", 0),
 }
 
@@ -500,21 +507,30 @@ def test_the_race_check_would_see_a_missing_wait_for(what):
         instead = "<STAGES * PARTS - PART>" if "STAGES" in wait else ""
         return wait.join(parts[: number + 1]) + instead + wait.join(parts[number + 1 :])
 
-    q, k, v, out = problem(3, 150, 8, 4, 64)
+    q, k, v, out = problem(*GROUPS_OF_2)
+    chosen = dict(warps=4, side=1, tile=16, stages=2, check_races=True)
     with pytest.raises((simt.RaceError, simt.MemoryFault)):
-        launch_changed(change, q, k, v, out, shares=5, warps=4, side=1, stages=2, check_races=True)
-    if name == "decode.cu" and what not in ("the queries", "who still reads the sums of all warps"):  # of one row alone
+        launch_changed(change, q, k, v, out, shares=5, **chosen)
+    if name == "decode.cu":
         with pytest.raises((simt.RaceError, simt.MemoryFault)):
-            launch_changed(change, q, k, v, out, whole=True, warps=4, stages=2, check_races=True)
+            launch_changed(change, q, k, v, out, whole=True, shares=2, **chosen)
+    if "sync_team" in wait:
+        q, k, v, out = problem(*GROUPS_OF_20)
+        with pytest.raises((simt.RaceError, simt.MemoryFault)):
+            launch_changed(change, q, k, v, out, shares=5, **chosen | dict(side=2))
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128])
-def test_the_cache_is_read_once_and_without_bank_conflicts(head_dim):
-    q, k, v, _ = problem(1, 992, 8, 4, head_dim)
-    first, second = decoding.counters(q, k, v, stages=2, shares=20)
+@pytest.mark.parametrize(
+    "n_heads, n_kv_heads, head_dim",
+    [*((8, 4, head_dim) for head_dim in (16, 64, 80, 96, 128)), (64, 1, 64), (36, 2, 128)],
+)
+def test_the_cache_is_read_once_and_without_bank_conflicts(n_heads, n_kv_heads, head_dim):
+    q, k, v, _ = problem(1, 992, n_heads, n_kv_heads, head_dim)
+    first, second = decoding.counters(q, k, v, stages=2, shares=20, **({} if n_heads > 8 else {"warps": 4}))
     read = 2 * k.numel() * k.element_size() // 32
     queries = first.counters[SECTORS.format("ld")] - read
-    assert 0 < queries <= 20 * 8 * head_dim * 2 // 32 + 20 * 4 * 8  # each share reads q, and little else
+    most = 4 * 20 * n_heads * head_dim * 2 // 32 + 20 * 4 * 8  # each share reads q, and little else
+    assert 0 < queries <= most
     assert first.counters["smsp__inst_executed_op_ldgsts.sum"] == read * 32 // 512
     assert first.counters[CONFLICTS.format("ld")] == 0
     assert second.counters[SECTORS.format("st")] == q.numel() * q.element_size() // 32
@@ -541,12 +557,16 @@ def test_counters_say_what_was_launched():
 )
 def test_a_plan_fits_its_card_and_shares_out_every_tile(batch, n_kv_heads, group, head_dim, kv_len, pdl, card):
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, *card, pdl)
-    warps, _, side, *_ = p.schedule
+    warps, tile, side, *_ = p.schedule
     head_tiles = -(-group // 16)
     heads = -(-group // head_tiles)
     assert side * p.rows == n_kv_heads * head_tiles and warps == p.warps and warps % side == 0
     assert p.stages >= 1 and p.shared <= card[1]
-    assert p.shares * p.each + p.rest == batch * p.rows * -(-kv_len // TILE) and 0 <= p.rest < p.shares <= card[0]
+    units = batch * p.rows * (1 if p.whole else -(-kv_len // tile))
+    assert p.shares * p.each + p.rest == units and 0 <= p.rest < p.shares <= card[0]
+    teams = warps // min(side, head_tiles)  # each has a ring
+    assert head_tiles % min(side, head_tiles) == 0 == side % min(side, head_tiles) and teams < 16
+    assert p.shared >= p.stages * teams * 2 * tile * head_dim * 2
     assert p.each >= 1
     assert p.threads % 32 == 0 and p.together * head_dim // 4 <= p.threads <= 1024
     assert heads % p.together == 0 and group % p.together == 0
@@ -570,13 +590,39 @@ def test_whole_rows_only_where_they_pay():
 
     assert whole() and whole(kv_len=17) and whole(pdl=True) and whole(processors=128)
     assert plan(16, 32, 8, 128, 4096, 132, ROOM).shares == 128
-    assert not whole(batch=15) and not whole(batch=17) and not whole(processors=144)  # too few rows, or too many
-    assert not whole(kv_len=32768) and not whole(batch=8, n_heads=256)  # idle for long; read by two blocks
+    assert not whole(batch=11) and not whole(batch=17) and not whole(processors=184)  # many would be idle
+    assert whole(batch=24, kv_len=1024) and not whole(batch=24, kv_len=1024, pdl=True)  # a launch costs less then
+    assert not whole(kv_len=32768) and not whole(batch=8, n_heads=256, kv_len=16384)  # idle for long
     assert not whole(whole=False) and not whole(lens=True) and not whole(shares=132) and not whole(warps=8)
     assert whole(warps=4, whole=True)
-    for bad in (dict(lens=True), dict(warps=1)):
-        with pytest.raises(ValueError, match="plan: whole takes no lengths and two warps at least"):
-            whole(whole=True, **bad)
+    with pytest.raises(ValueError, match="plan: whole takes no lengths, got lens=True"):
+        whole(whole=True, lens=True)
+
+
+def test_many_short_sequences_are_whole_rows_of_several_heads():
+    """Two rows a block, or one of as many kv heads as fit, and pieces of 256 bytes at least: all blocks alike."""
+    for batch, kv_len, n_heads, n_kv_heads, head_dim, side, each in (
+        (64, 1024, 32, 8, 128, 2, 2),
+        (64, 1024, 32, 8, 64, 2, 2),
+        (256, 512, 32, 8, 64, 8, 2),
+        (64, 1024, 28, 4, 64, 2, 1),
+        (32, 1024, 32, 8, 128, 1, 2),
+    ):
+        for pdl in (False, True):
+            p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, 132, ROOM, pdl)
+            assert p.whole and p.schedule[2] == side and (p.shares, p.each, p.rest) == (128, each, 0)
+
+
+def test_shares_that_end_where_rows_do():
+    """Of large groups, and of several long sequences: one segment for each share."""
+    p = plan(4, 96, 8, 128, 8192, 132, ROOM)
+    assert (p.shares, p.rest, p.schedule[2]) == (128, 0, 1) and not p.whole
+    p = plan(4, 32, 32, 128, 16384, 132, ROOM)  # heads that are not grouped: four side by side
+    assert (p.shares, p.rest, p.schedule[2]) == (128, 0, 4) and not p.whole
+    p = plan(8, 71, 1, 64, 4096, 132, ROOM)
+    assert (p.shares, p.rest, p.schedule[:3]) == (128, 0, (10, 32, 5))  # two teams of five warps
+    assert plan(8, 32, 8, 128, 4096, 132, ROOM).shares == 128
+    assert plan(3, 32, 8, 128, 65536, 132, ROOM).shares == 132  # 120 shares of 24 rows would leave too many idle
 
 
 # Errors

@@ -18,7 +18,15 @@ ALLOWED = {torch.float16: 1e-3, torch.bfloat16: 4e-3}  # by the norm
 SHAPES = [(1, n, 32, 8, 128) for n in (1, 15, 16, 17, 127, 1009, 4096, 4097, 33333)]
 SHAPES += [(1, 5003, 5, 1, 96), (3, 701, 16, 1, 64), (2, 997, 64, 1, 128), (2, 1501, 34, 2, 64), (5, 313, 7, 7, 128)]
 SHAPES += [(2, 999, 32, 2, 256), (4, 555, 6, 2, 16), (3, 800, 9, 3, 80), (17, 2049, 32, 8, 128), (256, 77, 32, 8, 128)]
-LATE = [(1, 1), (1, 16), (2, 17), (1, 200), (1, 4096), (4, 1000), (1, 40000), (16, 1000)]  # batch, kv_len
+SHAPES += [
+    (64, 1021, 32, 8, 64),
+    (67, 509, 28, 4, 64),
+    (3, 2049, 96, 8, 128),
+    (4, 1777, 71, 1, 128),
+    (2, 4001, 71, 1, 64),
+]
+SHAPES += [(1, 60000, 32, 32, 64), (40, 1023, 32, 8, 128), (3, 1, 71, 1, 64), (130, 3, 12, 1, 128), (264, 67, 3, 1, 64)]
+LATE = [(1, 1), (1, 16), (2, 17), (1, 200), (1, 4096), (4, 1000), (1, 40000), (16, 1000), (256, 70)]  # batch, kv_len
 
 
 def problem(batch, kv_len, n_heads, n_kv_heads, head_dim, dtype=torch.bfloat16):
@@ -68,8 +76,8 @@ def test_right_with_a_whole_row_for_each_block(dtype, pdl):
     shapes = [(16, n, 32, 8, 128) for n in (1, 17, 4096, 5003)] + [(1, 3001, 7, 1, 80), (2, 701, 16, 1, 256)]
     for shape in [*shapes, (5, 313, 3, 3, 64), (1, 1009, 64, 1, 128), (2, 501, 34, 2, 16), (20, 999, 32, 8, 128)]:
         q, k, v, out = problem(*shape, dtype)
-        for warps in (None, 4, 2):
-            chosen = {"whole": True, "warps": warps}
+        for chosen in ({}, {"warps": 4}, {"warps": 2, "tile": 32, "shares": 5}, {"warps": 4, "stages": 1}):
+            chosen = {"whole": True, **chosen}
             decoding._launch(q, k, v, shape[4] ** -0.5, None, out.fill_(torch.nan), pdl, chosen)
             close(out, q, k, v)
             assert fences_stand(out), shape
@@ -136,7 +144,9 @@ def test_more_than_two_to_the_31_elements(dtype):
 
 
 @pytest.mark.parametrize(
-    "chosen", [dict(warps=8, side=1), dict(warps=4, side=2, shares=1000), dict(warps=1), dict(shares=3)], ids=str
+    "chosen",
+    [dict(warps=8, side=1), dict(warps=4, side=2, shares=1000), dict(warps=1), dict(shares=3), dict(warps=8, tile=32)],
+    ids=str,
 )
 def test_right_however_it_is_shared_out(chosen):
     for shape in ((3, 5001, 32, 8, 128), (2, 700, 20, 4, 64)):

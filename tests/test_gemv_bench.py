@@ -8,6 +8,7 @@ import made_up_card
 import pytest
 import torch
 
+from kernels import gemv
 from kernels.fusion import bench as fusion_bench
 from kernels.gemv import bench
 from lab.check import Verdict
@@ -46,6 +47,26 @@ def test_the_ladder_of_gemv_reads_cold_weights(monkeypatch):
     assert names == [*ours, "cuBLAS: torch.mv", card.timed[-1]]
     for name in names[:-1]:  # the last only reads: its calls are made up
         assert cold(card.calls[name]), name
+
+
+def test_the_ladder_of_unaligned_rows_has_both_ways(monkeypatch):
+    card = made_up_card.put_in(monkeypatch)
+    monkeypatch.setattr(bench, "DEVICE", "cpu")
+    monkeypatch.setattr(bench, "_check", lambda *args: Verdict(shapes=1))
+    monkeypatch.setattr(bench, "_ways", lambda *args: [])
+    ladder = bench._ladder("fp16", torch.float16, (24, 1031), 0.1)
+    names = [figure.name for figure in ladder.figures]
+    ways = ["rows share x", "words by address", "rows share x, PDL", "words by address, PDL"]
+    assert names == [*(r.title for r in bench.RUNGS[:-1]), *ways, "cuBLAS: torch.mv", card.timed[-1]]
+    called = {title: bench_function(card.calls[title][0]) for title in ways}
+    assert called["rows share x"] is gemv.rows and called["words by address"] is gemv.gemv
+    for name in names[:-1]:
+        assert cold(card.calls[name]), name
+
+
+def bench_function(call):
+    """What a call of the ladder runs in the end."""
+    return call.func.__defaults__[0]
 
 
 def test_which_rungs_are_measured(monkeypatch):

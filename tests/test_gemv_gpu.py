@@ -74,6 +74,29 @@ def test_the_ring_is_right(dtype):
                 assert (out.double() - wanted).norm() <= torch.finfo(dtype).eps * wanted.norm(), (name, rows, cols)
 
 
+@pytest.mark.parametrize("pdl", [False, True], ids=["plain", "pdl"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_begin_at_any_element(dtype, pdl):
+    """W at each place in a word, x at another; from short rows to those of several goes, a ragged last group."""
+    for number, cols in enumerate(
+        (511, 512, 1024, 1025, 1031, 2047, 2050, 4096, 4097, 4099, 4100, 5119, 8191, 14337, 40001)
+    ):
+        for rows in (1, 9, 131, 1057, 4097):
+            W, _, out = problem(rows, cols, dtype, skip=(number + rows) % 8)
+            _, x, _ = problem(1, cols, dtype, skip=number % 3)
+            W[rows // 2, -1], W[rows - 1, 0] = torch.inf, torch.nan
+            torch.cuda.synchronize()
+            wanted = torch.mv(W.double(), x.double())
+            torch.cuda.synchronize()
+            gemv.gemv(W, x, out=out, pdl=pdl)
+            finite = wanted.isfinite()
+            assert torch.equal(out.isfinite(), finite) and torch.equal(out.isnan(), wanted.isnan()), (rows, cols)
+            off, size = (out.double() - wanted)[finite], wanted[finite]
+            allowed = max(torch.finfo(dtype).eps, 1e-5)
+            assert off.norm() <= allowed * max(float(size.norm()), cols**0.5), (rows, cols)
+            assert fences_stand(out)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name, pdl", CALLS)
 def test_right_at_any_alignment(name, pdl, dtype):
@@ -114,7 +137,7 @@ def test_nan_and_infinity_stay_in_their_rows(name, pdl, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_card_and_the_machine_agree(name, dtype):
     """Bit for bit: the machine adds in the same order and rounds as the card does."""
-    for rows, cols in ((33, 97), (7, 516)):
+    for rows, cols in ((33, 97), (7, 516), (37, 1289), (3, 4099)):
         W, x, out = problem(rows, cols, dtype)
         assert torch.equal(run(name, W, x, out=out).cpu(), run(name, W.cpu(), x.cpu()))
 
@@ -125,11 +148,12 @@ def test_counters_take_cuda_tensors(name):
     assert gemv.counters(name, W, x).counters == gemv.counters(name, W.cpu(), x.cpu()).counters
 
 
+@pytest.mark.parametrize("cols", [32768, 32767])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_more_than_two_to_the_31_elements(dtype):
+def test_more_than_two_to_the_31_elements(dtype, cols):
     if torch.cuda.mem_get_info()[0] < 8 << 30:
         pytest.skip("needs 8 GB of free memory on the card")
-    rows, cols = (1 << 31) // 32768 + 37, 32768
+    rows = (1 << 31) // cols + 37
     W, x = torch.empty(rows, cols, dtype=dtype, device="cuda"), torch.randn(cols, device="cuda").to(dtype)
     W[:32].normal_()
     for first in range(32, rows, 32):  # each block of rows in another order than its neighbours
@@ -172,8 +196,9 @@ def test_on_the_current_stream(name, pdl):
 
 
 @pytest.mark.parametrize("name, pdl", CALLS)
-def test_a_graph_follows_its_inputs(name, pdl):
-    W, x, out = problem(257, 1032, torch.bfloat16)
+@pytest.mark.parametrize("cols", [1032, 1031])
+def test_a_graph_follows_its_inputs(name, pdl, cols):
+    W, x, out = problem(257, cols, torch.bfloat16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # the first call in this shape: code is loaded during the capture
         run(name, W, x, out=out, pdl=pdl)
@@ -200,7 +225,7 @@ def chain(matrices, buffers, pdl, wait):
 
 
 @pytest.mark.parametrize("in_graph", [False, True], ids=["as called", "in a graph"])
-@pytest.mark.parametrize("n", [64, 512, 2048, 4096])
+@pytest.mark.parametrize("n", [64, 512, 1029, 2048, 4096, 4099])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_chain_of_dependent_launches(dtype, n, in_graph):
     """Two buffers: a launch writes what the one before it reads, and what the next one but one left in the caches."""
@@ -223,8 +248,9 @@ def test_a_chain_of_dependent_launches(dtype, n, in_graph):
             assert all(torch.equal(a, b) for a, b in zip(apart, together))
 
 
-def test_a_dependent_launch_sees_what_an_ordinary_kernel_wrote():
-    W, x, out = problem(4096, 4096, torch.float16)
+@pytest.mark.parametrize("cols", [4096, 4099, 1029])
+def test_a_dependent_launch_sees_what_an_ordinary_kernel_wrote(cols):
+    W, x, out = problem(4096, cols, torch.float16)
     for value in range(1, 30):
         x.fill_(0)
         x[:8] = value  # by kernels that know nothing of dependent launches

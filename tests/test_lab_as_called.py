@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,7 @@ def test_what_a_call_passes_through(tmp_path, monkeypatch):
         "lab/b.py": "def twice(x): return 2 * x\n",
         "lab/c.py": "def never(): pass\n",
         "other/d.py": "def also(x): return x\n",
+        "kernels/topic/bench.py": "def row(run): return run()\n",
         "lab/prepared/calls.c": "int n;",
     }
     for room, text in files.items():
@@ -102,10 +104,11 @@ def test_what_a_call_passes_through(tmp_path, monkeypatch):
         path.write_text(text)
         monkeypatch.syspath_prepend(str(path.parent))
     import a
+    import bench
     import d
 
     def call():
-        return d.also(a.run(1))
+        return bench.row(lambda: d.also(a.run(1)))
 
     assert as_called.passed_through(call, root=tmp_path) == ["kernels/a.py", "lab/b.py"]
     prepared = SimpleNamespace(__file__=str(tmp_path / "lab/prepared/__init__.py"))
@@ -114,6 +117,8 @@ def test_what_a_call_passes_through(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         as_called.passed_through(lambda: 1 / 0)
     assert as_called.sys.getprofile() is None
+    for name in ("a", "b", "bench", "d"):
+        del sys.modules[name]
 
 
 def test_a_kernels_call_passes_through_its_launcher():

@@ -321,6 +321,19 @@ def test_an_option_that_can_change_is_not_prepared(driver):
     assert calls.run((np.float32(2), (1, "a", 1), torch.float16), y) is None
 
 
+def test_a_call_that_is_tracked_is_left_to_those_who_track(driver):
+    W, x = tensors()
+    gemv(W, x)
+    ways(driver)
+    run, run_tracked, options = topic.CALLS.run, topic.CALLS.run_tracked, ("gemv", False)
+    asking = W.clone().requires_grad_()
+    assert run_tracked(options, None, W, x) is not None and run(options, None, asking, x) is not None
+    assert run_tracked(options, None, asking, x) is None
+    with torch.no_grad():
+        assert run_tracked(options, None, asking, x) is not None
+    assert ways(driver) == ["prepared"] * 3
+
+
 def test_two_arguments_that_are_one_are_told_apart_later(driver):
     """Of k = v it is not known which of the two a launch was given."""
     calls = Calls("same")

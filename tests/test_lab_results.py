@@ -708,8 +708,27 @@ def test_what_is_not_measured_again_stays_with_its_date(course, capsys):
     assert "2020-01-02" in Stored(path).table("t").source
     (course / "kernels" / "toy" / "py.py").write_text("x = 2\n")
     results.save(course / "kernels" / "toy", new, ROOF, VERSIONS, keep=True)
-    assert [x.title for x in Stored(path).ladders] == ["GEMV 3 × 4"] and not Stored(path).tables
-    assert "GEMV 5 × 6 is not kept: kernels/toy/py.py changed" in capsys.readouterr().out
+    assert "GEMV 5 × 6 is kept as stale: kernels/toy/py.py changed" in capsys.readouterr().out
+    for _ in range(2):  # and once more: what is stale stays so
+        item = Stored(path)
+        assert [[f.stale for f in x.figures] for x in item.ladders] == [[False], [True]] and item.table("t").stale
+        assert "2020-01-02" in item.ladders[1].source and item.changed() == item.stale == []
+        assert item.current() == {"GEMV 3 × 4"}
+        results.save(course / "kernels" / "toy", new, ROOF, VERSIONS, keep=True)
+    (course / "kernels" / "toy" / "py.py").unlink()
+    results.save(course / "kernels" / "toy", new, ROOF, VERSIONS, keep=True)
+    assert Stored(path).ladders[1].figures[0].stale and "kernels/toy/py.py" not in Stored(path).sources
+    results.save(course / "kernels" / "toy", ladders()[:1], ROOF, VERSIONS, keep=True)
+    assert [x.title for x in Stored(path).ladders] == ["GEMV 3 × 4", "GEMV 5 × 6"]
+
+
+def test_of_a_ladder_that_is_kept_only_the_rows_with_changed_code_are_stale(course):
+    path = save(course)
+    (course / "kernels/toy/fast.c").write_text("int changed;")
+    results.save(course / "kernels" / "toy", ladders()[1:], ROOF, VERSIONS, keep=True)
+    first, second = Stored(path).ladders
+    assert [f.stale for f in first.figures] == [False, True, False] and not second.figures[0].stale
+    assert Stored(path).current() == {second.title}
 
 
 def test_sustained_times_are_stored(course):

@@ -25,6 +25,7 @@ def card(monkeypatch):
     for module in (bench, benching):
         monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(bench, "SHAPES", [(48, 384)])
+    monkeypatch.setattr(bench, "FURTHER", [("int8 per row", (32, 256), 8)])
     monkeypatch.setattr(bench, "HOSTILE", [(5, 2)])
     monkeypatch.setattr(bench, "WHOLE_TILES", [(16, 3)])
     monkeypatch.setattr(peers, "families", lambda *args: [])
@@ -39,6 +40,7 @@ def test_every_format_has_a_ladder(card):
     assert list(found) == [
         *(f"GEMV, {name}, 48 × 384" for name in bench.FORMATS),
         "GEMV, int4 g128, 48 × 384, 16 rows of x",
+        "GEMV, int8 per row, 32 × 256, 8 rows of x",
     ]
     titles = [rung.title for rung in lowbit.RUNGS]
     more = [f"{titles[-1]}, PDL", "16 bits", "16 bits, PDL", "reading the weights only"]
@@ -200,8 +202,8 @@ def test_peers_are_called_once_ahead_of_time(card, monkeypatch):
     def refuses():
         raise RuntimeError("not here")
 
-    def families(W, Wq, x, copies):
-        assert W.shape == Wq.shape == (48, 384) and x.shape == (16, 384) and copies == 1
+    def families(W, Wq, x, copies, tuned):
+        assert W.shape == Wq.shape == (48, 384) and x.shape == (16, 384) and copies == 1 and tuned
         modes = {"refuses": refuses, "works": lambda: [lambda: called.append(Wq.bits)]}
         yield "peer", modes, None, 0
         yield "other", {"works": lambda: [lambda: called.append("other")]}, None, 0

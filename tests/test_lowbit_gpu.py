@@ -25,6 +25,11 @@ CASES = [  # rows, cols, bits, group, m, dtype of x, of scales
     (64, 4096, 8, 64, 16, BRAIN, SINGLE),
     (14336, 4096, 4, 128, 16, HALF, HALF),
     (4096, 14336, 2, 128, 1, HALF, HALF),
+    (1009, 4096, 8, None, 8, HALF, HALF),
+    (2048, 14336, 8, None, 16, BRAIN, SINGLE),
+    (1031, 28672, 8, None, 1, HALF, HALF),
+    (777, 28672, 2, 128, 16, HALF, HALF),
+    (5120, 5120, 4, 128, 4, HALF, HALF),
 ]
 
 

@@ -1,4 +1,5 @@
-"""Measure chapters 07 and 08 on a GPU: 32 query heads, 8 KV heads, head_dim 128, from 4K tokens to 1M.
+"""Measure chapters 07 and 08 on a GPU: 32 query heads, 8 KV heads, head_dim 128, from 4K tokens to 1M; and the best
+rung of chapter 08 in the shapes of other models.
 
 The attention mix, decode attention beside the peers of peers.py, and the time over the number of splits. Every call
 finds its cache cold. Each rung and peer is held against float64 on the card before it is timed and after; rungs also on
@@ -25,6 +26,16 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MIX_CELLS = [(name, kv_len) for name in ("fp32", "fp16") for kv_len in (4096, 32768)]  # dtype, kv_len
 CELLS = [(1, 4096), (1, 32768), (1, 131072), (1, 1 << 20), (16, 4096), (16, 32768), (16, 131072)]  # batch, kv_len
 FP16_CELLS, FLEX_CELLS = CELLS[:2], [(1, 4096), (16, 4096)]
+OTHERS = [  # batch, kv_len, n_heads, n_kv_heads, head_dim, and a model that has such heads
+    (64, 1024, 32, 8, 128, "Llama-3.1-8B"),
+    (64, 1024, 32, 8, 64, "Llama-3.2-1B"),
+    (256, 512, 32, 8, 64, "Llama-3.2-1B"),
+    (1, 131072, 32, 8, 64, "Llama-3.2-1B"),
+    (64, 1024, 28, 4, 128, "Qwen2.5-7B"),
+    (4, 8192, 96, 8, 128, "Mistral-Large"),
+    (8, 4096, 71, 1, 64, "Falcon-7B"),
+    (4, 16384, 32, 32, 128, "Llama-2-7B"),
+]
 SPLITS = {4096: (1, 2, 4, 8, 16, 24, 25, 32, 64), 32768: (1, 4, 8, 16, 24, 25, 32, 48, 64, 128)}  # of the rung `split`
 SLOW = 20e-3  # seconds
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 4e-3}  # ‖out − ref‖ / ‖ref‖
@@ -50,6 +61,7 @@ def ladders(seconds=0.1):
     calls = hostile_calls(mix_rungs, mix_arrays, {DTYPES[name] for name, *_ in mixes})
     ahead(calls + hostile_calls(decode_rungs, decode_arrays, {DTYPES[name] for name, *_ in cells}))
     found = [_mix(*cell, seconds) for cell in mixes] + [_decode(*cell, seconds) for cell in cells]
+    found += [_other(*shape, seconds) for shape in OTHERS if running.wants(_other_title(*shape))]
     return found + [_splits(*cell, seconds) for cell in SPLITS.items() if running.wants(_splits_title(cell[0]))]
 
 
@@ -160,7 +172,7 @@ def _decode(name, batch, kv_len, seconds):
     empty()
     dtype, title = DTYPES[name], _title(name, batch, kv_len)
     homes, inputs, facts = problem(dtype, batch, kv_len)
-    q, caches, rows = inputs[0][0], [cache for _, *cache in inputs], []
+    q, caches, rows = *_cold(inputs), []
     for rung in rungs.RUNGS:
         if _fast_enough(title, rung, inputs[-1]):
             rows.append(_rung_row(rung.title, rung.function, rung.sources, inputs, facts))
@@ -174,13 +186,33 @@ def _decode(name, batch, kv_len, seconds):
     return ladder_of(title, rows, seconds, sustain=("decode", "decode, PDL"))
 
 
-def problem(dtype, batch, kv_len):
+def _other_title(batch, kv_len, n_heads, n_kv_heads, head_dim, model):
+    return f"decode bf16, {model}: {n_heads}/{n_kv_heads} heads of {head_dim}, batch {batch}, {short(kv_len)}"
+
+
+def _other(batch, kv_len, n_heads, n_kv_heads, head_dim, model, seconds):
+    """The best rung beside the peers, in the shape of another model."""
+    empty()
+    title = _other_title(batch, kv_len, n_heads, n_kv_heads, head_dim, model)
+    homes, inputs, facts = problem(torch.bfloat16, batch, kv_len, n_heads, n_kv_heads, head_dim)
+    rows = decode_rows(inputs, facts)
+    rows += peer_rows(peers.sixteen_bit(*_cold(inputs)), 2 * torch.finfo(torch.bfloat16).eps, ladder=title, **facts)
+    return ladder_of(title, [*rows, reading(homes, facts["bytes"], facts["flops"])], seconds)
+
+
+def _cold(inputs):
+    """q, and the list of caches."""
+    return inputs[0][0], [cache for _, *cache in inputs]
+
+
+def problem(dtype, batch, kv_len, n_heads=None, n_kv_heads=None, head_dim=None):
     """Random inputs, all the same, with 1 GB of caches or more in all, and what is asked of a call on them.
 
     Returns (tensors that each hold one cache whole, [(q, k, v), ...], {"wanted", "bytes", "flops"}).
     """
-    cache = torch.randn(2, batch, kv_len, N_KV_HEADS, HEAD_DIM, device=DEVICE, dtype=dtype)
-    q = torch.randn(batch, N_HEADS, HEAD_DIM, device=DEVICE, dtype=dtype)
+    n_heads, n_kv_heads, head_dim = n_heads or N_HEADS, n_kv_heads or N_KV_HEADS, head_dim or HEAD_DIM
+    cache = torch.randn(2, batch, kv_len, n_kv_heads, head_dim, device=DEVICE, dtype=dtype)
+    q = torch.randn(batch, n_heads, head_dim, device=DEVICE, dtype=dtype)
     moved, flops = rungs.work(q, cache[0])
     homes = cuda_timing.cold_copies(cache)
     facts = {"wanted": truth(q, *cache), "bytes": moved, "flops": flops}

@@ -4,11 +4,13 @@
    New since split:
    - The query heads of a kv head are the rows of mma.m16n8k16, so k and v are read once for all of
      them: S = Q Kᵀ, then O += W V. S leaves the first mma laid out as W enters the second.
-   - A warp owns a ring of STAGES tiles of 16 tokens. It copies them with cp.async, waits for its own
-     copies alone, and meets the other warps only at the end of a segment.
+   - A warp owns a ring of STAGES tiles. It copies them with cp.async, waits for its own copies alone,
+     and meets the other warps only at the end of a segment. Where a kv head has more than 16 query
+     heads, the warps of its head tiles are a team with one ring, so that each tile is read once.
    - Shares are equal but for a tile, whatever the batch and the lengths (tiles.cuh).
    - The maximum of the online softmax is stale (softmax.cuh).
-   - With ONE_BLOCK_PER_ROW a share is a row: nothing is left to be merged, and this is the only launch.
+   - With ONE_BLOCK_PER_ROW shares are of whole rows: nothing is left to be merged, and this is the only
+     launch.
    - Under programmatic dependent launch the ring is filled before the wait. The newest token of a
      sequence, q and what the merge before still reads come after it.
 
@@ -17,13 +19,15 @@
    4 * kv_len * HEAD_DIM flops for each head.
 
    Compile with SHAPE and SCHEDULE (shape.cuh) and RING_STAGES. Launch with 32 * WARPS threads on as many
-   blocks as there are to be shares, with LENS even more than tiles, with ONE_BLOCK_PER_ROW
-   batch * rows; rows = n_kv_heads * HEAD_TILES / HEAD_TILES_PER_BLOCK. What is written: partial.cuh;
-   out, or the two others, may be null. Shared memory: [WARPS][STAGES] tiles of k and v, [WARPS]
-   queries of a head tile, WarpSums::FLOATS floats.
+   blocks as there are to be shares, with LENS even more than tiles, with ONE_BLOCK_PER_ROW at most
+   batch * rows; rows = n_kv_heads * HEAD_TILES / HEAD_TILES_PER_BLOCK. Two numbers say how they are
+   shared out (tiles.cuh): of tiles, with ONE_BLOCK_PER_ROW of rows. What is written: partial.cuh; out,
+   or the two others, may be null. Shared memory: [TEAMS][STAGES] tiles of k and v, [WARPS] queries of
+   a head tile, WarpSums::FLOATS floats.
    q, out (batch, n_heads, HEAD_DIM); k, v (batch, kv_len, n_kv_heads, HEAD_DIM); all addresses
    multiples of 16 bytes. scale: times log2(e). early: launched as a dependent. */
 #include "../device/hidden.cuh"
+#include "../device/hopper/warpgroup.cuh"
 #include "../device/pdl.cuh"
 #include "../device/ring.cuh"
 #include "partial.cuh"
@@ -32,13 +36,20 @@
 #define RING_STAGES 2
 #endif
 
-constexpr int STAGES = RING_STAGES; // tiles in a warp's ring
+constexpr int STAGES = RING_STAGES;        // tiles in a ring
+constexpr int SIXTEENS = TILE / 16;        // of a tile's tokens: as many chains of mma side by side
 constexpr int WORDS = HEAD_DIM / 8;        // of 16 bytes, in a token
 constexpr int TILE_SIZE = TILE * HEAD_DIM; // elements; a slot of the ring has keys, then values
-constexpr int COPIES = TILE * WORDS / 32;  // words of a tile that a lane copies
 constexpr int BYTES = sizeof(T);
+using Scores = float[SIXTEENS][2][4]; // (heads, tokens) as an mma's sums,
+using Weights = unsigned[SIXTEENS][4]; // and as the left operand of the next
+constexpr int TEAM = HEAD_TILES_PER_BLOCK < HEAD_TILES ? HEAD_TILES_PER_BLOCK : HEAD_TILES; // warps with one ring
+constexpr int TEAMS = WARPS / TEAM;
+constexpr int COPIES = (TILE * WORDS + 32 * TEAM - 1) / (32 * TEAM); // words of keys that a lane copies, at most
 static_assert(HEAD_DIM % 16 == 0, "a token must be whole mma operands");
-static_assert(!ONE_BLOCK_PER_ROW || (WARPS_PER_HEAD_TILE > 1 && !LENS), "a row without a share would get no result");
+static_assert(HEAD_TILES % TEAM == 0 && HEAD_TILES_PER_BLOCK % TEAM == 0, "a team's warps must want the same tokens");
+static_assert(TEAM == 1 || TEAMS < 16, "a team needs a barrier of its own, and there are 16");
+static_assert(!ONE_BLOCK_PER_ROW || !LENS, "a row without a share would get no result");
 
 /* Where a word of a token lies in a tile, in elements. Words are exchanged within aligned groups, so that
    ldmatrix finds the same word of 8 tokens in different banks, and the 128 bytes that come from memory
@@ -46,6 +57,12 @@ static_assert(!ONE_BLOCK_PER_ROW || (WARPS_PER_HEAD_TILE > 1 && !LENS), "a row w
 __device__ __forceinline__ int place_of(int token, int word) {
     constexpr int TURN = WORDS % 8 == 0 ? 8 : WORDS % 4 == 0 ? 4 : 2;
     return token * HEAD_DIM + (word ^ token / (8 / TURN) % TURN) * 8;
+}
+
+/* Until all warps with the same ring are here. */
+__device__ __forceinline__ void sync_team(int team) {
+    if constexpr (TEAM == 1) __syncwarp();
+    else named_barrier<32 * TEAM>(1 + team);
 }
 
 /* A head tile's queries, in three steps: loaded, in words of 16 bytes; laid down in shared memory, (HEADS, PITCH); and
@@ -87,20 +104,32 @@ __device__ __forceinline__ void store_zeros(unsigned to) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
-/* Copies a warp's tiles into its ring, STAGES tiles before they are used. */
+/* The end of a segment: what a head tile's only warp has, or what its warps have laid down. All warps call. */
+template <class Epilogue>
+__device__ __forceinline__ void hand_on(const Epilogue &epilogue, const WarpSums &warp_sums, const SoftmaxSums &sums,
+                                        int warp, int lane) {
+    if constexpr (WARPS_PER_HEAD_TILE > 1) {
+        warp_sums.lay_down(sums, warp, lane);
+        warp_sums.store(epilogue, threadIdx.x);
+        __syncthreads(); // who still reads what the warps have laid down?
+    } else store(epilogue, warp % HEAD_TILES_PER_BLOCK, sums, lane);
+}
+
+/* Copies a team's tiles into its ring, STAGES tiles before they are used. */
 struct Prefetcher {
     const TileSchedule &schedule;
     TileCursor next;  // the tile to be copied
     int left;         // tiles of the share from there on, if any
     int head_tile;    // of the block
+    int member;       // this thread, of the team
     int token_stride; // elements
     T *ring;
     CachePolicy once; // the cache is read once, so it is the first that may leave L2
 
     __device__ __forceinline__ Prefetcher(const TileSchedule &schedule, const TileCursor &begin, int tiles, T *ring,
-                                          int warp)
+                                          int warp, int lane)
         : schedule(schedule), next(begin), left(tiles - warp / HEAD_TILES_PER_BLOCK),
-          head_tile(warp % HEAD_TILES_PER_BLOCK),
+          head_tile(warp % HEAD_TILES_PER_BLOCK), member(warp % TEAM * 32 + lane),
           token_stride(schedule.rows * HEAD_TILES_PER_BLOCK / HEAD_TILES * HEAD_DIM), ring(ring), once(evict_first()) {
         if (left > 0) next.advance(schedule, warp / HEAD_TILES_PER_BLOCK);
     }
@@ -118,7 +147,8 @@ struct Prefetcher {
             for (int kv = 0; kv < 2; kv++)
 #pragma unroll
                 for (int i = 0; i < COPIES; i++) {
-                    int token = (32 * i + lane) / WORDS, word = (32 * i + lane) % WORDS;
+                    const int number = 32 * TEAM * i + member, token = number / WORDS, word = number % WORDS;
+                    if (TILE * WORDS % (32 * TEAM) && number >= TILE * WORDS) continue;
                     const T *from = (kv ? v : k) + at + token * (long long)token_stride + 8 * word;
                     const unsigned to = slot_at + (kv * TILE_SIZE + place_of(token, word)) * BYTES;
                     if (token < there) copy_async(to, from, once);
@@ -131,25 +161,38 @@ struct Prefetcher {
     }
 };
 
-/* (heads, 16 tokens), of keys in shared memory. */
-__device__ __forceinline__ void multiply_keys(float (&s)[2][4], const Queries &queries, unsigned keys, int lane) {
+/* (heads, tokens), of keys in shared memory. */
+__device__ __forceinline__ void multiply_keys(Scores &s, const Queries &queries, unsigned keys, int lane) {
 #pragma unroll
-    for (int d = 0; d < STEPS; d++) {
-        unsigned b[4];
-        ldmatrix_x4(b, keys + place_of(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * BYTES);
-        mma_m16n8k16(s[0], queries.operand[d], b[0], b[1], T());
-        mma_m16n8k16(s[1], queries.operand[d], b[2], b[3], T());
-    }
+    for (int d = 0; d < STEPS; d++)
+#pragma unroll
+        for (int t = 0; t < SIXTEENS; t++) {
+            unsigned b[4];
+            ldmatrix_x4(b, keys + place_of(16 * t + lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * BYTES);
+            mma_m16n8k16(s[t][0], queries.operand[d], b[0], b[1], T());
+            mma_m16n8k16(s[t][1], queries.operand[d], b[2], b[3], T());
+        }
+}
+/* Scores in units of log 2; from the `tokens`-th on, counted from the lane's first, those of no token. */
+__device__ __forceinline__ void scale_and_mask(Scores &s, float scale, int tokens) {
+#pragma unroll
+    for (int t = 0; t < SIXTEENS; t++)
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[t][n][i] = 16 * t + 8 * n + i % 2 < tokens ? s[t][n][i] * scale : MASKED;
 }
 /* Add the values, weighted. */
-__device__ __forceinline__ void mix_values(SoftmaxSums &sums, const unsigned (&weights)[4], unsigned values, int lane) {
+__device__ __forceinline__ void mix_values(SoftmaxSums &sums, const Weights &weights, unsigned values, int lane) {
 #pragma unroll
-    for (int d = 0; d < STEPS; d++) {
-        unsigned b[4];
-        ldmatrix_x4_trans(b, values + place_of(lane % 16, 2 * d + lane / 16) * BYTES);
-        mma_m16n8k16(sums.values[2 * d], weights, b[0], b[1], T());
-        mma_m16n8k16(sums.values[2 * d + 1], weights, b[2], b[3], T());
-    }
+    for (int t = 0; t < SIXTEENS; t++)
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) {
+            unsigned b[4];
+            ldmatrix_x4_trans(b, values + place_of(16 * t + lane % 16, 2 * d + lane / 16) * BYTES);
+            mma_m16n8k16(sums.values[2 * d], weights[t], b[0], b[1], T());
+            mma_m16n8k16(sums.values[2 * d + 1], weights[t], b[2], b[3], T());
+        }
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
@@ -157,8 +200,9 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *pa
        int kv_len, int batch, int rows, int tiles_per_block, int blocks_with_one_more, float scale, int early) {
     extern __shared__ __align__(16) uint4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head_tile = warp % HEAD_TILES_PER_BLOCK;
-    T *rings = reinterpret_cast<T *>(shared), *all_queries = rings + WARPS * STAGES * 2 * TILE_SIZE;
-    T *ring_memory = rings + warp * STAGES * 2 * TILE_SIZE, *query_memory = all_queries + warp * HEADS * PITCH;
+    const int team = warp / TEAM;
+    T *rings = reinterpret_cast<T *>(shared), *all_queries = rings + TEAMS * STAGES * 2 * TILE_SIZE;
+    T *ring_memory = rings + team * STAGES * 2 * TILE_SIZE, *query_memory = all_queries + warp * HEADS * PITCH;
     const WarpSums warp_sums(reinterpret_cast<float *>(all_queries + WARPS * HEADS * PITCH));
     let_next_kernel_start();
     if (!early) wait_for_previous_kernel();
@@ -166,8 +210,8 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *pa
     // 1. which tiles
     TileSchedule schedule{kv_lens, kv_len, batch, rows, tiles_per_block, blocks_with_one_more};
     schedule.share_out(gridDim.x, lane);
-    const int begin = schedule.first_tile(blockIdx.x);
-    int left = schedule.first_tile(blockIdx.x + 1) - begin; // tiles of the share
+    const int unit = ONE_BLOCK_PER_ROW ? schedule.tiles(0) : 1, begin = schedule.first_tile(blockIdx.x) * unit;
+    int left = schedule.first_tile(blockIdx.x + 1) * unit - begin; // tiles of the share
     if (left == 0) {
         wait_for_previous_kernel(); // who waits for this kernel takes the one before as done, too
         return;
@@ -177,7 +221,7 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *pa
 
     // 2. fill the ring. q, and the newest token of a sequence, may come from the kernels ahead
     Queries queries;
-    Prefetcher prefetcher(schedule, here, left, ring_memory, warp);
+    Prefetcher prefetcher(schedule, here, left, ring_memory, warp, lane);
     if (!early) queries.load(q, HeadTile(here.work_row(schedule), head_tile), lane);
 #pragma unroll 1
     for (int slot = 0; slot < STAGES; slot++) {
@@ -198,22 +242,18 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *pa
 #pragma unroll 1
         for (; mine < tiles; mine += WARPS_PER_HEAD_TILE) {
             const unsigned keys = shared_address(ring_memory + ring.wait_full() * 2 * TILE_SIZE);
-            __syncwarp();
+            sync_team(team);
 
-            // 3. scores, (heads, 16 tokens)
-            float s[2][4] = {};
+            // 3. scores
+            Scores s = {};
             multiply_keys(s, queries, keys, lane);
-            const int tokens = schedule.length(here.b) - (here.tile + mine) * TILE - lane % 4 * 2; // from the lane's on
-#pragma unroll
-            for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) s[n][i] = 8 * n + i % 2 < tokens ? s[n][i] * scale : MASKED;
+            scale_and_mask(s, scale, schedule.length(here.b) - (here.tile + mine) * TILE - lane % 4 * 2);
 
             // 4. weights, and 5. weighted values
-            unsigned weights[4];
+            Weights weights;
             sums.online_softmax(s, weights);
             mix_values(sums, weights, keys + TILE_SIZE * BYTES, lane);
-            __syncwarp();
+            sync_team(team);
 
             // 6. ask for what comes STAGES tiles later
             prefetcher.prefetch(k, v, ring.slot, lane);
@@ -221,17 +261,10 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *pa
         }
 
         // 7. what the block hands on
-        if constexpr (WARPS_PER_HEAD_TILE > 1) warp_sums.lay_down(sums, warp, lane);
-        if constexpr (ONE_BLOCK_PER_ROW) {
-            warp_sums.store(StoreOutput{out, row}, threadIdx.x);
-            return;
-        }
-        const StorePartial partial{partial_out, max_and_sum, blockIdx.x + row};
-        if constexpr (WARPS_PER_HEAD_TILE > 1) warp_sums.store(partial, threadIdx.x);
-        else partial.store(head_tile, sums, lane);
+        if constexpr (ONE_BLOCK_PER_ROW) hand_on(StoreOutput{out, row}, warp_sums, sums, warp, lane);
+        else hand_on(StorePartial{partial_out, max_and_sum, blockIdx.x + row}, warp_sums, sums, warp, lane);
         left -= tiles;
         if (left == 0) return;
-        if constexpr (WARPS_PER_HEAD_TILE > 1) __syncthreads(); // who still reads what the warps have laid down?
         mine -= tiles;
         here.tile = 0;
         here.next_row(schedule);

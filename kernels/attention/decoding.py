@@ -1,7 +1,7 @@
 """decode, the best rung: attention of one new token for each sequence, at the speed at which its cache can be read.
 
 Two launches, decode.cu and merge.cu. The second starts early and waits for the first, whether pdl is asked for or not.
-Where the plan gives each block a whole row (about as many rows as multiprocessors), decode.cu alone.
+Where the plan gives each block whole rows (many sequences, or about as many rows as multiprocessors), decode.cu alone.
 """
 
 import functools
@@ -13,10 +13,12 @@ import torch
 from kernels.attention.arguments import expect_decode
 from kernels.attention.plan import card, options, plan
 from lab import cuda
+from lab.prepared import Calls, scratch
 
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(f"kernels/attention/{name}" for name in ("decode.cu", "merge.cu", "plan.py"))
 LOG2_E = math.log2(math.e)
+CALLS = Calls("decode")
 
 
 def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
@@ -34,9 +36,9 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
              and v the newest token of each sequence (number kv_lens[b] - 1); never older tokens or kv_lens, which are
              read at once
 
-    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else; where a kv head has more than 16
-    query heads, once for every 16 begun. The same from run to run, bit for bit; the order of sums depends on the
-    shapes, on the lengths of all sequences, and on pdl.
+    Moves 4 · kv_len · head_dim bytes for each sequence and kv head, and little else, with up to 128 query heads of a kv
+    head; with more, once for each part of them that a block takes side by side. The same from run to run, bit for bit;
+    the order of sums depends on the shapes, on the lengths of all sequences, and on pdl.
 
     Scores and sums are float32. A weight is rounded to the dtype of q, for the sum that divides as for the values: so
     a mean of values near 65504 is finite in float16, too. There, weights below 2**-25 of the largest may be lost. A
@@ -45,13 +47,16 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     float32, a head_dim that is no multiple of 16, and addresses that are no multiples of 16 bytes are left to the rung
     `split`, which may not start early. Errors as in kernels/attention/__init__.py.
     """
-    scale, out = expect_decode("decode", q, k, v, scale, kv_lens, out, alignment=1)
-    if _left_to_split(q, k, v, out):
+    if (done := CALLS.run((scale, bool(pdl)), out, q, k, v, kv_lens)) is not None:
+        return done
+    factor, result = expect_decode("decode", q, k, v, scale, kv_lens, out, alignment=1)
+    if _left_to_split(q, k, v, result):
         from kernels.attention.rungs import split  # which is one of the ladder, as decode is
 
-        return split(q, k, v, scale, kv_lens=kv_lens, out=out)
-    _launch(q, k, v, scale, kv_lens, out, pdl)
-    return out
+        return split(q, k, v, factor, kv_lens=kv_lens, out=result)
+    with CALLS.preparing((scale, bool(pdl)), (out,), (result,), (q, k, v, kv_lens)):
+        _launch(q, k, v, factor, kv_lens, result, pdl)
+    return result
 
 
 def decode_in_shares(q, k, v, shares, *, out=None):
@@ -95,7 +100,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     if p.whole:  # one launch; no scratch memory
         args = (q, k, v, None, out, None, None, *sizes, scale * LOG2_E, int(pdl))
         return split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options), None
-    partial = q.new_empty(p.floats, dtype=torch.float32)
+    partial = scratch(q, p.floats, torch.float32)
     sums = partial[p.sums_at :]
     # looked at, or made here: unchecked
     args = (q, k, v, kv_lens, None, partial, sums, *sizes, scale * LOG2_E, int(pdl))

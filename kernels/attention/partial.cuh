@@ -41,6 +41,10 @@ struct StoreOutput {
         const unsigned mean = pack(sum.x * share, sum.y * share, T());
         if (T *to = address(head_tile, head, channel)) __stcg(reinterpret_cast<unsigned *>(to), mean);
     }
+    __device__ __forceinline__ void store_values(int head_tile, int head, int channel, float2 sum, float2 found) const {
+        store(head_tile, head, channel, sum, found);
+    }
+    __device__ __forceinline__ void store_max_and_sum(int, int, float2) const {} // it is in the result
 };
 
 /* The sums of a segment, for merge.cu. */
@@ -53,34 +57,43 @@ struct StorePartial {
         return (segment * HEAD_TILES_PER_BLOCK + head_tile) * HEADS + head;
     }
     template <class Sum> // float2, float4
-    __device__ __forceinline__ void store(int head_tile, int head, int channel, Sum sum, float2 found) const {
+    __device__ __forceinline__ void store_values(int head_tile, int head, int channel, Sum sum, float2) const {
         *reinterpret_cast<Sum *>(partial_out + place(head_tile, head) * HEAD_DIM + channel) = sum;
-        if (channel == 0) max_and_sum[place(head_tile, head)] = found;
     }
-    /* From a head tile's only warp. */
-    __device__ __forceinline__ void store(int head_tile, const SoftmaxSums &sums, int lane) const {
-        const int g = lane / 4, c = lane % 4;
-#pragma unroll
-        for (int r = 0; r < LANE_HEADS; r++)
-            if (g + 8 * r < HEADS) {
-                const long long at = place(head_tile, g) + 8 * r;
-#pragma unroll
-                for (int n = 0; n < 2 * STEPS; n++)
-                    *reinterpret_cast<float2 *>(partial_out + at * HEAD_DIM + 8 * n + 2 * c) =
-                        make_float2(sums.values[n][2 * r], sums.values[n][2 * r + 1]);
-                if (c == 0) max_and_sum[at] = make_float2(sums.maximum[r], sums.weights[2 * r]);
-            }
+    __device__ __forceinline__ void store_max_and_sum(int head_tile, int head, float2 found) const {
+        max_and_sum[place(head_tile, head)] = found;
+    }
+    template <class Sum>
+    __device__ __forceinline__ void store(int head_tile, int head, int channel, Sum sum, float2 found) const {
+        store_values(head_tile, head, channel, sum, found);
+        if (channel == 0) store_max_and_sum(head_tile, head, found);
     }
 };
+
+/* Hand on what a head tile's only warp has. */
+template <class Epilogue>
+__device__ __forceinline__ void store(const Epilogue &epilogue, int head_tile, const SoftmaxSums &sums, int lane) {
+    const int g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int r = 0; r < LANE_HEADS; r++)
+        if (g + 8 * r < HEADS) {
+            const float2 found = make_float2(sums.maximum[r], sums.weights[2 * r]);
+#pragma unroll
+            for (int n = 0; n < 2 * STEPS; n++)
+                epilogue.store_values(head_tile, g + 8 * r, 8 * n + 2 * c,
+                                      make_float2(sums.values[n][2 * r], sums.values[n][2 * r + 1]), found);
+            if (c == 0) epilogue.store_max_and_sum(head_tile, g + 8 * r, found);
+        }
+}
 
 /* Shared memory in which the warps of a block are joined. */
 struct WarpSums {
     static constexpr int FLOATS = WARPS_PER_HEAD_TILE > 1 ? WARPS * HEADS * (PITCH + 2) : 0;
+    float *values;       // [WARPS][HEADS][PITCH]; first, as they are read 16 bytes at a time
     float2 *max_and_sum; // [WARPS][HEADS]
-    float *values;       // [WARPS][HEADS][PITCH]
 
     __device__ __forceinline__ WarpSums(float *shared)
-        : max_and_sum(reinterpret_cast<float2 *>(shared)), values(shared + 2 * WARPS * HEADS) {}
+        : values(shared), max_and_sum(reinterpret_cast<float2 *>(shared + WARPS * HEADS * PITCH)) {}
 
     /* Lay down a warp's sums, relative to what all warps of its head tile have as their maximum. All warps call. */
     __device__ __forceinline__ void lay_down(const SoftmaxSums &sums, int warp, int lane) const {

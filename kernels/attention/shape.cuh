@@ -19,7 +19,7 @@ template <int Warps, int Tile, int HeadTilesPerBlock, bool Lens, bool OneBlockPe
     static constexpr int TILE = Tile;                              // tokens: 16, or a multiple of it
     static constexpr int HEAD_TILES_PER_BLOCK = HeadTilesPerBlock; // divides WARPS
     static constexpr bool LENS = Lens;                             // each sequence has a length of its own
-    static constexpr bool ONE_BLOCK_PER_ROW = OneBlockPerRow;      // whose result is final: no merge.cu
+    static constexpr bool ONE_BLOCK_PER_ROW = OneBlockPerRow;      // whose results are final: no merge.cu
 };
 #ifndef SHAPE
 #define SHAPE Shape<__nv_bfloat16, 128, 4>

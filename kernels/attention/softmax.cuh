@@ -1,5 +1,5 @@
-/* The online softmax with a stale maximum, for scores that come 16 tokens at a time from the tensor cores. Scores and
-   maxima are in units of log 2.
+/* The online softmax with a stale maximum, for scores that come 16 tokens at a time from the tensor cores, and N such
+   sixteens side by side. Scores and maxima are in units of log 2.
 
    The sums of weights and of weighted values are relative to a maximum of the scores so far. It is stale: it follows
    only when a score exceeds it by more than RESCALE_ABOVE, so that almost every tile does without the shuffles that
@@ -35,31 +35,40 @@ struct SoftmaxSums {
         weights[0] = weights[1] = weights[2] = weights[3] = 0;
     }
 
-    /* s: scores of 16 tokens, MASKED for none. They become weights, in w as the mma with the values takes them. */
-    __device__ __forceinline__ void online_softmax(const float (&s)[2][4], unsigned (&w)[4]) {
+    /* s: scores of 16 N tokens, MASKED for none. They become weights, in w as the mma with the values takes them. */
+    template <int N> __device__ __forceinline__ void online_softmax(const float (&s)[N][2][4], unsigned (&w)[N][4]) {
         float highest[LANE_HEADS];
         bool rescale = false;
 #pragma unroll
         for (int r = 0; r < LANE_HEADS; r++) {
-            highest[r] = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+#pragma unroll
+            for (int t = 0; t < N; t++) {
+                const float of_four = fmaxf(fmaxf(s[t][0][2 * r], s[t][0][2 * r + 1]),
+                                            fmaxf(s[t][1][2 * r], s[t][1][2 * r + 1]));
+                highest[r] = t ? fmaxf(highest[r], of_four) : of_four;
+            }
             rescale |= highest[r] > maximum[r] + RESCALE_ABOVE;
         }
         if (__any_sync(~0u, rescale)) {
 #pragma unroll
             for (int r = 0; r < LANE_HEADS; r++) raise_maximum(r, row_max(fmaxf(maximum[r], highest[r])));
         }
-        w[1] = w[3] = 0;
-#pragma unroll
-        for (int r = 0; r < LANE_HEADS; r++)
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                float low = exp2_approx(s[n][2 * r] - maximum[r]), high = exp2_approx(s[n][2 * r + 1] - maximum[r]);
-                w[2 * n + r] = pack(low, high, T());
-            }
         // The sum of weights is one more product, with ones. It is of weights as rounded as for the values: else the
         // mean of values near the largest of their type may be infinity.
         const unsigned ones = pack(1, 1, T());
-        mma_m16n8k16(weights, w, ones, ones, T());
+#pragma unroll
+        for (int t = 0; t < N; t++) {
+            w[t][1] = w[t][3] = 0;
+#pragma unroll
+            for (int r = 0; r < LANE_HEADS; r++)
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    const float low = exp2_approx(s[t][n][2 * r] - maximum[r]);
+                    const float high = exp2_approx(s[t][n][2 * r + 1] - maximum[r]);
+                    w[t][2 * n + r] = pack(low, high, T());
+                }
+            mma_m16n8k16(weights, w[t], ones, ones, T());
+        }
     }
     /* What was summed before is worth less now. */
     __device__ __forceinline__ void raise_maximum(int r, float higher) {

@@ -15,8 +15,9 @@ All rungs take and return torch tensors and have one signature:
            that was launched so too, before the one ahead of that, and so on. None of them may write W, which is read at
            once; x is read, and y written, only after all of them have ended. `rows`, `ring` and `gemv` only.
 
-Any size is legal, 0 included, and any alignment that the dtype allows; addresses and cols that are multiples of 16
-bytes are fastest. TypeError or ValueError names the argument, what was expected and what came, before anything is
+Any size is legal, 0 included, and any alignment that the dtype allows. Where addresses or rows are no multiples of 16
+bytes, the rungs load narrower words, down to an element; `gemv` cuts long rows into words by address instead
+(unaligned_plan). TypeError or ValueError names the argument, what was expected and what came, before anything is
 written. NaN and infinity pass through. Without out, gradients are tracked where a tensor asks for one, and computed by
 torch's own products.
 
@@ -31,6 +32,7 @@ import torch
 
 from kernels.gemv.plan import plan
 from kernels.gemv.ring_plan import product, ring_plan
+from kernels.gemv.unaligned_plan import is_unaligned, unaligned_plan, unaligned_ring_plan
 from lab import Rung, cuda
 from lab.card import multiprocessors, shared_memory, starts_early
 from lab.operators import operator
@@ -86,7 +88,8 @@ def vector(W, x, *, out=None, pdl=False):
 
 @_operator("gemv")
 def gemv(W, x, *, out=None, pdl=False):
-    """The best. Rung 5: several rows a block; with pdl, where it pays, a ring of weights: rung 8, or 7 (ring_plan)."""
+    """The best. Rung 5: several rows a block; with pdl, where it pays, a ring of weights: rung 8, or 7 (ring_plan).
+    Where long rows begin at any element, the same with words cut by address: unaligned.cu, unaligned_ring.cu."""
     return _run("gemv", W, x, out, pdl)
 
 
@@ -116,6 +119,16 @@ DEPENDENT = [  # rungs 6 to 8: launched so that they may start before the kernel
     Rung("rows", "rows share x, PDL", functools.partial(rows, pdl=True), ("kernels/gemv/gemv.cu", PLAN)),
     Rung("ring", "ring of weights, PDL", functools.partial(ring, pdl=True), RING),
     Rung("gemv", "ring, tensor cores, PDL", functools.partial(gemv, pdl=True), RING),
+]
+WORDS_BY_ADDRESS = "kernels/gemv/unaligned.cuh", "kernels/gemv/unaligned_plan.py"
+UNALIGNED = [  # what gemv is where rows begin at any element: in an ordinary launch, and as a dependent
+    Rung("gemv", "words by address", gemv, ("kernels/gemv/unaligned.cu", *WORDS_BY_ADDRESS)),
+    Rung(
+        "gemv",
+        "words by address, PDL",
+        functools.partial(gemv, pdl=True),
+        ("kernels/gemv/unaligned_ring.cu", "kernels/gemv/unaligned.cu", *WORDS_BY_ADDRESS),
+    ),
 ]
 MAY_BE_DEPENDENT = ("rows", "ring", "gemv")
 
@@ -159,6 +172,13 @@ def _ring(dtype, *shape):
 
 
 @functools.cache
+def _unaligned(file, dtype, sizes, *more):
+    """unaligned.cu or unaligned_ring.cu, compiled for Sizes and what its own Shape has beside them."""
+    sizes = ", ".join(map(str, (DTYPES[dtype], *sizes)))
+    return cuda.load(HERE / file, [f"-DSHAPE=Shape<Sizes<{sizes}>, {', '.join(map(str, more))}>"]).gemv
+
+
+@functools.cache
 def _room(device):
     """(multiprocessors, bytes of shared memory that a block may have), or None where no launch may start early."""
     return (multiprocessors(device), shared_memory(device)) if starts_early(device) else None
@@ -179,6 +199,8 @@ def _launch(rung, W, x, out, pdl, **options):
     rows, cols = W.shape
     address = W.data_ptr() | x.data_ptr()
     alignment = min(address & -address, 16)
+    if rung == "gemv" and is_unaligned(cols, W.element_size(), alignment):
+        return _launch_unaligned(W, x, out, pdl, **options)
     room = (rung == "ring" or rung == "gemv" and pdl) and _room(W.device)
     if room and (found := ring_plan(rows, cols, W.element_size(), alignment, *room)):
         grid, block, shared, words, group_rows, *stages = found
@@ -187,6 +209,16 @@ def _launch(rung, W, x, out, pdl, **options):
         return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
     grid, block, *constants = plan(rung, rows, cols, W.element_size(), alignment, pdl)
     return _kernel(rung, W.dtype, *constants)(grid, block, W, x, out, rows, cols, pdl=pdl, **options)
+
+
+def _launch_unaligned(W, x, out, pdl, **options):
+    (rows, cols), room = W.shape, pdl and _room(W.device)
+    if room and (found := unaligned_ring_plan(rows, cols, W.element_size(), *room)):
+        (grid, block, shared, *shape), file = found, "unaligned_ring.cu"
+    else:
+        (grid, block, *shape), file, shared = unaligned_plan(rows, cols, W.element_size(), pdl), "unaligned.cu", 0
+    kernel = _unaligned(file, W.dtype, *shape)
+    return kernel(grid, block, W, x, out, rows, cols, shared=shared, pdl=pdl, **options)
 
 
 def _expect_all(rung, W, x, out, pdl):

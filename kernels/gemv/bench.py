@@ -1,5 +1,5 @@
-"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them;
-and bf16 on a small one.
+"""Measure the GEMV ladder on a GPU: fp16 and bf16 on the shapes of a 7-billion-parameter model, fp32 on one of them; a
+small matrix, and two whose rows begin at any element.
 
 Peers: cuBLAS through torch.mv (F.linear calls the same kernel, in the same time), and two ways to write the product,
 as torch.compile makes them in its fastest mode (kernels/compiling.py: with PDL or without, the best of three compiles).
@@ -16,16 +16,19 @@ import torch.nn.functional as F
 import ref.gemv
 from kernels import compiling, running
 from kernels.benching import empty, measure, peer_rows
-from kernels.gemv import DEPENDENT, RUNGS, work
+from kernels.gemv import DEPENDENT, RUNGS, UNALIGNED, rows, work
 from kernels.gemv.ring_plan import product, ring_plan
+from kernels.gemv.unaligned_plan import is_unaligned
 from lab import Ladder, check, cuda_timing, hostile_shapes
 from lab.card import multiprocessors, shared_memory
 from lab.check import Verdict
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
-SMALL = (2048, 2048)  # where a call from Python takes longer than the kernel, with every one of the peers
+SMALL, UNALIGNED_SHAPES = (2048, 2048), {"fp16": (4097, 4099), "bf16": (32001, 4097)}
+READ_AT_ONCE = 128 * 1024  # bytes of which the kernel that only reads takes a multiple, to have its choice of sizes
 DEVICE = "cuda"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+PDL = ", PDL"  # ends the title of what is launched as a dependent
 GUARD = 256  # elements of NaN on each side of an input and an output
 
 
@@ -46,7 +49,8 @@ def check_ahead():
 def _cases():
     """(name of a dtype, dtype, shape) of each ladder."""
     cases = [(name, dtype, shape) for name, dtype in DTYPES.items() for shape in SHAPES]
-    return [*cases, ("bf16", torch.bfloat16, SMALL), ("fp32", torch.float32, SHAPES[1])]
+    cases += [("fp32", torch.float32, SHAPES[1]), ("fp16", torch.float16, SMALL)]
+    return cases + [(name, DTYPES[name], shape) for name, shape in UNALIGNED_SHAPES.items()]
 
 
 def ways():
@@ -72,7 +76,7 @@ def _title(name, shape):
 
 def _ladder(name, dtype, shape, seconds):
     empty()
-    rows, cols = shape
+    n_rows, cols = shape
     weights = _cold_weights(dtype, shape)
     x = torch.randn(cols, device=DEVICE).to(dtype)
     wanted = torch.mv(weights[0].double(), x.double())
@@ -80,7 +84,7 @@ def _ladder(name, dtype, shape, seconds):
     ladder = Ladder(_title(name, shape), bound="read", device="cuda")
     written = {}  # {title: outputs that a call writes in place}
     for title, call, verdict, sources in (*_rungs(dtype, shape), ("cuBLAS: torch.mv", _cublas, Verdict(), ())):
-        outs = [torch.full((rows,), torch.nan, device=DEVICE, dtype=dtype) for _ in weights]
+        outs = [torch.full((n_rows,), torch.nan, device=DEVICE, dtype=dtype) for _ in weights]
         calls = [functools.partial(call, W, x, y) for W, y in zip(weights, outs)]
         results = [c() for c in calls]  # one after another, as they are timed
         verdict.error = max(verdict.error, _error(title, results, wanted, dtype))
@@ -95,9 +99,10 @@ def _ladder(name, dtype, shape, seconds):
     for y in (y for outs in written.values() for y in outs):
         y.fill_(torch.nan)
     # its flops are those of the product, so that its speed-up compares
-    alone = {"bytes": weights[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
-    ladder.plan("reading the weights only", cuda_timing.read_calls(weights), **alone)
-    measure(ladder, seconds, sustain=(RUNGS[-1].title, rungs(dtype, shape)[-1].title))
+    read = [_whole(W) for W in weights]
+    alone = {"bytes": read[0].nbytes, "flops": flops, "sources": ("lab/roof_cuda.py",)}
+    ladder.plan("reading the weights only", cuda_timing.read_calls(read), **alone)
+    measure(ladder, seconds, sustain=_best(dtype, shape))
     for title, outs in written.items():
         _error(title, outs, wanted, dtype)
     ladder.calls.clear()  # they hold 1 GB of copies
@@ -109,7 +114,11 @@ def _cold_weights(dtype, shape):
 
 
 def rungs(dtype, shape):
-    """The rungs of a ladder: those with a ring where the matrix is for it, rung 8 where gemv then is."""
+    """The rungs of a ladder: those with a ring where the matrix is for it, rung 8 where gemv then is. Where rows begin
+    at any element, rungs 5 and 6 as they would be, and what gemv is then."""
+    if is_unaligned(shape[1], dtype.itemsize, 16):
+        plain, early = UNALIGNED
+        return [*RUNGS[:-1], dataclasses.replace(RUNGS[-1], name="rows", function=rows), plain, DEPENDENT[0], early]
     card = torch.device(DEVICE)
     ring = ring_plan(*shape, dtype.itemsize, 16, multiprocessors(card), shared_memory(card))
     dependent, multiply_adds, cores = DEPENDENT
@@ -117,6 +126,19 @@ def rungs(dtype, shape):
         return [*RUNGS, dependent]
     _, _, _, _, group_rows, *_ = ring
     return [*RUNGS, dependent, multiply_adds, *([cores] if product(group_rows) == "TensorCores" else [])]
+
+
+def _best(dtype, shape):
+    """Titles of what gemv is, in an ordinary launch and as a dependent."""
+    plain = [rung.title for rung in rungs(dtype, shape) if not rung.title.endswith(PDL)]
+    return plain[-1], rungs(dtype, shape)[-1].title
+
+
+def _whole(W):
+    """A matrix as the kernel that only reads takes it, without the last few bytes."""
+    return (
+        W.reshape(-1)[: W.nbytes // READ_AT_ONCE * READ_AT_ONCE // W.element_size()] if W.nbytes > READ_AT_ONCE else W
+    )
 
 
 def _rungs(dtype, shape):

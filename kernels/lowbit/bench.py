@@ -1,6 +1,7 @@
 """Measure chapter 06 on a GPU: 8-bit weights with a scale for a row, 4 and 2 bits with one for 128 columns.
 
-The shapes of the GEMV ladder, fp16 x: one row of it, and at 4 bits sixteen. Every call finds its weights cold. Each row
+The shapes of the GEMV ladder, fp16 x: one row of it, and at 4 bits sixteen; and FURTHER cases, beside which only those
+peers stand that have nothing to tune. Every call finds its weights cold. Each row
 is held against float64 on the card before it is timed and after; ours also on hostile shapes. Beside ours stand the
 course's own 16-bit product, for the speed-up, the peers of peers.py, and a kernel that only reads as many bytes as a
 call moves, x and y too, up to a multiple of 128 KiB: what a plain launch over them costs.
@@ -25,6 +26,13 @@ from lab.check import Verdict
 DEVICE = "cuda"
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (32000, 4096)]
 FORMATS = {"int8 per row": (8, None), "int4 g128": (4, 128), "int2 g128": (2, 128)}
+WIDE = (8192, 28672)
+FURTHER = [  # format, shape, rows of x
+    *(("int8 per row", shape, m) for m in (8, 16) for shape in SHAPES),
+    ("int8 per row", WIDE, 1),
+    *((name, WIDE, 16) for name in FORMATS),
+    ("int4 g128", (5120, 5120), 4),
+]
 DTYPE = torch.float16
 TOLERANCE = 1e-3  # against the dequantised weights, by the norm: sums are exact to that, x and y are float16
 HOSTILE = [(1, 1), (37, 3), (16, 32), (129, 33), (1009, 9), (7, 112)]  # rows, groups (or units of 128 columns)
@@ -50,13 +58,13 @@ def further(roof, versions):
 
 
 def _cells():
-    """(format, shape, rows of x) of each ladder."""
+    """(format, shape, rows of x) of each ladder that has all peers."""
     one = [(name, shape, 1) for name in FORMATS for shape in SHAPES]
     return [*one, *(("int4 g128", shape, 16) for shape in SHAPES)]
 
 
 def _wanted():
-    return [cell for cell in _cells() if running.wants(title_of(*cell))]
+    return [cell for cell in [*_cells(), *FURTHER] if running.wants(title_of(*cell))]
 
 
 def compile_ahead(meanwhile=lambda: None):
@@ -91,7 +99,7 @@ def check_ahead():
 def _call_peers(number):
     """Call each peer of a ladder once, in each of its modes, but for those of torch.compile."""
     W, x, Wq = _inputs(*_cells()[number])
-    for name, modes, _, _ in peers.families(W, Wq, x, 1):
+    for name, modes, _, _ in peers.families(W, Wq, x, 1, True):
         for make in () if name.startswith("torch.compile") else modes.values():
             with contextlib.suppress(Exception):  # a mode that refuses: the ladder says so
                 make()[0]()
@@ -127,7 +135,8 @@ def _cell(name, shape, m, seconds):
     rows = list(_ours(Wq, best, x, wanted, facts, _rungs(name, m)))
     rows += _sixteen_bits(W, x, flops) if m == 1 else _one_row(Wq, best, x, wanted, facts)
     count = math.ceil(cuda_timing.COLD / Wq.nbytes)
-    for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count):
+    tuned = (name, shape, m) not in FURTHER
+    for title, modes, of_peer, tolerance in peers.families(W, Wq, x, count, tuned):
         fewer = facts | {"flops": flops * len(of_peer) // m}  # of the rows that it computes
         ladder = title_of(name, shape, m)
         rows += benching.peer_rows([(title, modes)], tolerance, ladder=ladder, wanted=of_peer, **fewer)

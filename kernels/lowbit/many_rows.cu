@@ -16,6 +16,7 @@
    Launch as few_rows. */
 #include "../device/mma.cuh"
 #include "../device/pdl.cuh"
+#include "../device/reduce.cuh"
 #include "numbers.cuh"
 #include "team_sums.cuh"
 #ifndef MATRIX
@@ -71,31 +72,42 @@ template <class Do> __device__ __forceinline__ void each_fragment(Do act) {
             for (int eight = 0; eight < EIGHTS; eight++) act(u, part, eight);
 }
 
-/* The sums of x over a group and over a warp's slice: products with ones. */
+/* The sums of x over a group and over a warp's slice: products of x, as operand A this time, with ones. A lane holds
+   the same numbers of either operand, and 16 rows are one mma. */
 __device__ __forceinline__ void sum_x(float *x_group_sums, float *x_slice_sums, const Fragments &x_fragments,
                                       int lane) {
     constexpr unsigned ONES = Numbers<W, T>::ONES;
-    const int g = lane / 4, c = lane % 4;
+    const int g = lane / 4;
+    float total[EIGHTS] = {};
 #pragma unroll
-    for (int eight = 0; eight < EIGHTS; eight++) {
-        float total[2] = {};
+    for (int group = 0; group < B::UNITS * GROUPS; group++) {
+        float d[4] = {}; // row g in d[0], row g + 8 in d[2], in all columns alike
 #pragma unroll
-        for (int group = 0; group < B::UNITS * GROUPS; group++) {
-            float d[4] = {};
-#pragma unroll
-            for (int i = 0; i < 4 / GROUPS; i++) {
-                const uint4 b = x_fragments[group / GROUPS][group % GROUPS * (4 / GROUPS) + i][eight];
-                mma_m16n8k16(d, {ONES, ONES, ONES, ONES}, b.x, b.y, T());
-                mma_m16n8k16(d, {ONES, ONES, ONES, ONES}, b.z, b.w, T());
-            }
-            total[0] += d[0], total[1] += d[1];
-            if (g == 0) reinterpret_cast<float2 *>(x_group_sums)[(group * EIGHTS + eight) * 4 + c] = {d[0], d[1]};
+        for (int i = 0; i < 4 / GROUPS; i++) {
+            const uint4(&x)[EIGHTS] = x_fragments[group / GROUPS][group % GROUPS * (4 / GROUPS) + i];
+            const uint4 low = x[0], high = EIGHTS == 2 ? x[EIGHTS - 1] : uint4{};
+            mma_m16n8k16(d, {low.x, high.x, low.y, high.y}, ONES, ONES, T());
+            mma_m16n8k16(d, {low.z, high.z, low.w, high.w}, ONES, ONES, T());
         }
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (W::GROUP == 0 && g == 0) x_slice_sums[8 * eight + 2 * c + i] = total[i];
+        for (int eight = 0; eight < EIGHTS; eight++) {
+            total[eight] += d[2 * eight];
+            if (lane % 4 == 0) x_group_sums[(group * EIGHTS + eight) * 8 + g] = d[2 * eight];
+        }
     }
+#pragma unroll
+    for (int eight = 0; eight < EIGHTS; eight++)
+        if (W::GROUP == 0 && lane % 4 == 0) x_slice_sums[8 * eight + g] = total[eight];
     __syncwarp();
+}
+
+/* What all slices of a row of x, those of one team, add up to: x_sums[x row]. Known behind the next barrier. */
+__device__ __forceinline__ void add_slices(float *x_sums, const float *x_slice_sums, int warp, int lane) {
+    __syncthreads();
+    for (int x_row = warp; x_row < I::ROWS; x_row += B::WARPS) {
+        const float sum = warp_sum(lane < B::WARPS_PER_TEAM ? x_slice_sums[lane * I::ROWS + x_row] : 0);
+        if (lane == 0) x_sums[x_row] = sum;
+    }
 }
 
 /* t += the products of a unit, scaled group by group. */
@@ -105,14 +117,16 @@ __device__ __forceinline__ void multiply(float (&t)[EIGHTS][4], const Stream &we
     uint4 words[W::LOADS];
     weights.load(words, s);
     Numbers<W, T> numbers;
-    float d[EIGHTS][4];
+    constexpr bool SCALED = W::GROUP != 0 || W::BITS < 8; // or x's sums come off; elsewhere all units are one sum
+    float of_group[EIGHTS][4];
+    float(&d)[EIGHTS][4] = SCALED ? of_group : t;
 #pragma unroll
     for (int step = 0; step < 4; step++) {
         const int group = step / (4 / GROUPS);
         if (step % (4 / GROUPS) == 0) {
             numbers.begin_group(weights.scales(s), group, lane / 4);
 #pragma unroll
-            for (int eight = 0; eight < EIGHTS; eight++) {
+            for (int eight = 0; SCALED && eight < EIGHTS; eight++) {
                 const int at = ((unit * GROUPS + group) * EIGHTS + eight) * 4 + lane % 4;
                 numbers.take_off(d[eight], reinterpret_cast<const float2 *>(x_group_sums)[at]);
             }
@@ -125,7 +139,7 @@ __device__ __forceinline__ void multiply(float (&t)[EIGHTS][4], const Stream &we
             mma_m16n8k16(d[eight], a[0], b.x, b.y, T());
             mma_m16n8k16(d[eight], a[1], b.z, b.w, T());
         }
-        if ((step + 1) % (4 / GROUPS) == 0)
+        if (SCALED && (step + 1) % (4 / GROUPS) == 0)
 #pragma unroll
             for (int i = 0; i < EIGHTS * 4; i++) t[i / 4][i % 4] += numbers.scale[i % 4 / 2] * d[i / 4][i % 4];
     }
@@ -150,7 +164,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     float *const behind_ring = reinterpret_cast<float *>(shared + R::STAGES * Stream::APART);
     float *const x_group_sums = behind_ring + warp * GROUP_SUMS;
     float *const x_slice_sums = behind_ring + B::WARPS * GROUP_SUMS; // [warp][x row]
-    const Sums sums{x_slice_sums + B::WARPS * I::ROWS};
+    float *const x_sums = x_slice_sums + B::WARPS * I::ROWS;      // [x row]
+    const Sums sums{x_sums + I::ROWS};
     const Share<B> share(rows, cols, warp);
 
     // 1. ask for weights
@@ -184,6 +199,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     }
     __syncwarp();
     sum_x(x_group_sums, x_slice_sums + warp * I::ROWS, x_fragments, lane);
+    if (W::GROUP == 0) add_slices(x_sums, x_slice_sums, warp, lane);
     sums.clear(TILES_IN_PHASE * share.tile_stride < share.tiles ? 2 : 1, threadIdx.x);
 
     // Made from an argument it stays in a register; a constant would be loaded again and again
@@ -216,8 +232,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
 
         // 5. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
         __syncthreads();
-        phase.add_up<I::ROWS>(sums.first + set * Sums::SET, x_slice_sums, Numbers<W, T>::MIDDLE, m,
-                           [&](unsigned x_row, long long row, float sum) {
+        phase.add_up<0>(sums.first + set * Sums::SET, x_sums, Numbers<W, T>::MIDDLE, m,
+                        [&](unsigned x_row, long long row, float sum) {
             y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });
     }

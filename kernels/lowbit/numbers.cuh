@@ -1,11 +1,11 @@
 /* Codes as 16-bit numbers, two in a register, as tensor cores take them beside x: magic.cu's way, on interleaved codes.
 
-   Operand i of m16n8k32 (layout.py) lies `at(i)` bits from the end of a byte; where the type has no room for it there,
-   it is moved down. Under the bits of 2**MANTISSA it is a 16-bit number: that power, and the code times
-   2**shift_in_number(i), alike in a row of the tile. What is added to a code so comes off again in one of two ways.
-   Where the power is small beside the codes, all of it, and the zero, comes off a group's sum before the first product.
-   Elsewhere that would cost digits, and each number is made exact: the code less its zero, or less MIDDLE where the
-   zero is that of a whole row, which comes off each warp's sum. */
+   Operand i of m16n8k32 (layout.py) lies `at(i)` bits from the end of a byte. It is moved to where the type has room
+   for it; at 2 bits, to where it is large beside what is added to it. Under the bits of 2**MANTISSA it is a 16-bit
+   number: that power, and the code times 2**shift_in_number(i), alike in a row of the tile. What is added to a code so
+   comes off again in one of two ways. Where the power is small beside the codes, all of it, and the zero, comes off a
+   group's sum before the first product. Elsewhere that would cost digits, and each number is made exact: the code less
+   its zero, or less MIDDLE where the zero is that of a whole row, which comes off the sum of all. */
 #pragma once
 #include "unit.cuh"
 
@@ -20,8 +20,10 @@ template <class W, typename T> struct Numbers {
     static constexpr float MIDDLE = W::GROUP == 0 && BITS == 8 ? 128 : 0;
 
     static constexpr int at(int i) { return BITS == 8 ? 0 : BITS == 4 ? i % 2 * 4 : i * 2; }
-    static constexpr int shift_down(int i) { return BITS == 2 ? i / 2 * 4 : BITS == 4 && !IS_HALF ? at(i) : 0; }
-    static constexpr int shift_in_number(int i) { return at(i) - shift_down(i); } // of a code in its number
+    static constexpr int shift_in_number(int i) { // of a code in its number
+        return BITS == 2 ? IS_HALF ? 8 - i % 2 * 2 : 4 - i % 2 * 2 : BITS == 4 && IS_HALF ? at(i) : 0;
+    }
+    static constexpr int shift_down(int i, int odd) { return at(i) + 8 * odd - shift_in_number(i); } // less than 0: up
     static constexpr bool exact(int i) { return BITS == 8 || MANTISSA - shift_in_number(i) > BITS + 2; }
 
     float scale[2] = {1, 1}, zero[2] = {MIDDLE, MIDDLE}; // of rows g and g + 8
@@ -47,25 +49,29 @@ template <class W, typename T> struct Numbers {
             d[i] = exact(i / 2) ? 0 : -too_much * (i % 2 ? x_sums.y : x_sums.x);
         }
     }
-    /* Two codes, the low bytes of a word's halves. `magic` is MAGIC. */
-    __device__ __forceinline__ unsigned codes_to_half2(unsigned w, int i, unsigned magic) const {
+    /* Two codes of a word, those of operand i in the lower bytes of its halves, or in the upper ones (odd). `magic` is
+       MAGIC. */
+    template <int i, int odd> __device__ __forceinline__ unsigned codes_to_half2(unsigned w, unsigned magic) const {
         if (MANTISSA < BITS) { // a byte takes a float's room: under 2**23, whose upper half is the number, that off
-            const float low = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7440)) - (8388608 + zero[i % 2]);
-            const float high = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7442)) - (8388608 + zero[i % 2]);
+            const float low = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7440 + odd)) - (8388608 + zero[i % 2]);
+            const float high = __uint_as_float(__byte_perm(w, 0x4b000000, 0x7442 + odd)) - (8388608 + zero[i % 2]);
             return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
         }
-        const unsigned number = w >> shift_down(i) & ((1 << BITS) - 1) * 0x10001 << shift_in_number(i) | magic;
+        constexpr int down = shift_down(i, odd);
+        unsigned number = down > 0 ? w >> (down > 0 ? down : 0) : w << (down > 0 ? 0 : -down);
+        number = number & ((1 << BITS) - 1) * 0x10001 << shift_in_number(i) | magic;
+        if (BITS == 8) number = __byte_perm(w, magic, odd ? 0x5351 : 0x5250); // one instruction
         const int exponent = (IS_HALF ? 15 : 127) - shift_in_number(i); // of what takes the shift back
         const unsigned back = exponent * (IS_HALF ? 0x04000400 : 0x00800080); // twice
         return exact(i) ? fma_x2(number, back, minus_offset_x2[i % 2], T()) : number;
     }
     /* The operands of a step, 32 columns: two of m16n8k16. */
     __device__ __forceinline__ void operands(unsigned (&a)[2][4], const unsigned *w, int step, unsigned magic) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const unsigned word = w[BITS == 8 ? 4 * step + i : BITS == 4 ? 2 * step + i / 2 : step];
-            a[i / 2][i % 2] = codes_to_half2(word, i, magic);
-            a[i / 2][2 + i % 2] = codes_to_half2(word >> 8, i, magic);
-        }
+        const unsigned *const words = w + BITS / 2 * step; // operands 0 .. 3 share them
+        a[0][0] = codes_to_half2<0, 0>(words[0], magic), a[0][2] = codes_to_half2<0, 1>(words[0], magic);
+        a[0][1] = codes_to_half2<1, 0>(words[BITS / 8], magic), a[0][3] = codes_to_half2<1, 1>(words[BITS / 8], magic);
+        a[1][0] = codes_to_half2<2, 0>(words[BITS / 4], magic), a[1][2] = codes_to_half2<2, 1>(words[BITS / 4], magic);
+        a[1][1] = codes_to_half2<3, 0>(words[3 * BITS / 8], magic);
+        a[1][3] = codes_to_half2<3, 1>(words[3 * BITS / 8], magic);
     }
 };

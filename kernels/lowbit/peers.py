@@ -29,18 +29,20 @@ GEMLITE_PRESETS = {(9, 0): "h100"}  # by compute capability. gemlite goes by the
 GEMLITE_BENCH = {"warmup": 5, "rep": 20}  # ms of a kernel that it tunes; Triton's 25 and 100 take seconds for a choice
 
 
-def families(W, Wq, x, copies):
-    """The peers for these weights: W (rows, cols), as Wq holds them quantised; x (m, cols); a number of copies.
+def families(W, Wq, x, copies, tuned):
+    """The peers for these weights: W (rows, cols), as Wq holds them quantised; x (m, cols); a number of copies; whether
+    those count that try many ways before their first call, which takes seconds.
 
     Yields (name, {mode: make}, wanted, tolerance).
     """
-    if Wq.bits == 8:
+    if Wq.bits == 8 and tuned:
         way, wanted = compiled(W, x, copies)
         yield way.name, compiling.modes(way), wanted, TOLERANCE
+    if Wq.bits == 8:
         yield *_scaled_mm(W, x, copies), FP8_PRODUCTS
     if Wq.bits == 4:
         yield *_int4pack(Wq, x, copies), TOLERANCE
-    if _gemlite() is not None:
+    if tuned and _gemlite() is not None:
         if Wq.bits == 8:
             yield *_gemlite_int8(W, x, copies), TOLERANCE
         yield *_gemlite_linear(Wq, x, copies), TOLERANCE

@@ -14,11 +14,12 @@ WARPS = 16  # of a block
 X_REGISTERS = 64  # of a lane, that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
 SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of few and of many rows of x
-MANY_TILES = 4  # of a team between two barriers, about, for many rows
+MANY_TILES = 4  # of a team between two barriers, about, for many rows; 1 of splits whose warps have a unit each
 STAGE_UNITS = {8: 1, 4: 4, 2: 8}  # units that a warp asks for together, at most
 LEAST_SPLITS = 4  # where one block cannot hold x: merging costs as much for two, and each of four has less of x
 MUCH_X = 112  # units of x, all rows together: digits of more are made first, where a team has few tiles,
-FEW_TILES = 2  # no more than these; else weights are asked for before
+FEW_TILES = 3  # no more than these; else weights are asked for before
+SOME_TILES = 8  # of a team: up to so many, a plain launch at 8 bits asks for weights before sixteen rows of x
 PLAIN_STAGES = 3  # of the ring of few rows in a plain launch; under PDL it is as deep as there is room
 MOST_STAGES = 24
 MERGE_ROOM = 1024  # bytes that a block of merge takes beside one of ours
@@ -106,8 +107,8 @@ class Plan:
     @cached_property
     def splits(self):
         most = int(X_SHARE * self.card_room) // (self.unit_x_bytes or 1)
-        if self.many:
-            most = WARPS * (X_REGISTERS // self.unit_x_registers)
+        if self.many or self.bits == 8:  # and that all of it fits the registers, where a merge costs less than that
+            most = min(most, WARPS * (X_REGISTERS // self.unit_x_registers))
         splits = -(-self.row_units // most)
         return splits if splits == 1 else max(splits, min(LEAST_SPLITS, self.multiprocessors))
 
@@ -184,11 +185,11 @@ class Plan:
 
     @cached_property
     def tiles_in_phase(self):
-        most = MANY_TILES if self.many else self.team_tiles
+        most = (1 if self.splits > 1 and self.units == 1 else MANY_TILES) if self.many else self.team_tiles
         tiles = min(self.team_tiles, max(1, SUMS_ROOM[self.many] // self.tile_sums), most)
         if self.team_tiles <= 2 * tiles:  # all of them take no more room than two sets of half, and one barrier
             tiles = self.team_tiles
-        room = self.room - self.x_bytes - 2 * self.unit_bytes * self.units  # two tiles of weights are to be under way
+        room = self.room - self.x_bytes - 2 * self.unit_bytes * min(self.units, 3)  # two tiles of weights are under way
         while self.many and tiles > 1 and self.sums(tiles) > room:
             tiles -= 1
         return tiles
@@ -210,7 +211,8 @@ class Plan:
         """Of a warp, asked for together: a tile's in equal stages."""
         x_registers = self.unit_x_registers * self.units * self.x_in_registers
         spills = x_registers > X_REGISTERS - 8 and (self.groups > 1 or not self.many)  # with longer stages
-        stages = self.units if spills else -(-self.units // STAGE_UNITS[self.bits])
+        fine = self.many and self.bits == 4 and self.eights == 2 and self.team_tiles <= 2  # little else is under way
+        stages = self.units if spills or fine else -(-self.units // STAGE_UNITS[self.bits])
         units = -(-self.units // stages)
         while units > 1 and (self.room - self.fixed) // (self.unit_bytes * units) < 2:
             units -= 1
@@ -231,13 +233,15 @@ class Plan:
         return max(0, min((self.room - self.fixed) // self.stage_bytes, of_matrix, MOST_STAGES, self.most_stages))
 
     @cached_property
-    def early(self):
-        """Whether weights are asked for ahead of x, which then waits behind them."""
-        return self.pdl and (self.many or self.x_rows * self.block_units <= MUCH_X or self.team_tiles > FEW_TILES)
-
-    @cached_property
     def stages_before_wait(self):
-        return min(self.stages_beside_x, int(self.early))
+        """Asked for ahead of x, which then waits behind them."""
+        if not self.pdl:
+            early = self.many and self.bits == 8 and (self.eights == 1 or self.team_tiles <= SOME_TILES)
+        elif self.many:
+            early = 2 if self.bits == 8 and self.eights == 1 else 1
+        else:
+            early = self.x_rows * self.block_units <= MUCH_X or self.team_tiles > FEW_TILES
+        return min(self.stages_beside_x, int(early))
 
     # x on its way into registers, over what comes later
 
@@ -281,20 +285,15 @@ class Plan:
         """What the source is compiled with, for these types of CUDA."""
         options = {
             "MATRIX": f"Matrix<{scale_type}, {self.bits}, {self.group}>",
-            "INPUT": f"Input<{x_type}, {self.x_rows}, {flag(self.aligned)}>",
-            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {flag(self.whole)}>",
+            "INPUT": f"Input<{x_type}, {self.x_rows}, {str(self.aligned).lower()}>",
+            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {str(self.whole).lower()}>",
             "RING": f"Ring<{self.stage_units}, {self.stages}, {self.stages_before_wait}>",
             "TILES_IN_PHASE": self.tiles_in_phase,
             "Y": "float" if self.splits > 1 else x_type,
         }
         if self.many:
-            options["X_THROUGH_SHARED"] = flag(self.x_through_shared)
+            options["X_THROUGH_SHARED"] = str(self.x_through_shared).lower()
             options["STAGES_BESIDE_X"] = self.stages_beside_x
         else:
-            options["X_IN_REGISTERS"] = flag(self.x_in_registers)
+            options["X_IN_REGISTERS"] = str(self.x_in_registers).lower()
         return tuple(f"-D{name}={value}" for name, value in options.items())
-
-
-def flag(value):
-    """As C++ has it."""
-    return "true" if value else "false"

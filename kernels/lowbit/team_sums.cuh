@@ -33,15 +33,14 @@ template <class I, class B, int TILES> struct WideTeamSums {
     static __device__ __forceinline__ int place(int g, int c, int slice) {
         return g * PITCH + (slice / 4 ^ g * PITCH / 32) * 4 + (slice % 4 ^ c);
     }
+    /* The sum over the warps of a team, less minus(0), which is all that comes off. */
     template <class Minus> static __device__ __forceinline__ float total(const float *sums, int row, Minus minus) {
-        float all = 0;
+        float all = -minus(0);
 #pragma unroll
         for (int k = 0; k < PITCH / 4; k++) {
             const float4 four = reinterpret_cast<const float4 *>(sums + row * PITCH)[k ^ row % 8 * PITCH / 32];
             all += four.x + four.y + (four.z + four.w);
         }
-#pragma unroll
-        for (int warp = 0; warp < B::WARPS_PER_TEAM; warp++) all += 0 - minus(warp);
         return all;
     }
     /* Zeros where no warp has a place. */
@@ -73,7 +72,7 @@ template <class W, class I, class B, class Sums> struct Phase {
         return i < ITEMS && row(i) < rows ? scale_and_zero(factors, row(i)) : float2{};
     }
     /* Add up the warps' sums. The zero of a whole row, less `offset`, comes off each warp's, before these grow long:
-       x_slice_sums[warp * ROOM + j] is what this warp's slice of x row j adds up to. */
+       x_slice_sums[warp * ROOM + j] is what this warp's slice of x row j adds up to; ROOM 0: what all slices do. */
     template <int ROOM, class Store>
     __device__ __forceinline__ void add_up(const float *sums, const float *x_slice_sums, float offset, int m,
                                            Store store) const {

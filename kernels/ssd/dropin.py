@@ -25,15 +25,15 @@ def mamba_chunk_scan_combined(
         gradients    NotImplementedError where a tensor asks for one and grad mode is on: this is for inference
     """
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states
+    if not return_varlen_states:  # which fused prepares by itself, with what it makes of cu_seqlens
+        how = chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, torch.float32, STOP
+        found = CALLS.run_tracked(how, None, None, None, *tensors, seq_idx, None, None)
+        if found is not None:
+            return found[:2] if return_final_states else found[0]
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
         raise NotImplementedError(
             "mamba_chunk_scan_combined: gradients are not supported; call it under torch.no_grad() or inference_mode()"
         )
-    if not return_varlen_states:  # which fused prepares by itself, with what it makes of cu_seqlens
-        how = chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, torch.float32, STOP
-        found = CALLS.run(how, None, None, None, *tensors, seq_idx, None, None)
-        if found is not None:
-            return found[:2] if return_final_states else found[0]
     x, dt, B, C, z = (_last_axis_contiguous(t) for t in (x, dt, B, C, z))
     if isinstance(seq_idx, torch.Tensor) and seq_idx.dtype is torch.int64:
         seq_idx = seq_idx.int()

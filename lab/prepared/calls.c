@@ -8,6 +8,7 @@
 // is found and while the driver works. A record that is in use then is not freed: `users`.
 
 #include <stdalign.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,22 +44,27 @@ static int overlaps(const Kind *kinds, const Place *places, int outs, int count)
     return 0;
 }
 
-// Look at all arguments: options, outputs, other tensors. 0: not for us.
-static int look_at_all(Table *table, PyObject *const *args, int count, Kind *kinds, Place *places, uint64_t *hash) {
+// Whether it does, or will not say.
+static int asks_for_gradient(PyObject *tensor) {
+    PyObject *asks = PyObject_GetAttr(tensor, requires_grad);
+    if (!asks) return 1;
+    int found = PyObject_IsTrue(asks);
+    Py_DecRef(asks);
+    return found;
+}
+
+// Look at all arguments: options, outputs, other tensors. tracked: none may ask for a gradient. 0: not for us.
+static int look_at_all(Table *table, PyObject *const *args, int count, int tracked, Kind *kinds, Place *places,
+                       uint64_t *hash) {
     Py_ssize_t options = PyObject_Hash(args[0]);
     if (options == -1) return 0;
     *hash = mix((uint64_t)count, (uint64_t)options);
+    tracked = tracked && api.grad_mode();
     for (int i = 0; i < count; i++) {
         PyObject *object = args[1 + i];
         if (!look(object, &kinds[i], &places[i])) return 0;
         if (i < table->outs && kinds[i].state == ABSENT) kinds[i].state = MADE;
-        else if (i < table->outs) {
-            PyObject *grad = PyObject_GetAttr(object, requires_grad);
-            if (!grad) return 0;
-            int wrong = PyObject_IsTrue(grad);
-            Py_DecRef(grad);
-            if (wrong) return 0;
-        }
+        if (kinds[i].state == GIVEN && (i < table->outs || tracked) && asks_for_gradient(object)) return 0;
         *hash = hash_of(*hash, &kinds[i]);
     }
     return !overlaps(kinds, places, table->outs, count);
@@ -89,15 +95,14 @@ static PyObject *nothing(void) {  // the call is not for us: the checked way doe
     return NONE;
 }
 
-// run(options, outputs..., other tensors...): the outputs, or None where nothing was done.
-static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
+static PyObject *run_either(PyObject *self, PyObject *const *args, Py_ssize_t argc, int tracked) {
     Table *table = PyCapsule_GetPointer(self, NULL);
     int count = (int)argc - 1, outs = table->outs, status = -1, held = 0;
     Kind kinds[TENSORS];
     Place places[TENSORS];
     uint64_t hash;
     if (count < outs || count > TENSORS || !table->records || paused) return nothing();
-    if (!look_at_all(table, args, count, kinds, places, &hash)) return nothing();
+    if (!look_at_all(table, args, count, tracked, kinds, places, &hash)) return nothing();
     Record *record = table->buckets[hash % BUCKETS];
     for (; record; record = record->next) {
         int same = record->hash == hash && record->count == count;
@@ -134,6 +139,14 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     record->users--, let_go(record);
     if (status > 0) return PyErr_Format(api.error, "a launch behind another: the CUDA driver says %d", status);
     return status ? nothing() : found;
+}
+
+// run(options, outputs..., other tensors...): the outputs, or None where nothing was done.
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) { return run_either(self, args, argc, 0); }
+
+// The same, and nothing is done where grad mode is on and a tensor asks for a gradient.
+static PyObject *run_tracked(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
+    return run_either(self, args, argc, 1);
 }
 
 // keep(options, made, tensors, plan, supplies): from now on `run` takes calls like this one, which was done. made: which
@@ -175,17 +188,18 @@ static void forget(PyObject *capsule) {
     clear(table), free(table);
 }
 
-// (run, keep) of a new table, for calls that have so many outputs.
+// (run, run_tracked, keep) of a new table, for calls that have so many outputs.
 PyObject *prepared_table(int outs) {
-    static PyMethodDef methods[] = {{"run", run, METH_FASTCALL, NULL}, {"keep", keep, METH_FASTCALL, NULL}};
+    static PyMethodDef methods[] = {
+        {"run", run, METH_FASTCALL, NULL}, {"run_tracked", run_tracked, METH_FASTCALL, NULL},
+        {"keep", keep, METH_FASTCALL, NULL}};
     Table *table = calloc(1, sizeof *table);
     if (!table) return PyErr_NoMemory();
     table->outs = outs;
-    PyObject *capsule = PyCapsule_New(table, NULL, forget);
-    PyObject *first = PyCFunction_NewEx(&methods[0], capsule, NULL);
-    PyObject *second = PyCFunction_NewEx(&methods[1], capsule, NULL), *pair = PyTuple_Pack(2, first, second);
-    Py_DecRef(first), Py_DecRef(second), Py_DecRef(capsule);
-    return pair;
+    PyObject *capsule = PyCapsule_New(table, NULL, forget), *all = PyTuple_New(3);
+    for (int i = 0; i < 3; i++) PyTuple_SetItem(all, i, PyCFunction_NewEx(&methods[i], capsule, NULL));
+    Py_DecRef(capsule);
+    return all;
 }
 
 // The addresses of what is called, in the order of `api`.

@@ -9,6 +9,7 @@ static struct {
     int (*offset)(Handle, int64_t *);
     int (*empty)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, Handle *), (*delete)(Handle);
     int32_t (*strided)(void), (*uint8)(void);
+    bool (*grad_mode)(void);
     size_t (*item_size)(int32_t);
     int (*enter)(int32_t device, void **guard), (*leave)(void *guard);  // another card becomes the current one
     PyObject *(*wrap)(Handle);                    // THPVariable_Wrap: the Python tensor

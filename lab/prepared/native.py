@@ -15,7 +15,8 @@ HERE = Path(__file__).resolve().parent
 HEADERS = ("python.h", "look.h", "launch.h")
 LOOKS = ("dtype", "device_type", "device_index", "layout", "dim", "sizes", "strides", "data_ptr", "storage_size")
 LOOKS = (*(f"get_{name}" for name in LOOKS), "get_storage_offset", "empty_strided", "delete_tensor_object")
-LOOKS = (*LOOKS, "layout_strided", "dtype_uint8", "dtype_element_size", "create_device_guard", "delete_device_guard")
+LOOKS = (*LOOKS, "layout_strided", "dtype_uint8", "grad_mode_is_enabled", "dtype_element_size")
+LOOKS = (*LOOKS, "create_device_guard", "delete_device_guard")
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # PyObject *THPVariable_Wrap(const at::TensorBase &)
 STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 

@@ -13,7 +13,7 @@ PyObject *PyErr_Occurred(void), *PyErr_Format(PyObject *, const char *, ...), *P
 PyObject *PyObject_Type(PyObject *), *PyObject_GetAttr(PyObject *, PyObject *), *PyObject_CallNoArgs(PyObject *);
 PyObject *PyUnicode_InternFromString(const char *), *PyCFunction_NewEx(PyMethodDef *, PyObject *, PyObject *);
 PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *)), *PyLong_FromLongLong(long long);
-PyObject *PyTuple_New(Py_ssize_t), *PyTuple_GetItem(PyObject *, Py_ssize_t), *PyTuple_Pack(Py_ssize_t, ...);
+PyObject *PyTuple_New(Py_ssize_t), *PyTuple_GetItem(PyObject *, Py_ssize_t);
 Py_ssize_t PyObject_Hash(PyObject *), PyTuple_Size(PyObject *);
 void *PyCapsule_GetPointer(PyObject *, const char *);
 int PyObject_RichCompareBool(PyObject *, PyObject *, int), PyObject_IsTrue(PyObject *);

@@ -1,0 +1,134 @@
+"""float32, kernel 5 of five: y, from the tokens of its own chunk and from the state at the chunk's start.
+
+    L seqlen   Q chunk_size   H nheads   P headdim   G ngroups   N dstate   W: N filled up to a tile
+
+    y_i = sum over j <= i of  CB_ij 2**(cum_i - cum_j) dt_j x_j  +  2**cum_i  C_i state^T  +  D x_i,  times silu(z_i)
+
+A program has TILE rows of one head. What comes before them needs no decay for each pair of tokens: the decay from token
+j to token i is that from j to the end of j's tile, times that from there to i. One is a factor of x_j, the other of row
+i. So C and the tiles of CB under the diagonal are multiplied as they were cut, once for all heads (float32_scores.py),
+and what is summed decays from tile to tile:
+
+    sum = C state^T;   for each tile before these rows:  sum = sum 2**(cum at its end - cum before)  +  CB x',
+                       x'_j = 2**(cum at its end - cum_j) dt_j x_j;   sum = sum 2**(cum_i - cum at the last one's end)
+
+Only on the diagonal tile, where this would overflow, is CB weighted by pairs.
+
+0 times NaN is NaN: a NaN in x_j would reach tokens before j of the same tile. So where float32_state.py has seen that,
+which is rare, a program takes one token at a time.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.ssd.chunk_scan import _finish
+from kernels.ssd.float32_scores import TILE, cut, three_products
+from kernels.ssd.launching import filled_up, launch
+
+
+@triton.jit
+def _one_by_one(
+    acc, x, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """acc, decayed to its rows, and what their own chunk adds, token by token: no product with what does not reach a
+    row."""
+    i = first_row + tl.arange(0, TILE)
+    cum_i = tl.load(cum + i)
+    acc *= tl.exp2(cum_i)[:, None]
+    for j in range(0, tl.minimum(first_row + TILE, end)):
+        xj = tl.load(x + (start + j) * x_token, there_p, other=0)
+        weight = tl.load(CB + i * Q + j, i >= j, other=0) * tl.exp2(cum_i - tl.load(cum + j)) * tl.load(dt + j)
+        acc += tl.where((i >= j)[:, None], tl.where(i == j, weight + skip, weight)[:, None] * xj[None, :], 0)
+    return acc
+
+
+@triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group"])
+def scan_kernel(
+    x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, seqlen, nheads, nchunks, heads_a_group,
+    x_batch, x_token, x_head, z_batch, z_token, z_head,
+    HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
+    W: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr,
+):  # fmt: skip
+    """grid (H * chunks * Q / TILE, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). DEPTH: of a state at a
+    time, its loads STAGES deep."""
+    tile, h = tl.program_id(0) // nheads, (tl.program_id(0) % nheads).to(tl.int64)
+    chunk, first_row = (tile // (Q // TILE)).to(tl.int64), tile % (Q // TILE) * TILE
+    b, groups, group = tl.program_id(2).to(tl.int64), nheads // heads_a_group, h // heads_a_group
+    p, t = tl.program_id(1) * P + tl.arange(0, P), tl.arange(0, TILE)
+    there_p, start = p < HEADDIM, chunk * Q
+    end = tl.minimum(seqlen - start, Q).to(tl.int32)
+    row, state = ((b * nheads + h) * nchunks + chunk) * Q, (b * nchunks + chunk) * nheads + h
+    x += b * x_batch + h * x_head
+    cut_C += ((b * groups + group) * nchunks * Q + start) * (2 * W)
+    CB += ((b * nchunks + chunk) * groups + group) * Q * Q
+    cut_CB += ((b * nchunks + chunk) * groups + group) * Q * (2 * Q)
+    dt += row
+    cum += row
+    y += (b * seqlen * nheads + h) * HEADDIM + p
+    if z is not None:
+        z += b * z_batch + h * z_head + p
+    skip = 0.0  # D of a head is added to the diagonal of CB, D of (H, P) in _finish
+    if D is not None and not D_ROW:
+        skip = tl.load(D + h).to(tl.float32)
+    fine = tl.max(tl.load(strange + state * STATE_TILES + tl.arange(0, STATE_TILES)), 0) == 0
+    of_state = starts + state * HEADDIM * 2 * DSTATE + p[None, :] * (2 * DSTATE)
+    of_x = t[:, None] * x_token + p[None, :]
+    zeros = tl.full((TILE, P), 0, tl.float32)
+    if first_row < end:
+        i = first_row + t
+        acc = zeros
+        for first in tl.range(0, W, DEPTH, num_stages=STAGES):  # C times the state's transpose
+            n = first + tl.arange(0, DEPTH)
+            c, s = cut_C + i[:, None] * (2 * W) + n[None, :], of_state + n[:, None]
+            there = (n < DSTATE)[:, None] & there_p[None, :]
+            s_high, s_low = tl.load(s, there, other=0), tl.load(s + DSTATE, there, other=0)
+            acc = three_products(tl.load(c), tl.load(c + W), s_high, s_low, acc)
+        if fine:
+            since = 0.0
+            for first in range(0, first_row, TILE):  # tiles before these rows
+                j = first + t
+                until = tl.load(cum + first + TILE - 1)
+                left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
+                xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
+                x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
+                scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
+                added = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, zeros)
+                acc = acc * tl.exp2(until - since) + added
+                since = until
+            cum_i = tl.load(cum + i)
+            xi = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
+            weight = tl.load(CB + i[:, None] * Q + i[None, :])
+            weight *= tl.exp2(cum_i[:, None] - cum_i[None, :]) * tl.load(dt + i)[None, :]
+            weight = tl.where(t[:, None] == t[None, :], weight + skip, weight)
+            w_high, w_low = cut(tl.where(t[:, None] >= t[None, :], weight, 0), cut_C.dtype.element_ty)
+            x_high, x_low = cut(xi, cut_C.dtype.element_ty)
+            added = three_products(w_high, w_low, x_high, x_low, zeros)
+            acc = acc * tl.exp2(cum_i - since)[:, None] + added
+        else:
+            acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
+        _finish(
+            acc, x + p, x_token, D if D_ROW else None, h, z, z_token, y, nheads, start, first_row, p, end,
+            HEADDIM, D_ROW, TILE,
+        )  # fmt: skip
+
+
+def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
+    """y, of tensors that have been looked at. chosen: what `tiling` takes by name."""
+    batch, seqlen, nheads, headdim = x.shape
+    ngroups, W = cut_C.shape[1], cut_C.shape[4]
+    nchunks, chunk_size = dt.shape[2:]
+    P, tile, by_row = min(64, filled_up(headdim)), min(TILE, chunk_size), int(D is not None and D.ndim == 2)
+    depth, stages, options = tiling(W, **chosen)
+    strides = *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
+    numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, stages, tile, strange.shape[3]
+    tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
+    grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
+    launch(scan_kernel, grid, tensors, numbers, constants, **options)
+    return y
+
+
+def tiling(W, depth=32, stages=3, maxnreg=128, num_warps=4):
+    """(DEPTH, STAGES, options of the launch). At most 128 registers: four programs fit on a multiprocessor. On an H200
+    that and loads two steps ahead were the fastest of 19 choices."""
+    return min(depth, W), stages, {"num_warps": num_warps, "num_stages": 1, "maxnreg": maxnreg}
