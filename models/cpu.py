@@ -71,6 +71,11 @@ class Engine:
         """Tokens, the most."""
         return self.config.context
 
+    @property
+    def token_bytes(self):
+        """Bytes of a token's keys and values, in all layers."""
+        return 2 * 2 * self.config.n_layers * self.config.kv_rows
+
     def reset(self):
         """Forget all tokens."""
         self.cache = Cache(self.config)

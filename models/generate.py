@@ -29,8 +29,8 @@ def parser():
     found.add_argument("--top-k", type=int, default=None)
     found.add_argument("--top-p", type=float, default=None)
     found.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
-    found.add_argument("--bits", type=int, default=16, help="of a weight: 16")
-    found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16")
+    found.add_argument("--bits", type=int, default=16, help="of a weight: 16; on a card 8 or 4, too")
+    found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16; on a card 8 or 4, too")
     found.add_argument("--device", default=None, help="cpu, cuda, cuda:1 or simt; a card where there is one")
     return found
 

@@ -2,54 +2,37 @@
 
 One token is embed, then in each layer norm_qkv, rope_append, decode (two launches), gemv_residual, norm_glu and
 down_residual, then rmsnorm and gemv: steps 1 to 9 of ref.llm. With weights of 8 or 4 bits the products stand alone, and
-norms, silu and additions are launches of their own. Everything a step needs lies on the card, the token and the length
-too, so that one CUDA graph of it is replayed for every token.
+norms, silu and additions are launches of their own; a cache of 8 or 4 bits adds none. Everything a step needs lies on
+the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
 
 Launches are dependent ones (PDL), but for the first: decode reads the length at once, before it waits, and what writes
 the length is the end of the step before.
 """
 
-from types import SimpleNamespace
-
 import torch
 
-from kernels import attention, fusion, gemv, llm, lowbit
+from kernels import attention, fusion, gemv, kv_cache, llm, lowbit
+from models import cache
 from models.config import BadModel
+from models.gpu_weights import Loader
 from models.prefill import prefill
 from models.sampling import choose, uniform
-from models.weights import expect_finite
 from ref.llm import rope_frequencies
 
 ROOM = 1024  # a cache's capacity is a multiple of so many tokens
 
 
-class Cache:
-    """Keys and values, (n_layers, capacity, n_kv_heads, head_dim) each, and how many tokens count, on the card."""
-
-    def __init__(self, config, capacity, dtype, device):
-        self.config, self.length, self.capacity = config, 0, capacity
-        shape = (config.n_layers, capacity, config.n_kv_heads, config.head_dim)
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-
-    def append(self, layer, k, v):
-        """As models.prefill wants it."""
-        end = self.length + len(k)
-        self.keys[layer, self.length : end], self.values[layer, self.length : end] = k, v
-        return self.keys[layer, :end], self.values[layer, :end]
-
-    def advance(self, n):
-        self.length += n
-
-
 class Engine:
     """Steps of one sequence on a device: a card, or the CPU for the SIMT machine."""
 
-    def __init__(self, config, checkpoint, progress, device, bits=16, pdl=True):
-        self.config, self.device, self.bits, self.pdl = config, device, bits, pdl
+    def __init__(self, config, checkpoint, progress, device, bits=16, kv_bits=16, pdl=True):
+        self.config, self.device, self.bits, self.kv_bits, self.pdl = config, device, bits, kv_bits, pdl
         self.dtype = _dtype(checkpoint)
         if config.head_dim % 8 or config.head_dim > 256:
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
-        _expect_room(config, bits, device)
+        if kv_bits != 16 and config.head_dim % 16:
+            raise BadModel(f"load: head_dim must be a multiple of 16 for kv_bits={kv_bits}, got {config.head_dim}")
+        _expect_room(config, bits, kv_bits, device)
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
         frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling))
@@ -69,23 +52,26 @@ class Engine:
         """Tokens, the most: a window is as far as this goes, as attention here sees all there are."""
         return min(self.config.context, self.config.window or self.config.context)
 
+    @property
+    def token_bytes(self):
+        """Bytes of a token's keys and values, in all layers."""
+        return self.cache.token_bytes
+
     def reset(self, tokens=1):
         """Forget all tokens, and have room for so many."""
         room = min(-(-tokens // ROOM) * ROOM, self.context)
         if self.cache is None or self.cache.capacity < tokens:
             self.cache = None
-            self.cache = Cache(self.config, max(room, tokens), self.dtype, self.device)
+            self.cache = cache.make(self.config, max(room, tokens), self.dtype, self.device, self.kv_bits)
             self.graphs = {}  # they hold the old one's addresses
-        self.cache.length = 0
+        self.cache.clear()
 
     def _reserve(self, tokens):
         if tokens > self.cache.capacity:
             old = self.cache
             self.cache = None
             self.reset(max(tokens, 2 * old.capacity))
-            for new, was in ((self.cache.keys, old.keys), (self.cache.values, old.values)):
-                new[:, : old.length] = was[:, : old.length]
-            self.cache.length = old.length
+            self.cache.take_over(old)
 
     @torch.inference_mode()
     def prefill(self, tokens, every=False):
@@ -111,7 +97,7 @@ class Engine:
         llm.embed(weights.embedding, self.token, out=self.x)  # 1; not a dependent launch: see above
         layer_ = self._layer if self.bits == 16 else self._layer_in_few_bits
         for index, layer in enumerate(weights.layers):
-            layer_(layer, self.cache.keys[index], self.cache.values[index])
+            layer_(layer, *self.cache.layer(index))
         fusion.rmsnorm(self.x, weights.norm, eps, out=self.normed, pdl=pdl)  # 9
         (gemv if self.bits == 16 else lowbit).gemv(weights.head, self.normed, out=self.logits, pdl=pdl)
 
@@ -145,7 +131,11 @@ class Engine:
             self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
             q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=self.q[0], pdl=pdl,
         )  # 3, 4  # fmt: skip
-        attention.decode(self.q, keys[None], values[None], kv_lens=self.kv_len, out=self.mixed, pdl=pdl)  # 5
+        if self.kv_bits == 16:
+            keys, values, decode = keys[None], values[None], attention.decode
+        else:
+            decode = kv_cache.decode
+        decode(self.q, keys, values, kv_lens=self.kv_len, out=self.mixed, pdl=pdl)  # 5
 
     @torch.inference_mode()
     def write(self, ids, max_tokens, seed, *sampling):
@@ -172,14 +162,15 @@ class Engine:
         """The step as one CUDA graph; on the SIMT machine, launch by launch."""
         if self.device.type != "cuda":
             return self.launch()
-        if "step" not in self.graphs:
+        peaks = self.cache.peaks
+        if peaks not in self.graphs:
             self.launch()  # compile, and make what is made once
             torch.cuda.synchronize(self.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 self.launch()
-            self.graphs["step"] = graph
-        self.graphs["step"].replay()
+            self.graphs[peaks] = graph
+        self.graphs[peaks].replay()
 
 
 class _Outbox:
@@ -219,99 +210,22 @@ def _dtype(checkpoint):
     return torch.float16 if checkpoint.dtypes == {torch.float16} else torch.bfloat16
 
 
-def bytes_needed(config, bits):
+def bytes_needed(config, bits, kv_bits=16):
     """Bytes of weights and a first cache: matrices in so many bits, the embedding in 16, a cache of ROOM tokens."""
     matrices = config.weights * (bits / 8 + (0.03125 if bits == 4 else 0))  # a scale and a zero for 128 columns
     embedding = 0 if config.tied and bits == 16 else 2 * config.vocab * config.hidden
-    return int(matrices + embedding + 2 * 2 * config.n_layers * config.kv_rows * ROOM)
+    # A scale for a head in 8 bits, for 16 channels or more in 4
+    token = config.kv_rows * kv_bits / 8 + {16: 0, 8: 2 * config.n_kv_heads, 4: config.kv_rows / 8}[kv_bits]
+    return int(matrices + embedding + 2 * config.n_layers * token * ROOM)
 
 
-def _expect_room(config, bits, device):
+def _expect_room(config, bits, kv_bits, device):
     if device.type != "cuda":
         return
     free, _ = torch.cuda.mem_get_info(device)
-    need = bytes_needed(config, bits)
+    need = bytes_needed(config, bits, kv_bits)
     if need > free:
-        fit = [str(fewer) for fewer in (8, 4) if fewer < bits and bytes_needed(config, fewer) <= free]
+        fit = [str(fewer) for fewer in (8, 4) if fewer < bits and bytes_needed(config, fewer, kv_bits) <= free]
         hint = f"; bits={fit[0]} would fit" if fit else ""
         there = f"{device} has {free / 1e9:.1f} GB free"
         raise BadModel(f"load: {there}, and this model needs {need / 1e9:.1f} GB in {bits} bits{hint}")
-
-
-def quantized(W, bits):
-    """A matrix in 8 bits, a scale for each row, or in 4, a scale and a zero for each 128 columns (64 or 32 where those
-    do not divide a row)."""
-    cols = W.shape[1]
-    group = None if bits == 8 else next((g for g in (128, 64, 32) if cols % g == 0), None)
-    return lowbit.quantize(W, bits, group)
-
-
-class Loader:
-    """Puts a checkpoint's tensors into their places on a device, one after another."""
-
-    def __init__(self, config, checkpoint, progress, dtype, bits, device):
-        self.config, self.checkpoint, self.progress = config, checkpoint, progress
-        self.dtype, self.bits, self.device = dtype, bits, device
-        self.read_bytes = 0  # of weights that a step reads
-
-    def all(self):
-        """What models.prefill says; and parts of joined matrices by their own names, for the steps."""
-        c, few = self.config, self.bits != 16
-        embedding = self.take("model.embed_tokens.weight")[0]
-        layers = [self.layer(f"model.layers.{index}.") for index in range(c.n_layers)]
-        norm = self.counted(self.take("model.norm.weight")[0])
-        if c.tied:
-            head = self.counted(quantized(embedding, self.bits) if few else embedding)
-        else:
-            head = self.matrix("lm_head.weight")[0]
-        everything = {"embedding": embedding, "layers": layers, "norm": norm, "head": head}
-        return SimpleNamespace(**everything, read_bytes=self.read_bytes)
-
-    def layer(self, at):
-        projections = [f"{at}self_attn.{name}_proj" for name in "qkv"]
-        layer = SimpleNamespace(bqkv=None, bias_rows=None, q_norm=None, k_norm=None)
-        layer.attention_norm = self.vector(at + "input_layernorm.weight")
-        layer.Wqkv, (layer.Wq, layer.Wk, layer.Wv) = self.matrix(*(name + ".weight" for name in projections))
-        if self.config.biases:
-            layer.bqkv = self.vector(*(name + ".bias" for name in projections))
-            layer.bias_rows = layer.bqkv.view(-1, self.config.head_dim)
-        if self.config.head_norms:
-            layer.q_norm, layer.k_norm = (self.vector(f"{at}self_attn.{name}_norm.weight") for name in "qk")
-        layer.Wo = self.matrix(at + "self_attn.o_proj.weight")[0]
-        layer.ffn_norm = self.vector(at + "post_attention_layernorm.weight")
-        names = at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"
-        layer.W_glu, (layer.W_gate, layer.W_up) = self.matrix(*names)
-        layer.W_down = self.matrix(at + "mlp.down_proj.weight")[0]
-        return layer
-
-    def vector(self, *names):
-        return self.counted(self.take(*names)[0])
-
-    def matrix(self, *names):
-        """Matrices one above another, as one, in the bits that were asked for; and in 16 bits each of them, else
-        None."""
-        joined, parts = self.take(*names)
-        if self.bits == 16:
-            return self.counted(joined), parts
-        return self.counted(quantized(joined, self.bits)), [None] * len(parts)
-
-    def counted(self, weights):
-        self.read_bytes += weights.nbytes
-        return weights
-
-    def take(self, *names):
-        """Tensors one above another, as one; and each of them."""
-        shapes = [self.checkpoint.shape(name) for name in names]
-        joined = torch.empty((sum(s[0] for s in shapes), *shapes[0][1:]), dtype=self.dtype, device=self.device)
-        parts = joined.split([shape[0] for shape in shapes])
-        for name, part in zip(names, parts):
-            self.put(name, part)
-        return joined, parts
-
-    def put(self, name, place):
-        tensor = self.checkpoint[name]
-        expect_finite(name, tensor)
-        place.copy_(tensor)
-        if tensor.dtype != self.dtype:
-            expect_finite(f"{name}, as {self.dtype}", place)
-        self.progress(tensor.nbytes)

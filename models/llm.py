@@ -20,7 +20,8 @@ def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
               card where there is one, else the processor
     bits      of a weight: 16, 8 (a scale for each row) or 4 (a scale and a zero for each 128 columns), quantised as
               they are read. On the processor 16: weights stay as they are stored, fp32 too; on a card fp32 becomes bf16
-    kv_bits   of a number of the cache: 16
+    kv_bits   of a number of the cache: 16, or on a card 8 (a scale for each token and head) or 4 (one for 32 channels,
+              or 16), quantised as they are written; head_dim is then a multiple of 16
     progress  called with (bytes so far, bytes in all) while weights are read; None: nothing is shown
 
     models.config.BadModel, a ValueError, says what a folder lacks or holds otherwise than its config says.
@@ -36,7 +37,7 @@ def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
         from models.gpu import Engine
 
         where = torch.device("cpu" if device == "simt" else device)
-        return Model(config, Engine(config, checkpoint, counting, where, bits))
+        return Model(config, Engine(config, checkpoint, counting, where, bits, kv_bits))
 
 
 class Model:
@@ -76,11 +77,12 @@ class Model:
 
     def step_bytes(self, position):
         """Bytes that the step of the token at a position must read: every weight, a row of the embedding, and the keys
-        and values of the tokens that attention sees, its own among them, in 16 bits."""
+        and values of the tokens that attention sees, its own among them, in the
+        cache's bits."""
         c = self.config
         seen = min(position + 1, c.window or position + 1)
         row = c.hidden * self.engine.weights.embedding.element_size()
-        return self.engine.read_bytes + row + 2 * 2 * c.n_layers * c.kv_rows * seen
+        return self.engine.read_bytes + row + self.engine.token_bytes * seen
 
     def _generate(self, ids, max_tokens, *sampling):
         if max_tokens:
@@ -114,11 +116,10 @@ def _expect_place(device, bits, kv_bits):
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"load: device {device!r} needs an NVIDIA GPU, and PyTorch finds none here")
     offered = (16,) if device == "cpu" else (16, 8, 4)
-    if isinstance(bits, bool) or bits not in offered:
-        there = " on the processor" if device == "cpu" else ""
-        raise ValueError(f"load: bits must be {', '.join(map(str, offered))}{there}, got {bits!r}")
-    if kv_bits != 16 or isinstance(kv_bits, bool):
-        raise ValueError(f"load: kv_bits must be 16, got {kv_bits!r}")
+    for name, value in (("bits", bits), ("kv_bits", kv_bits)):
+        if isinstance(value, bool) or value not in offered:
+            there = " on the processor" if device == "cpu" else ""
+            raise ValueError(f"load: {name} must be {', '.join(map(str, offered))}{there}, got {value!r}")
     return device
 
 

@@ -493,6 +493,27 @@ MUTATIONS = [
         "tests/test_simt_asides.py -k test_behind_steps_of_warps",
         "        if False:\n            self.noted += 1",
     ),
+    # A token that is quantised as it is written.
+    Mutation(
+        "llm forgets the half of another token's byte",
+        "kernels/llm/rope_append_quantized.cu",
+        "at.upper ? (was & 15) | code << 4 :",
+        "tests/test_llm_quantized.py -k 'test_the_codes_are_those_of_quantize and 16-4-torch.float16'",
+        "at.upper ? code << 4 :",
+    ),
+    Mutation(
+        "llm reads a head before its warp has written it",
+        "kernels/llm/rope_append_quantized.cu",
+        "    __syncwarp();\n",
+        "tests/test_llm_quantized.py -k test_no_race",
+    ),
+    Mutation(
+        "llm divides by the rounded reciprocal of a scale",
+        "kernels/llm/rope_append_quantized.cu",
+        "rintf(__fdiv_rn(x[n], unit))",
+        "tests/test_llm_quantized.py -k test_numbers_between_two_codes_go_where_quantize_puts_them",
+        "rintf(x[n] * (1 / unit))",
+    ),
 ]
 
 # Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place).

@@ -54,6 +54,41 @@ def test_weights_of_few_bits(bits, bound, device, tmp_path):
     assert model.step_bytes(5) < models.load(folder, device=device).step_bytes(5) * (0.6 if bits == 8 else 0.4)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits, bound", [(8, 0.03), (4, 0.35)])
+def test_a_cache_of_few_bits(bits, bound, device, tmp_path):
+    """A prompt and the steps behind it are off by the cache's rounding, and by no more from each other than in 16 bits:
+    both see keys and values as the cache has them. In the middle of a tile, too."""
+    folder = write(tmp_path, "llama3", torch.float16, seed=3)
+    plain, model = models.load(folder, device=device), models.load(folder, device=device, kv_bits=bits)
+    tokens = (TOKENS * 4)[:19]
+    wanted, found = plain.logits(tokens), model.logits(tokens)
+    assert 1e-3 < off(found, wanted) < bound
+    engine = model.engine
+    engine.reset()
+    last = [engine.prefill(torch.tensor(tokens[:14]))[0].cpu()]
+    last += [engine.step(token) for token in tokens[14:17]]
+    last += list(engine.prefill(torch.tensor(tokens[17:]), every=True).cpu())
+    assert off(torch.stack(last), found[13:]) < 5e-3
+    assert engine.token_bytes == plain.engine.token_bytes * (bits + 1) / 16  # a scale for 16 numbers, head_dim
+    assert model.step_bytes(9) == model.step_bytes(0) + 9 * engine.token_bytes
+    assert list(model.generate(TOKENS, 3)) == list(model.generate(TOKENS, 3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_of_few_bits_grows(device, tmp_path, monkeypatch):
+    monkeypatch.setattr(models.gpu, "ROOM", 16)
+    model = models.load(write(tmp_path, "qwen3", torch.bfloat16, seed=3), device=device, kv_bits=4)
+    engine, tokens = model.engine, (TOKENS * 4)[:18]
+    wanted = model.logits(tokens)[-1]
+    model.engine.cache = None
+    engine.reset()
+    engine.prefill(torch.tensor(tokens[:16]))
+    assert engine.cache.capacity == 16
+    found = [engine.step(token) for token in tokens[16:]][-1]
+    assert engine.cache.capacity == 32 and off(found, wanted) < 0.05
+
+
 def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
     """decode reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
     model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")
@@ -73,15 +108,17 @@ def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
 def test_what_a_card_does_not_run_is_said(tmp_path, monkeypatch):
     with pytest.raises(BadModel, match="head_dim must be a multiple of 8 and at most 256 there, got 12"):
         models.load(write(tmp_path / "a", head_dim=12), device="simt")
+    with pytest.raises(BadModel, match="head_dim must be a multiple of 16 for kv_bits=8, got 24"):
+        models.load(write(tmp_path / "c", "mistral_head_dim"), device="simt", kv_bits=8)
     folder = write(tmp_path / "b", dtype=torch.float32, hidden_size=64)
     config = models.config.read_config(folder)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**5, 10**6))
     with pytest.raises(BadModel, match=r"cuda:0 has 0.0 GB free, and this model needs 0.0 GB in 16 bits"):
-        models.gpu._expect_room(config, 16, torch.device("cuda:0"))
+        models.gpu._expect_room(config, 16, 16, torch.device("cuda:0"))
     need = models.gpu.bytes_needed(config, 4) + 1
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (need, 10**6))
     with pytest.raises(BadModel, match="in 16 bits; bits=4 would fit"):
-        models.gpu._expect_room(config, 16, torch.device("cuda:0"))
+        models.gpu._expect_room(config, 16, 16, torch.device("cuda:0"))
 
 
 def test_a_window_bounds_the_context_there(tmp_path):

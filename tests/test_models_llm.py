@@ -272,7 +272,8 @@ def test_bad_arguments_are_named(folders):
             lambda: load(folder, device="cpu", bits=8),
         ),
         (ValueError, "bits must be 16, 8, 4, got 3", lambda: load(folder, device="simt", bits=3)),
-        (ValueError, "kv_bits must be 16", lambda: load(folder, kv_bits=2)),
+        (ValueError, "kv_bits must be 16, 8, 4, got 2", lambda: load(folder, device="simt", kv_bits=2)),
+        (ValueError, "kv_bits must be 16 on the processor, got 8", lambda: load(folder, device="cpu", kv_bits=8)),
     ]:
         with pytest.raises(error, match=wanted):
             call()
