@@ -84,7 +84,9 @@ def test_right_on_hostile_shapes(bits, axis, dtype):
             out, home = between(torch.full(q.shape, torch.nan, dtype=dtype))
             torch.cuda.synchronize()
             assert decode(q, k, v, out=out, pdl=pdl) is out
-            assert error(out, wanted) <= 2e-3 and fences_stand(home), (batch, n_heads, n_kv_heads, kv_len, head_dim)
+            # of a hundred numbers in bfloat16, rounding alone is now and then off by more than 2e-3
+            allowed = max(2e-3, 5e-4 + error(wanted.to(dtype), wanted))
+            assert error(out, wanted) <= allowed and fences_stand(home), (batch, n_heads, n_kv_heads, kv_len, head_dim)
 
 
 @pytest.mark.parametrize("bits, axis", [(8, "channel"), (4, "channel"), ("fp8", "token")])

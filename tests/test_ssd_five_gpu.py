@@ -16,9 +16,6 @@ CASES = [
     (torch.float16, False, (1, 515, 8, 64, 1, 128, 256)),
     (torch.float32, True, (1, 300, 3, 70, 3, 130, 512)),
     (torch.float32, False, (1, 1, 2, 16, 1, 16, 16)),
-    (torch.float32, True, (2, 777, 4, 24, 2, 40, 64)),
-    (torch.float32, False, (1, 515, 8, 64, 1, 128, 128)),
-    (torch.float32, True, (1, 700, 6, 128, 2, 256, 256)),
     (torch.bfloat16, True, (1, 700, 2, 128, 1, 256, 128)),
 ]
 
@@ -39,8 +36,9 @@ def test_right_on_hostile_shapes(dtype, rest, shape):
     out = between(torch.full_like(call["x"], torch.nan), 1234)
     y, final = five(**call, chunk_size=shape[-1], return_final_states=True, out=out)
     wanted, states = recurrence(**call)
-    # of float32, what the docstring promises; sums of A dt, of which decays are differences, grow with a chunk
-    allowed = 1e-5 if dtype is torch.float32 else ALLOWED[dtype] * max(1, shape[-1] / 256)
+    allowed = (5e-6 if dtype is torch.float32 else ALLOWED[dtype]) * max(
+        1, shape[-1] / 256
+    )  # sums of A dt, of which decays are differences, grow with a chunk
     assert y is out and off(y, wanted) < allowed and off(final, states[:, -1]) < allowed
     home = torch.empty(0, dtype=dtype, device="cuda").set_(out.untyped_storage())
     assert (home[:65] == 1234).all() and (home[65 + out.numel() :] == 1234).all()
@@ -57,14 +55,13 @@ def test_sequences_of_a_row():
 @pytest.mark.parametrize(
     "name, at", [("x", (0, 321, 1, 3)), ("dt", (0, 321, 1)), ("B", (0, 321, 0, 3)), ("C", (0, 321, 0, 3))]
 )
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_nan_reaches_what_it_should_and_nothing_else(dtype, name, at):
-    call = problem(1, 700, 4, 64, 2, 128, dtype, rest=False)
+def test_nan_reaches_what_it_should_and_nothing_else(name, at):
+    call = problem(1, 700, 4, 64, 2, 128, torch.float16, rest=False)
     call[name][at] = torch.nan
     call = on_card(call)
     y, wanted = five(**call), recurrence(**call)[0]
     assert (~wanted.isfinite()).any() and torch.equal(y.isfinite(), wanted.isfinite())
-    assert off(y[y.isfinite()], wanted[wanted.isfinite()]) < (1e-5 if dtype is torch.float32 else 1e-3)
+    assert off(y[y.isfinite()], wanted[wanted.isfinite()]) < 1e-3
 
 
 def test_parts_of_float32():
@@ -79,16 +76,6 @@ def test_parts_of_float32():
         assert torch.equal(part[:, :, :, 0], high) and torch.equal(part[:, :, :, 1], (tensor - high.float()).bfloat16())
     under = CB[:, 0, :, 64:, :64]
     assert torch.equal(cut_CB[:, 0, :, 64:, 0, :64], under.bfloat16())
-
-
-@pytest.mark.parametrize("chunk_size", [16, 64, 128, 256, 512])
-def test_float32_has_kernels_of_its_own_and_agrees_with_the_others(chunk_size):
-    call = on_card(problem(2, 777, 4, 64, 2, 128, torch.float32))
-    one = torch.zeros(2, 777, dtype=torch.int32, device="cuda")
-    (y, final), (other, last) = (
-        five(**call, chunk_size=chunk_size, return_final_states=True, seq_idx=seq_idx) for seq_idx in (None, one)
-    )
-    assert off(y, other.double()) < 1e-5 and off(final, last.double()) < 1e-5
 
 
 def long(seqlen, dtype=torch.float16, batch=1):
@@ -143,9 +130,8 @@ def test_a_graph_follows_its_inputs():
         assert torch.equal(out, five(**call))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-def test_the_same_bits_every_time(dtype):
-    call = long(5003, dtype)
+def test_the_same_bits_every_time():
+    call = long(5003)
     first, state = five(**call, return_final_states=True)
     for _ in range(100):
         full = torch.full((1 << 24,), torch.nan, device="cuda")  # what the workspace may find

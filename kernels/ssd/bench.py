@@ -33,7 +33,6 @@ from kernels.ssd import (
     chunk_cumsum,
     chunk_scan,
     chunk_state,
-    float32,
     peers,
     rungs,
     stack,
@@ -407,8 +406,6 @@ def prefill(case, seconds):
     every, rows = copies(call), []
     for entry in RUNGS:
         if entry.timed(case):
-            if case.dtype is torch.float32:  # five has kernels of its own for it
-                entry = entry._replace(sources=(*entry.sources, *float32.SOURCES))
             rows.append(row_of(entry, every, verdict=checked(entry.function), **facts))
     if peers.mamba() is not None:
         peers.tune_anew()

@@ -6,15 +6,12 @@
 4 state_passing  states, cum           -> states at chunk starts, in the same memory, and the final state
 5 chunk_scan     x, C, CB, dt, cum, states -> y
 
-float32 has kernels of its own in place of 2 to 5 (float32.py), unless several sequences are laid end to end, or heads
-or states are small.
-
 L seqlen   Q chunk_size   H nheads   P headdim   G ngroups   N dstate
 """
 
 import torch
 
-from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, float32, state_passing
+from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, state_passing
 from kernels.ssd.arguments import NO_LIMIT, expect_ssd
 
 FILES = ("arguments", "launching", "chunk_cumsum", "chunk_bmm", "chunk_state", "state_passing", "chunk_scan", "five")
@@ -70,8 +67,6 @@ def five(
         final, varlen = _run(wide, *tensors, A, seq_idx, cu_seqlens, chunk_size, dt_softplus, dt_limit,
                              return_varlen_states, torch.float32)  # fmt: skip
         y.copy_(wide)
-    elif x.dtype is torch.float32 and seq_idx is None and float32.takes(problem):
-        final, varlen = float32.run(y, *tensors, A, chunk_size, dt_softplus, dt_limit), None
     else:
         final, varlen = _run(y, *tensors, A, seq_idx, cu_seqlens, chunk_size, dt_softplus, dt_limit,
                              return_varlen_states, state_dtype)  # fmt: skip
