@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tiny_models import KINDS, write
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -19,6 +20,7 @@ import models
 import ref.llm
 from models import generate
 from models.config import BadModel, read_config
+from models.corpus import texts
 from models.sampling import choose, uniform
 from models.tokens import Tokens
 from models.weights import Checkpoint
@@ -354,3 +356,19 @@ def test_characters_of_several_bytes_come_whole(tmp_path):
     ids = tokens.encode("aß∑b")
     pieces = list(tokens.stream(ids))
     assert "".join(pieces) == "aß∑b" and all("\ufffd" not in piece for piece in pieces) and len(ids) == 7
+
+
+# The small model
+
+
+def test_the_small_model_writes_sentences(capsys, monkeypatch):
+    """On text that it has not seen it does better than chance, by far, and it writes words of the course."""
+    monkeypatch.setattr(generate, "roof", lambda: SimpleNamespace(read=1e10))
+    folder = HERE.parent / "models" / "small"
+    tokens, model = Tokens(folder), models.load(folder, device="cpu")
+    _, held_out = texts()
+    ids = [tokens.encode(text)[:200] for text in held_out[:12]]
+    losses = [F.cross_entropy(model.logits(i)[:-1], torch.tensor(i[1:]), reduction="sum").item() for i in ids]
+    assert sum(losses) / sum(len(i) - 1 for i in ids) < 4.3 < np.log(model.config.vocab) - 3
+    assert generate.main([str(folder), "--prompt", "A warp reads", "--device", "cpu", "--max-tokens", "30"]) == 0
+    assert capsys.readouterr().out.startswith("A warp reads")

@@ -1,9 +1,9 @@
 """float32: the five kernels of an SSD layer as float32 wants them.
 
-`five` does not call them, though they take 247 µs where its own take 344 (2.7B shape, 4K tokens, an H200, in trials). On
-a card that other processes shared, one test found a y that was off by 0.92 of its norm, and another failed once; in other
-runs both were right. The SIMT machine, memcheck and racecheck find nothing. Until that is understood they are candidates,
-and `run` is here to look into it.
+`five` does not call them, though they take 247 µs where its own take 344 (2.7B shape, 4K tokens, an H200, in trials).
+On a card that other processes shared, one test found a y that was off by 0.92 of its norm, and another failed once; in
+other runs both were right. The SIMT machine, memcheck and racecheck find nothing. Until that is understood they are
+candidates, and `run` is here to look into it.
 
 B, C, C B^T and states, which many programs multiply by, are cut into their parts once; see float32_scores.py and
 float32_scan.py.
