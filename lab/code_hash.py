@@ -14,10 +14,18 @@ def code_hash(path):
     """sha256 of a source file's code, without comments, docstrings and blank lines."""
     text = path.read_text(encoding="utf-8")
     if PACKAGE and path.suffix == ".py":
-        text = text.replace(PACKAGE, "")  # as it was measured: with the names that the course's folder has
+        text = _as_in_the_folder(text)
     text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _as_in_the_folder(text):
+    """A source with the names that it has in the course's folder, which is how it was measured: see lab/wheel.py."""
+    text = text.replace(PACKAGE, "")
+    name = PACKAGE.rstrip(".")
+    text = re.sub(rf"\bfrom {name} import \w+; import ", "import ", text)  # import lab.cuda
+    return re.sub(rf"\bfrom {name} import (\w+)", r"import \1", text)  # import simt
 
 
 def _bare_c(text):
