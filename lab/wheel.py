@@ -26,7 +26,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "matmul_to_mamba"
 ROOMS = "kernels", "lab", "models", "ref", "simt"
 KINDS = ".py", ".c", ".h", ".cu", ".cuh", ".json"
-LEFT_OUT = "lab/notebooks.py", "lab/wheel.py"  # of use in the course's folder alone
+LEFT_OUT = (  # of use in the course's folder alone
+    *("lab/notebooks.py", "lab/wheel.py", "models/corpus.py", "models/train_small.py"),
+    *(f"models/small/{name}.json" for name in ("config", "tokenizer", "training")),
+)
 INIT = f'''"""{{summary}}
 
 Kernels: {PACKAGE}.kernels. CUDA C++ on NumPy: {PACKAGE}.simt. References: {PACKAGE}.ref. Workbench: {PACKAGE}.lab.

@@ -76,7 +76,12 @@ def test_the_package_stays_below_its_name_and_holds_every_source(built):
     assert {name for name in wanted if name.endswith(wheel.KINDS)} - set(wheel.LEFT_OUT) <= {
         name.removeprefix("matmul_to_mamba/") for name in names
     }
-    assert {Path(name).suffix for name in wanted} <= {*wheel.KINDS, ".md", ".png"}  # of no use to a kernel
+    assert {Path(name).suffix for name in wanted} <= {
+        *wheel.KINDS,
+        ".md",
+        ".png",
+        ".safetensors",
+    }  # of no use to a kernel
 
 
 def test_what_it_needs_is_what_pyproject_says(tmp_path):
