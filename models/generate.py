@@ -12,7 +12,7 @@ import time
 
 from lab.roof import roof
 from lab.roof_gpu import gpu_roof
-from models.config import BadModel
+from models.config import BadModel, read_config
 from models.llm import load
 from models.tokens import Tokens
 
@@ -40,6 +40,7 @@ def main(arguments=None):
     args = parser().parse_args(arguments)
     try:
         prompt = expect_prompt(args.prompt)
+        read_config(args.folder)  # that a folder is missing is said before what it lacks
         tokens = Tokens(args.folder)
         model = load(args.folder, device=args.device, bits=args.bits, kv_bits=args.kv_bits, progress=Bar())
         ids = tokens.chat(prompt) if args.chat else tokens.encode(prompt)
@@ -81,14 +82,14 @@ class Clock:
 
 
 class Bar:
-    """A progress bar on one line of stderr; call it with (bytes so far, bytes in all)."""
+    """A progress bar on one line of a terminal's stderr; call it with (bytes so far, bytes in all)."""
 
     def __init__(self, file=None):
         self.file, self.shown = file or sys.stderr, None
 
     def __call__(self, done, total):
         filled = 30 * done // max(total, 1)
-        if filled == self.shown:
+        if filled == self.shown or not self.file.isatty():
             return
         self.shown = filled
         rest = "█" * filled + "·" * (30 - filled)
@@ -97,7 +98,11 @@ class Bar:
 
 
 def report(model, prompt_tokens, times):
-    """What a text took, in lines: the prompt, and, where two tokens or more were written, a token."""
+    """What a text took, in lines: the prompt, and, where two tokens or more were written, a token. The SIMT machine has
+    no times."""
+    if model.simulated:
+        counted = f"{model.step_bytes(prompt_tokens) / 1e6:,.1f} MB"
+        return f"written     {len(times) - 1} tokens on the SIMT machine, {counted} read for each: it has no times"
     lines = []
     if len(times) > 1:
         first = times[1] - times[0]

@@ -51,6 +51,11 @@ class Model:
         """The torch device that its weights are on."""
         return self.engine.weights.embedding.device
 
+    @property
+    def simulated(self):
+        """Whether the card's kernels run on the SIMT machine."""
+        return self.device.type == "cpu" and hasattr(self.engine, "launch")
+
     def logits(self, tokens):
         """What the model expects after each token: (len(tokens), vocab) float32, on the CPU.
 

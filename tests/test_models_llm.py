@@ -317,13 +317,29 @@ def test_the_command_says_what_is_wrong(talker, capsys, tmp_path):
     for arguments, wanted in [
         ([str(talker)], "--prompt must hold some text"),
         ([str(talker), "--prompt", " "], "--prompt must hold some text"),
-        ([str(tmp_path / "none"), "--prompt", "x"], "found none"),
+        ([str(tmp_path / "none"), "--prompt", "x"], "found no such folder"),
         ([str(talker), "--prompt", "x", "--top-p", "2"], "top_p must be above 0"),
         ([str(talker), "--prompt", "x" * 300], "at most 256 tokens here, got 300"),
     ]:
         assert generate.main(arguments) == 2
         said = capsys.readouterr()
         assert wanted in said.err and said.out == ""
+
+
+def test_the_simt_machine_is_given_no_times(talker, capsys):
+    assert generate.main([str(talker), "--prompt", "Hi", "--max-tokens", "2", "--device", "simt"]) == 0
+    out = capsys.readouterr().out
+    assert "2 tokens on the SIMT machine" in out and "tokens/s" not in out
+
+
+def test_the_bar_is_for_terminals(capsys):
+    bar = generate.Bar()
+    bar(5, 10)
+    assert capsys.readouterr().err == ""
+    bar.file.isatty = lambda: True
+    bar(5, 10), bar(5, 10), bar(10, 10)
+    said = capsys.readouterr().err
+    assert said.count("loading") == 2 and said.endswith("\n")
 
 
 def test_control_c_keeps_the_text_and_the_figures(talker, capsys, monkeypatch):
