@@ -79,16 +79,19 @@ class Engine:
     def reset(self):
         """Forget all tokens."""
         self.cache = Cache(self.config)
+        self.text = object()  # whoever writes one knows by it whether another has begun
 
     def write(self, ids, max_tokens, seed, *sampling):
         """An iterator of the token ids that follow, at most max_tokens, while the context has room."""
         self.reset()
-        logits = self.prefill(torch.tensor(ids))[0]
+        logits, text = self.prefill(torch.tensor(ids))[0], self.text
         for count in range(max_tokens):
             token = int(choose(logits, uniform(seed, len(ids) + count), *sampling))
             yield token
             if count + 1 == max_tokens or len(ids) + count >= self.context:
                 return
+            if self.text is not text:
+                raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
             logits = self.step(token)
 
     @torch.inference_mode()

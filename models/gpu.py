@@ -65,12 +65,13 @@ class Engine:
             self.cache = cache.make(self.config, max(room, tokens), self.dtype, self.device, self.kv_bits)
             self.graphs = {}  # they hold the old one's addresses
         self.cache.clear()
+        self.text = object()  # whoever writes one knows by it whether another has begun
 
     def _reserve(self, tokens):
         if tokens > self.cache.capacity:
             old = self.cache
             self.cache = None
-            self.reset(max(tokens, 2 * old.capacity))
+            self.reset(max(tokens, min(2 * old.capacity, self.context)))
             self.cache.take_over(old)
 
     @torch.inference_mode()
@@ -112,7 +113,8 @@ class Engine:
         fusion.down_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=pdl)  # 8
 
     def _layer_in_few_bits(self, layer, keys, values):
-        """The same with weights of 8 or 4 bits: eleven calls, twelve launches."""
+        """The same with weights of 8 or 4 bits: eleven calls, twelve launches, and one more for each product whose
+        columns are split."""
         eps, pdl, ffn = self.config.eps, self.pdl, self.config.ffn
         fusion.rmsnorm(self.x, layer.attention_norm, eps, out=self.normed, pdl=pdl)  # 2
         lowbit.gemv(layer.Wqkv, self.normed, out=self.qkv, pdl=pdl)
@@ -143,12 +145,14 @@ class Engine:
         last = min(len(ids) + max_tokens - 1, self.context)  # tokens that the cache will hold
         self.reset(max(last, len(ids)))
         logits = self.prefill(torch.tensor(ids))[0]
-        places = [uniform(seed, len(ids) + count) for count in range(max_tokens)]
+        places = [uniform(seed, len(ids) + count) for count in range(last - len(ids) + 1)]
         places = torch.tensor(places, dtype=torch.float64, device=self.device)
         self.token.copy_(choose(logits, places[0], *sampling).reshape(1))
-        yield_ = _Outbox(self.device)
+        yield_, text = _Outbox(self.device), self.text
         yield_.put(self.token)
         for position in range(len(ids), last):
+            if self.text is not text:
+                raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
             count = position - len(ids) + 1
             self.kv_len.fill_(position + 1)
             self._replay()
@@ -163,14 +167,15 @@ class Engine:
         if self.device.type != "cuda":
             return self.launch()
         peaks = self.cache.peaks
-        if peaks not in self.graphs:
-            self.launch()  # compile, and make what is made once
-            torch.cuda.synchronize(self.device)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self.launch()
-            self.graphs[peaks] = graph
-        self.graphs[peaks].replay()
+        with torch.cuda.device(self.device):
+            if peaks not in self.graphs:
+                self.launch()  # compile, and make what is made once
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):
+                    self.launch()
+                self.graphs = {peaks: graph}  # peaks only rise: an older one is of no more use
+            self.graphs[peaks].replay()
 
 
 class _Outbox:
@@ -185,7 +190,7 @@ class _Outbox:
             return
         there, event = torch.empty(1, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
         there.copy_(tensor, non_blocking=True)
-        event.record()
+        event.record(torch.cuda.current_stream(tensor.device))
         self.waiting.append((there, event))
 
     def get(self):

@@ -73,7 +73,9 @@ class Model:
         top_p        only the fewest likeliest ones whose probabilities sum to so much
         seed         the same seed gives the same ids; None: a new one each time
 
-        It also ends when the context is full. ValueError or TypeError at the call names what is wrong.
+        It also ends when the context is full. A model keeps one text at a time: going on with an older iterator, once
+        `logits` or `generate` has begun another, is a RuntimeError. ValueError or TypeError at the call names what is
+        wrong.
         """
         ids = self._expect_tokens("generate", tokens)
         max_tokens = expect_count("generate", "max_tokens", max_tokens, low=0)
@@ -82,8 +84,7 @@ class Model:
 
     def step_bytes(self, position):
         """Bytes that the step of the token at a position must read: every weight, a row of the embedding, and the keys
-        and values of the tokens that attention sees, its own among them, in the
-        cache's bits."""
+        and values of the tokens that attention sees, its own among them, in the cache's bits."""
         c = self.config
         seen = min(position + 1, c.window or position + 1)
         row = c.hidden * self.engine.weights.embedding.element_size()
@@ -118,6 +119,10 @@ def _expect_place(device, bits, kv_bits):
     if not known:
         raise ValueError(f"load: device must be 'cpu', 'cuda', 'simt' or None, got {device!r}")
     device = str(device)
+    if device in ("cpu:0", "simt:0"):
+        device = device[:-2]
+    if ":" in device and not device.startswith("cuda"):
+        raise ValueError(f"load: there is one {device.split(':')[0]!r}, got {device!r}")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"load: device {device!r} needs an NVIDIA GPU, and PyTorch finds none here")
     offered = (16,) if device == "cpu" else (16, 8, 4)

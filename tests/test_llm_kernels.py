@@ -11,7 +11,7 @@ from kernels.llm import embed, rope_append
 from ref.fusion import rmsnorm
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-ALLOWED = {torch.float16: 4e-4, torch.bfloat16: 3e-3}
+ALLOWED = {torch.float16: 5.2e-4, torch.bfloat16: 4.1e-3}  # rounding a result, at its worst, and a little
 on_both = pytest.mark.parametrize("device", DEVICES)
 in_both = pytest.mark.parametrize("dtype", ALLOWED, ids=str)
 
@@ -74,7 +74,7 @@ def test_angles_keep_their_digits_far_into_the_context(device):
     """At token 131,071 the fastest pair has turned 20,861 times: in float32 its angle would be off by 0.008."""
     call = arguments(64, 2, 1, 131072, 131072, dtype=torch.float16, device=device, theta=5e5)
     wanted = ref.llm.rope(call["qkv"][:2].double().cpu().numpy(), 131071, ref.llm.rope_frequencies(64, 5e5))
-    assert off(rope_append(**call), wanted) < 4e-4
+    assert off(rope_append(**call), wanted) < ALLOWED[torch.float16]
 
 
 @on_both

@@ -141,6 +141,7 @@ def test_bad_arguments_are_named():
         ({"k": values, "v": keys}, ValueError, "k must be .*role='keys', got"),
         ({"k": quantize(torch.ones(1, 16, 2, 32), 8, group=16, role="keys")}, ValueError, "their default group"),
         ({"k": quantize(torch.ones(1, 16, 2, 32), "fp8", role="keys")}, ValueError, "of 8 or 4 bits"),
+        ({"v": quantize(torch.ones(1, 16, 2, 32).half(), 8)}, ValueError, "v must be made for scales up to 16"),
         ({"k": of(dtype=torch.bfloat16)}, TypeError, "k must be of torch.float16 on cpu, like qkv, got torch.bfloat16"),
     ]:
         with pytest.raises(error, match="rope_append: .*" + wanted):

@@ -160,6 +160,18 @@ def test_the_same_seed_writes_the_same(folders):
     assert write_(seed=3, top_k=1) == list(model.generate(TOKENS, 20))
 
 
+@pytest.mark.parametrize("device", ["cpu", "simt"])
+def test_a_model_keeps_one_text_at_a_time(folders, device):
+    model = models.load(folders["llama2"], device=device)
+    first = model.generate(TOKENS[:3], 5)
+    next(first)
+    second = list(model.generate(TOKENS[3:5], 2))
+    with pytest.raises(RuntimeError, match="has begun another text since"):
+        list(first)
+    assert second == list(model.generate(TOKENS[3:5], 2))
+    assert len(next(zip(model.generate(TOKENS[:3], 10**12)))) == 1  # what the context holds is all that is prepared
+
+
 def test_writing_ends_where_it_should(folders):
     model = models.load(folders["llama2"])
     greedy = list(model.generate(TOKENS, 10))
@@ -268,6 +280,7 @@ def test_bad_arguments_are_named(folders):
         (TypeError, "seed must be a whole number", lambda: model.generate([1], 1, seed="x")),
         (ValueError, "device must be", lambda: load(folder, device="tpu")),
         (ValueError, "needs an NVIDIA GPU|found", lambda: load(folder, device="cuda:99")),
+        (ValueError, "there is one 'simt', got 'simt:1'", lambda: load(folder, device="simt:1")),
         (
             ValueError,
             "bits must be 16 on the processor, got 8",

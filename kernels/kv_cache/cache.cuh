@@ -95,7 +95,7 @@ struct WarpTiles {
     __device__ __forceinline__ bool at_new_group() const { return cursor.tile * TILE % TOKENS_STILL_CHANGING == 0; }
 };
 
-/* The cache, as quantization.py lays it out. */
+/* The cache, as layout.py lays it out. */
 struct Codes {
     const uint4 *k, *v, *k_scale, *v_scale;
     int k_room, v_room; // tiles that a sequence has room for

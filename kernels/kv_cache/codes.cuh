@@ -1,7 +1,7 @@
 /* What a code becomes on its way into an mma: two float16 at a time, without a conversion of integers.
 
    A step of a lane is 8 codes in WORDS words, the four registers of the left operand of m16n8k16 (see
-   quantization.py for which code lies where). Integers are stored with an offset, so none is
+   layout.py for which code lies where). Integers are stored with an offset, so none is
    negative. Alone in its 16 bits such a number u reads as the float16 u * 2**-24, a subnormal one;
    four bits further up, as 16 times as much. Masks and byte permutations bring it there.
 

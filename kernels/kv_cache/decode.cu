@@ -37,6 +37,7 @@
 #define BLOCKS 1
 #endif
 static_assert(!ONE_BLOCK_PER_ROW || !(LENS || TEAMS > 1), "a row without a share would get no result");
+static_assert(!ONE_BLOCK_PER_ROW || TEAM > 1, "a warp alone leaves partial sums");
 static_assert(HEAD_TILES_PER_BLOCK == 1, "all warps share the tokens of one head tile");
 
 /* The products of a tile's keys with the queries, but for the factor score_scale. */

@@ -26,10 +26,11 @@ def empty(batch, capacity, n_kv_heads, head_dim, bits, role, *, dtype, device):
     dtype     of what will be put there: float16, bfloat16 or float32
     Takes 2 bytes of a scale and GROUP · bits / 8 of codes for each group of channels, all 0 at first.
 
-    With kv_lens `decode` sees the tokens that were put, and no others. The powers of two that it works with go by the
-    largest scale, so that is settled beforehand, as `peak`: scales up to 4 · peak, 64, are sure to stay in float16's
-    range, so values up to 8,128 in 8 bits and 512 in 4. Beyond, its result may be infinite or NaN. `put` raises `peak`
-    where it meets larger ones; a graph must then be captured anew.
+    With kv_lens `decode` sees the tokens that were put, and no others, as long as all are finite: 0 times the scale of
+    a NaN is NaN, so such a token must be written over before one goes back behind it. The powers of two that it works
+    with go by the largest scale, so that is settled beforehand, as `peak`: scales below 4 · peak, 64, are sure to stay
+    in float16's range, so values below 8,128 in 8 bits and 512 in 4. Beyond, its result may be infinite or NaN. `put`
+    raises `peak` where it meets larger ones; a graph must then be captured anew.
     """
     where = "empty"
     for name, value in (("batch", batch), ("n_kv_heads", n_kv_heads), ("head_dim", head_dim), ("capacity", capacity)):

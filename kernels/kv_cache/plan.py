@@ -115,6 +115,7 @@ def plan(
         fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
+    whole = whole and w > 1  # a warp alone leaves partial sums
     deep = team == 1 or low and tiles >= DEEP * shares
     stages = stages or max(1, min(STAGES_DEEP if deep else STAGES, fit))
     shared = w * stages * slot + fixed

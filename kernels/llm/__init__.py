@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from kernels.kv_cache import QuantizedKV
+from kernels.kv_cache.fixed import PEAK
 from kernels.kv_cache.rounding import default_group
 from lab import cuda
 from lab.tensors import DTYPES, expect, expect_first, output
@@ -113,6 +114,8 @@ def _expect_quantised(where, k, v, qkv):
         if group is None or (cache.axis, cache.group, cache.role) != ("token", group, role):
             wanted = f"of 8 or 4 bits, with axis='token', their default group, and role={role!r}"
             raise ValueError(f"{where}: {name} must be {wanted}, got {cache!r}")
+        if role == "values" and cache.peak < PEAK:
+            raise ValueError(f"{where}: v must be made for scales up to {PEAK:g}, as kernels.kv_cache.empty makes it")
         if (cache.dtype, cache.device) != (qkv.dtype, qkv.device):
             wanted, got = f"{qkv.dtype} on {qkv.device}", f"{cache.dtype} on {cache.device}"
             raise TypeError(f"{where}: {name} must be of {wanted}, like qkv, got {got}")

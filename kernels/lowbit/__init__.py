@@ -25,7 +25,8 @@ at least Wq.nbytes and the bytes of x and y, and does 2·m·rows·cols flops: re
 Beside its own rounding to x's dtype, y is within 1e-3 of x times the dequantised weights, by the norm of a row. What
 `digits`, and `gemv` for up to four rows, may lose besides: bits of bfloat16 x below 2**-105; and, where one number of x
 is ten thousand times the others and meets weights of 0, so that y owes it nothing (60000 beside ones), some 2e-3 to
-4e-3 of y with 4096 columns, and up to 1.2e-2 with 256.
+4e-3 of y with 4096 columns, and up to 1.2e-2 with 256. With more rows than four, such a number costs codes of 2 bits,
+and in float16 of 4, up to 8e-3 of y with 4096 columns, and up to 3e-2 with 256.
 
 TypeError or ValueError names the argument, what was expected and what came, before anything is written. Gradients are
 not tracked. The first call of `shift` or `magic` lays a second copy of the codes out, row after row, for both: it waits
