@@ -42,8 +42,14 @@ def expect(where, name, value, like, shape, dtypes=None, *, empty=False):
         )
     if value.data_ptr() % value.element_size():  # from torch.frombuffer, say: a kernel cannot read it
         raise ValueError(f"{where}: {name} must be aligned to its element size, got {value.data_ptr():#x}")
-    room, wanted = value.untyped_storage().nbytes(), (value.storage_offset() + value.numel()) * value.element_size()
-    # Somebody may have freed it, or made it smaller. (What stands for a tensor while code is traced has no address.)
+    expect_memory(where, name, value)
+
+
+def expect_memory(where, name, value):
+    """Raise unless a tensor's memory is there: somebody may have freed it, or made it smaller. (What stands for a
+    tensor while code is traced has no address.)"""
+    reach = 1 + sum((n - 1) * stride for n, stride in zip(value.shape, value.stride()))  # elements to its last one
+    room, wanted = value.untyped_storage().nbytes(), (value.storage_offset() + reach) * value.element_size()
     if value.numel() and (room < wanted if value.data_ptr() else not room):
         raise ValueError(f"{where}: {name} must have memory of {wanted} bytes behind it, got a storage of {room}")
 

@@ -4,7 +4,7 @@ import made_up_driver
 import pytest
 import torch
 
-from kernels import fusion, gemv, lowbit, matmul, ssd
+from kernels import attention, fusion, gemv, kv_cache, lowbit, matmul, ssd
 from kernels.fusion.rungs import CALLS as FUSION
 from kernels.lowbit.gemv import CALLS as LOWBIT
 from kernels.ssd.fused import CALLS as SSD
@@ -128,3 +128,20 @@ def test_eps_is_an_option(driver):
     for _ in range(2):
         with pytest.raises(TypeError, match="rmsnorm: eps must be a number, got bool"):
             fusion.rmsnorm(x, weight, True)
+
+
+def test_memory_that_was_freed_is_refused_by_the_checked_way():
+    """A call that cannot be prepared for lack of memory falls back to the look at everything: that must refuse it."""
+    k, q = torch.randn(1, 32, 2, 64).half(), torch.randn(1, 4, 64).half()
+    keys, values = kv_cache.quantize(k, 8, role="keys"), kv_cache.quantize(k, 8)
+    Wq = lowbit.quantize(torch.randn(64, 128).half(), 4, 128)
+    v = k.clone()
+    for tensor in (k, keys.packed, Wq.packed):
+        tensor.untyped_storage().resize_(0)
+    for call, name in [
+        (lambda: attention.decode(q, k, v), "decode: k "),
+        (lambda: kv_cache.decode(q, keys, values), "decode: k "),
+        (lambda: lowbit.gemv(Wq, torch.randn(128).half()), "gemv: Wq.packed "),
+    ]:
+        with pytest.raises(ValueError, match=name + "must have memory of .* got a storage of 0"):
+            call()

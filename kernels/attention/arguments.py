@@ -6,7 +6,7 @@ import numbers
 
 import torch
 
-from lab.tensors import DTYPES, expect, expect_first, output
+from lab.tensors import DTYPES, expect, expect_first, expect_memory, output
 
 HEAD_DIMS = range(8, 257, 8)  # what every rung takes
 
@@ -27,6 +27,8 @@ def expect_decode(where, q, k, v, scale=None, kv_lens=None, out=None, *, alignme
     """
     if not _all_well(q, k, v, alignment):
         _say_what_is_wrong(where, q, k, v, alignment)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        expect_memory(where, name, tensor)
     if kv_lens is not None:
         expect_kv_lens(where, kv_lens, q, k.shape[0], k.shape[1])
     return expect_scale(where, scale, q.shape[2]), output(where, out, q, q.shape, q=q, k=k, v=v, kv_lens=kv_lens)

@@ -15,6 +15,7 @@ from kernels.kv_cache.quantization import QuantizedKV
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
 from lab.prepared import Calls, scratch
+from lab.tensors import expect_memory
 
 HERE = Path(__file__).resolve().parent
 FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in codes.cuh
@@ -168,6 +169,9 @@ def _expect_all(q, k, v, scale, kv_lens, out):
     if kv_lens is not None:
         expect_kv_lens("decode", kv_lens, q, *k.shape[:2])
     inputs = {"q": q, "kv_lens": kv_lens, "k": k.packed, "k.scale": k.scale, "v": v.packed, "v.scale": v.scale}
+    for name, tensor in inputs.items():
+        if tensor is not None:
+            expect_memory("decode", name, tensor)
     scale, out = expect_scale("decode", scale, q.shape[2]), output("decode", out, q, q.shape, **inputs)
     if out.data_ptr() % 4:  # merge.cu writes two numbers at a time
         raise ValueError(f"decode: out must start at an address divisible by 4, got {out.data_ptr():#x}")

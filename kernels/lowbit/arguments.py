@@ -4,7 +4,7 @@ came, and nothing has been written by then."""
 import torch
 
 from kernels.lowbit.weights import QuantizedWeight
-from lab.tensors import expect, output
+from lab.tensors import expect, expect_memory, output
 
 X_DTYPES = (torch.float16, torch.bfloat16)
 MOST = 16  # rows of x
@@ -18,6 +18,8 @@ def expect_weight(where, Wq):
 def expect_all(where, Wq, x, out=None):
     """Raise unless a rung can be called so. Returns (m, the tensor to write to)."""
     expect_weight(where, Wq)
+    for name, tensor in (("Wq.packed", Wq.packed), ("Wq.factors", Wq.factors)):
+        expect_memory(where, name, tensor)
     rows, cols = Wq.shape
     if not isinstance(x, torch.Tensor) or x.ndim not in (1, 2):
         got = f"shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__

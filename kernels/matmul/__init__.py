@@ -79,7 +79,9 @@ def _backward(context, gradient):
     """Gradients of linear, by torch's own products."""
     x, W = context.saved_tensors
     x_needs, W_needs = context.needs_input_grad[:2]
-    of_W = gradient.reshape(-1, W.shape[0]).T @ x.reshape(-1, W.shape[1]) if W_needs else None
+    rows = x[None] if x.ndim == 1 else x.flatten(0, -2)  # sizes of 0 are legal, and leave reshape(-1, ...) no answer
+    of_rows = gradient[None] if x.ndim == 1 else gradient.flatten(0, -2)
+    of_W = of_rows.T @ rows if W_needs else None
     return gradient @ W if x_needs else None, of_W
 
 

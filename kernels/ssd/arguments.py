@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from lab.tensors import expect_memory
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of x, B, C and z
 MOST_STRIDE = 1 << 24  # elements from a token to the next: kernels count tiles of them in 32 bits
 MOST_HEADDIM, MOST_DSTATE, LEAST_CHUNK, MOST_CHUNK = 128, 256, 16, 512
@@ -65,6 +67,9 @@ def expect_ssd(
     """
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, out
     seen = tuple(_seen(tensor) for tensor in tensors)
+    for name, tensor in zip(("x", "dt", "A", "B", "C", *OPTIONS, "out"), tensors):
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            expect_memory(where, name, tensor)
     if chunk_size is not None:
         _expect_whole_number(where, chunk_size)
     try:

@@ -67,6 +67,8 @@ def fused(
     numbers = None  # of sequences, by cu_seqlens
     if cu_seqlens is not None and (seq_idx is None or return_varlen_states) and getattr(x, "is_cuda", False):
         numbers = _numbers(cu_seqlens, x)
+    if type(dt_limit) is list:  # as a tuple it can be part of a kind of calls
+        dt_limit = tuple(dt_limit)
     how = chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, state_dtype, stop
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, numbers
     if (found := CALLS.run(how, out, None, None, *tensors)) is None:
@@ -286,7 +288,9 @@ def _flags(device, p):
     found = _of_stream.get(key)
     if found is None:
         with _taking:
-            if index not in _zeros:
-                _zeros[index] = lasting_zeros(KEPT, device)
-            found = _of_stream[key] = lasting_zeros(words, device)
+            found = _of_stream.get(key)  # another thread may have been here meanwhile
+            if found is None:
+                if index not in _zeros:
+                    _zeros[index] = lasting_zeros(KEPT, device)
+                found = _of_stream[key] = lasting_zeros(words, device)
     return found

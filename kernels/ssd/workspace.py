@@ -6,12 +6,14 @@ follow each other; so each stream has its own, for each size. Where a CUDA graph
 counters of its own for good, as the graph may be replayed on any stream, next to any other.
 """
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 STORE = 1 << 19  # words kept for launches in graphs
 _streams, _stores = {}, {}
+_taking = threading.Lock()
 
 
 def claim(device, words):
@@ -19,14 +21,15 @@ def claim(device, words):
     if device.type != "cuda":
         return torch.zeros(words, dtype=torch.int64)
     stream = torch.cuda.current_stream(device)
-    if torch.cuda.is_current_stream_capturing():
-        return _from_store(device, words)
-    key = device.index, stream.cuda_stream, words
-    if key not in _streams:
-        if device.index not in _stores:
-            _stores[device.index] = lasting_zeros(STORE, device)
-        _streams[key] = lasting_zeros(words, device)
-    return _streams[key]
+    with _taking:  # two threads must not make, or be given, the same
+        if torch.cuda.is_current_stream_capturing():
+            return _from_store(device, words)
+        key = device.index, stream.cuda_stream, words
+        if key not in _streams:
+            if device.index not in _stores:
+                _stores[device.index] = lasting_zeros(STORE, device)
+            _streams[key] = lasting_zeros(words, device)
+        return _streams[key]
 
 
 def lasting_zeros(words, device):
