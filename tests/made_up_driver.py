@@ -143,7 +143,9 @@ def put_in(monkeypatch):
     monkeypatch.setattr(
         Kernel, "entry", lambda kernel, device=None: entry(kernel, None if device == DEVICE else device)
     )
-    monkeypatch.setattr(Kernel, "_plans", property(lambda kernel: {}, lambda kernel, plans: None), raising=False)
+    # None is found while this lasts. A kernel that is made meanwhile keeps its own for afterwards.
+    plans = property(lambda kernel: {}, lambda kernel, plans: vars(kernel).__setitem__("_plans", plans))
+    monkeypatch.setattr(Kernel, "_plans", plans, raising=False)
     monkeypatch.setattr(cuda_driver, "current_stream", lambda device: driver.stream)
     monkeypatch.setattr(cuda_driver, "capability", lambda device: (9, 0))
     monkeypatch.setattr(TOLD, "launching", driver.addresses())
