@@ -17,9 +17,6 @@ float32_scan.py.
 
 from kernels.ssd import chunk_cumsum, float32_passing, float32_scan, float32_scores, float32_state
 
-FILES = ("float32", "float32_scores", "float32_state", "float32_passing", "float32_scan")
-SOURCES = tuple(f"kernels/ssd/{name}.py" for name in FILES)
-
 
 def run(y, x, B, C, D, z, dt, dt_bias, initial_states, A, chunk_size, dt_softplus, dt_limit):
     """The five kernels, of tensors that have been looked at; y is written. Returns the final states."""
