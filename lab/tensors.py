@@ -45,9 +45,19 @@ def expect(where, name, value, like, shape, dtypes=None, *, empty=False):
     expect_memory(where, name, value)
 
 
+def expect_resolved(where, name, value):
+    """Raise for a view that says "the negative of what is in memory" (x.conj().imag is one): a kernel sees memory."""
+    if value.is_neg():
+        raise ValueError(
+            f"{where}: {name} must have its numbers in memory as they are, got a view that negates them when it is "
+            f"read; {name}.resolve_neg() writes them out"
+        )
+
+
 def expect_memory(where, name, value):
     """Raise unless a tensor's memory is there: somebody may have freed it, or made it smaller. (What stands for a
-    tensor while code is traced has no address.)"""
+    tensor while code is traced has no address.) And unless it holds the tensor's numbers: see expect_resolved."""
+    expect_resolved(where, name, value)
     reach = 1 + sum((n - 1) * stride for n, stride in zip(value.shape, value.stride()))  # elements to its last one
     room, wanted = value.untyped_storage().nbytes(), (value.storage_offset() + reach) * value.element_size()
     if value.numel() and (room < wanted if value.data_ptr() else not room):

@@ -1,19 +1,22 @@
 // Memory for outputs and scratch, and the launches of a prepared call.
 
+typedef struct { void *stream; PyObject *tensor; char *address; } OfStream;  // counters, say
 typedef struct Record {
     struct Record *next;
     uint64_t hash;
     PyObject *options, *supplies;
     int users, dead, count;
     int64_t *plan;  // see recording.py, Recording.plan
+    OfStream of_stream[EXTRA * STREAMS];
     Kind kinds[];
 } Record;
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;
 typedef struct { int which, padding; int value[16]; } Attribute;
 enum { COOPERATIVE = 2, CLUSTER = 4, PROGRAMMATIC = 6 };
+enum { ADDRESS, MAP, NUMBER };  // what is filled in
 
 // One launch of a plan, with these addresses; returns the driver's status and moves `plan` behind it.
-static int launch(const int64_t **plan, char *const *addresses, void *stream) {
+static int launch(const int64_t **plan, char *const *addresses, const int64_t *numbers, void *stream) {
     const int64_t *p = *plan;
     alignas(64) char values[PARAMETER_BYTES];
     void *parameters[PARAMETERS];
@@ -31,9 +34,10 @@ static int launch(const int64_t **plan, char *const *addresses, void *stream) {
     p += count;
     memcpy(values, p + 4 * patches, (size_t)(8 * words));
     int status = 0;
-    for (; patches--; p += 4) {  // where, whose address, bytes behind it, whether in a tensor map
-        char *address = addresses[p[1]] + p[2];
-        if (p[3]) status = status ? status : api.move(values + p[0], address);
+    for (; patches--; p += 4) {  // where; whose address, bytes behind it; or which number, how wide; what it is
+        char *address = p[3] == NUMBER ? NULL : addresses[p[1]] + p[2];
+        if (p[3] == MAP) status = status ? status : api.move(values + p[0], address);
+        else if (p[3] == NUMBER) memcpy(values + p[0], &numbers[p[1]], (size_t)p[2]);  // its low bytes
         else memcpy(values + p[0], &address, sizeof address);
     }
     *plan = p + words;
@@ -50,12 +54,11 @@ static int make(const Kind *k, Handle *made, char **address) {
 
 // Find memory and launch, on the card that is the current one. 0: done; -1: nothing was done; else what the driver said
 // to a launch that follows another.
-static int launch_here(const Record *record, int outs, char **addresses, Handle *made) {
+static int launch_here(const Record *record, int outs, char **addresses, const int64_t *numbers, Handle *made,
+                       void *stream) {
     const int64_t *plan = record->plan;
-    int device = (int)plan[0], scratches = (int)plan[1], launches = (int)plan[2], status = 0;
-    void *stream;
+    int scratches = (int)plan[1], launches = (int)plan[2], status = 0;
     Kind some = {.dtype = bytes, .device_type = (int32_t)plan[3], .device = (int32_t)plan[4], .dim = 1};
-    if (api.stream(device, &stream)) return -1;
     for (int i = 0; i < outs; i++) {
         const Kind *out = &record->kinds[i];
         if (out->state != MADE || out->dim == NOTHING) continue;
@@ -68,19 +71,20 @@ static int launch_here(const Record *record, int outs, char **addresses, Handle 
         if (!make(&some, &made[outs + i], &addresses[record->count + i])) return -1;
     }
     for (int i = 0; i < launches && !status; i++) {
-        status = launch(&plan, addresses, stream);
+        status = launch(&plan, addresses, numbers, stream);
         if (status && !i) return -1;
     }
     return status;
 }
 
 // The same on whatever card. Python's lock is not held.
-static int launch_all(const Record *record, int outs, char **addresses, Handle *made) {
+static int launch_all(const Record *record, int outs, char **addresses, const int64_t *numbers, Handle *made,
+                      void *stream) {
     int device = (int)record->plan[0], now, status;
     void *guard;
-    if (!api.context(&now) && now == device) return launch_here(record, outs, addresses, made);
+    if (!api.context(&now) && now == device) return launch_here(record, outs, addresses, numbers, made, stream);
     if (api.enter(device, &guard)) return -1;
-    status = api.context(&now) || now != device ? -1 : launch_here(record, outs, addresses, made);
+    status = api.context(&now) || now != device ? -1 : launch_here(record, outs, addresses, numbers, made, stream);
     api.leave(guard);
     return status;
 }

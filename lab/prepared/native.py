@@ -10,6 +10,7 @@ import torch
 
 from lab import cuda_driver
 from lab.compiler import CompileError, NoCompiler, compile_c
+from lab.prepared.recording import under_way
 
 HERE = Path(__file__).resolve().parent
 HEADERS = ("python.h", "look.h", "launch.h")
@@ -17,6 +18,7 @@ LOOKS = ("dtype", "device_type", "device_index", "layout", "dim", "sizes", "stri
 LOOKS = (*(f"get_{name}" for name in LOOKS), "get_storage_offset", "empty_strided", "delete_tensor_object")
 LOOKS = (*LOOKS, "layout_strided", "dtype_uint8", "grad_mode_is_enabled", "dtype_element_size")
 LOOKS = (*LOOKS, "create_device_guard", "delete_device_guard")
+NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"  # bool at::native::is_neg(const at::Tensor &)
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # PyObject *THPVariable_Wrap(const at::TensorBase &)
 STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
@@ -25,6 +27,7 @@ int stream(int32_t device, void **found) { *found = 0; return 0; }
 int context(int *device) { *device = DEVICE; return 0; }
 int launch(const void *config, void *function, void **parameters, void **extra) { return 0; }
 int move(void *map, void *address) { return 0; }
+int capturing(void *stream, int *status) { *status = 0; return 0; }
 """  # in the place of the driver
 
 
@@ -42,16 +45,21 @@ def of_torch():
     folder = Path(torch.__file__).parent / "lib"
     try:
         cpu, python = (ctypes.CDLL(str(folder / f"lib{name}.so")) for name in ("torch_cpu", "torch_python"))
-        return [address(getattr(cpu, f"aoti_torch_{name}")) for name in LOOKS] + [address(getattr(python, WRAP))]
+        looks = [getattr(cpu, f"aoti_torch_{name}") for name in LOOKS]
+        return [*map(address, (*looks, getattr(cpu, NEGATIVE), getattr(python, WRAP)))]
     except (OSError, AttributeError) as error:
         raise Unprepared(f"this build of PyTorch, {torch.__version__}, lacks a function: {error}") from None
 
 
 def of_driver():
-    """The addresses of the four functions that launch."""
+    """The addresses of the five functions that launch."""
     driver = cuda_driver.driver()
     move = getattr(driver, "cuTensorMapReplaceAddress", None)
-    return [_stream(), address(driver.cuCtxGetDevice), address(driver.cuLaunchKernelEx), move and address(move)]
+    try:
+        here, launch, capturing = driver.cuCtxGetDevice, driver.cuLaunchKernelEx, driver.cuStreamIsCapturing
+    except AttributeError as error:
+        raise Unprepared(f"this driver lacks a function: {error}") from None
+    return [_stream(), address(here), address(launch), move and address(move), address(capturing)]
 
 
 @functools.cache
@@ -83,9 +91,9 @@ def _library():
     try:
         headers = [HERE / name for name in HEADERS]
         compiled = compile_c(HERE / "calls.c", headers=headers, openmp=False)
-    except (NoCompiler, CompileError) as error:
+        library = ctypes.PyDLL(str(compiled.path))  # Python's lock is held
+    except (NoCompiler, CompileError, OSError) as error:  # no room on the disk, say
         raise Unprepared(str(error)) from None
-    library = ctypes.PyDLL(str(compiled.path))  # Python's lock is held
     library.prepared_table.restype = ctypes.py_object
     library.prepared_begin.restype = library.prepared_pause.restype = None
     library.prepared_probe.argtypes = ctypes.py_object, ctypes.c_void_p
@@ -96,7 +104,7 @@ def begin(launching):
     """Tell calls.c what it calls; `launching`: as of_driver gives it. Raises Unprepared if it sees tensors wrongly."""
     global _launching
     library, _launching = _library(), launching
-    objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, tuple, cuda_driver.CudaError)]
+    objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, tuple, cuda_driver.CudaError, int, under_way)]
     addresses = [*of_torch(), *launching, *objects]
     library.prepared_begin((ctypes.c_void_p * len(addresses))(*addresses))
     base = torch.zeros(7, 6, 5, dtype=torch.int16)
@@ -116,7 +124,7 @@ def without_driver(device):
     before = _launching
     idle = compile_c(IDLE.replace("DEVICE", str(device)), name="idle.c", openmp=False)
     library = ctypes.CDLL(str(idle.path))
-    begin([address(getattr(library, name)) for name in ("stream", "context", "launch", "move")])
+    begin([address(getattr(library, name)) for name in ("stream", "context", "launch", "move", "capturing")])
     try:
         yield
     finally:
