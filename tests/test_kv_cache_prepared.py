@@ -46,6 +46,32 @@ def test_the_second_call_launches_the_same(driver, bits, axis, head_dim, lens, p
     assert merge.values[:2] == [partial, pairs]  # what the first wrote
 
 
+@pytest.mark.parametrize("lens", [False, True])
+@pytest.mark.parametrize("before, after", [(65, 80), (70, 69), (2, 16)])
+def test_a_cache_that_grows_launches_the_same(driver, before, after, lens):
+    """kv_len is a number that changes from call to call: what else hangs on it is the same for 16 tokens."""
+
+    def call(kv_len):
+        q, k, v = problem(kv_len=kv_len)
+        out, kv_lens = torch.empty_like(q), torch.tensor([1, 1, kv_len], dtype=torch.int32) if lens else None
+        return lambda: decode(q, k, v, kv_lens=kv_lens, out=out)
+
+    # Memory for as many tokens, as one cache has it that tokens are put into
+    launches = made_up_driver.expect_the_same(driver, CALLS, call(before), call(after))
+    for launch in launches:
+        assert after in [value for value in launch.values if isinstance(value, int)]
+
+
+def test_a_model_that_appends_a_token_a_call_is_prepared(driver):
+    q, new = torch.randn(1, 2, 64).half(), torch.randn(1, 1, 1, 64) * 1e-3
+    k, v = (quantize(torch.randn(1, 20, 1, 64), 8, role=role, capacity=128) for role in ("keys", "values"))
+    for _ in range(100):
+        decode(q, k.append(new), v.append(new))
+    found = ways(driver)
+    assert found.count("checked") <= 2 * 8 and len(found) == 2 * 100  # a kind for each tile of 16 tokens
+    assert CALLS.kept <= 8
+
+
 def ways(driver):
     found = [launch.way for launch in driver.launches]
     driver.launches.clear()
@@ -68,8 +94,14 @@ def test_what_decides_is_part_of_the_kind(driver):
     ways(driver)
     room[0].append(torch.randn(3, 1, 2, 64)), room[1].append(torch.randn(3, 1, 2, 64))  # the same memory, a token more
     decode(q, *room)
+    assert ways(driver) == ["prepared"] * 2
+    room[0].append(torch.randn(3, 10, 2, 64)), room[1].append(torch.randn(3, 10, 2, 64))  # into the next tile
+    decode(q, *room)
     assert ways(driver) == ["checked"] * 2
-    v.peak *= 4  # the weights' power of two hangs on it
+    v.peak *= 1.01  # which changes no power of two
+    decode(q, k, v)
+    assert ways(driver) == ["prepared"] * 2
+    v.peak *= 1000  # the weights' power of two hangs on it
     decode(q, k, v)
     assert ways(driver) == ["checked"] * 2
 

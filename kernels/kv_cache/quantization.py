@@ -50,8 +50,18 @@ class QuantizedKV:
 
     @property
     def kind(self):
-        """All that `decode` must know of it beside its tensors."""
-        return self.bits, self.axis, self.group, self.role, self.shape, self.peak
+        """All that decides how `decode` is launched, beside the tensors and the exact kv_len: how the codes lie, sizes,
+        tiles in use, and the power of two that goes with the largest scale (`lift`)."""
+        batch, kv_len, n_kv_heads, head_dim = self.shape
+        return (
+            *(self.bits, self.axis, self.group, self.role, self.lift),
+            *(batch, -(-kv_len // TILE), n_kv_heads, head_dim),
+        )
+
+    @property
+    def lift(self):
+        """The largest power of two, up to 15, that keeps the scales, and what is multiplied by them, in float16."""
+        return min(15, 15 - math.frexp(self.peak)[1]) if self.peak else 15
 
     @property
     def capacity(self):

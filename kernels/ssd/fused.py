@@ -210,7 +210,7 @@ def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx=None, va
     p = ready.plan
     return ready.kernel.unchecked(
         p.blocks, 512, *ready.maps, _tiles(y, ONE), _line(dt), A, dt_bias, D, initial_states, final,
-        scratch(A, p.scratch, torch.float32), supply(functools.partial(_flags, y.device, p)),
+        scratch(A, p.scratch, torch.float32), supply(functools.partial(_flags, y.device, p), of_stream=True),
         *ready.sizes, seq_idx, varlen, 0 if varlen is None else varlen.shape[0], shared=ready.shared, **options,
     )  # fmt: skip
 
