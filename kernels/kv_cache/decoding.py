@@ -60,16 +60,17 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         return attention.decode(q, k, v, scale, kv_lens=kv_lens, out=out, pdl=pdl)
     if type(k) is type(v) is QuantizedKV:
-        options, kv_len = (scale, bool(pdl), k.kind, v.kind), k.shape[1]
-        if kv_len == v.shape[1]:
-            done = CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens, kv_len)
+        shape = k.shape
+        if shape == v.shape and len(shape) == 4:
+            options = _options(k, v, scale, pdl)
+            done = CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens, shape[1])
             if done is not None:
                 return done
     factor, result = _expect_all(q, k, v, scale, kv_lens, out)
     if k.role != "keys" or v.role != "values":
         _lay_out(k, "keys"), _lay_out(v, "values")
-    options, others = (scale, bool(pdl), k.kind, v.kind), (q, k.packed, k.scale, v.packed, v.scale, kv_lens)
-    with CALLS.preparing(options, (out,), (result,), others):
+    others = q, k.packed, k.scale, v.packed, v.scale, kv_lens
+    with CALLS.preparing(_options(k, v, scale, pdl), (out,), (result,), others):
         _launch(q, k, v, factor, kv_lens, result, bool(pdl))
     return result
 
@@ -121,6 +122,15 @@ def _prepared(q_shape, tiles, n_kv_heads, formats, dtype, lens, *card, **chosen)
     threads = () if p.whole else (p.threads, p.together)
     split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.room, p.team, *threads)
     return p, split, merge, batch * n_heads // p.together
+
+
+def _options(k, v, scale, pdl):
+    """All that decides how caches of one shape are launched, beside the tensors and the exact kv_len."""
+    batch, kv_len, n_kv_heads, head_dim = k.shape
+    return (
+        scale, True if pdl else False, batch, -(-kv_len // TILE), n_kv_heads, head_dim, k.bits, k.axis, k.group, k.role,
+        k.lift, v.bits, v.axis, v.group, v.role, v.lift,
+    )  # fmt: skip
 
 
 def _lay_out(cache, role):

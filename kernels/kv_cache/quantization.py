@@ -35,7 +35,7 @@ class QuantizedKV:
         self.shape = torch.Size((batch, 0, n_kv_heads, head_dim))
         self.bits, self.axis, self.group, self.role = bits, axis, group, role
         self.dtype, self.device = like.dtype, like.device
-        self.peak = 0.0  # the largest magnitude of a scale
+        self.peak = 0.0
         self.recent = like.new_empty(batch, 0, n_kv_heads, head_dim)
         self._step = group if axis == "channel" else TILE  # tokens that are quantised together
         self.packed, self.scale = self._memory(room)
@@ -49,19 +49,14 @@ class QuantizedKV:
         return sum(t[:, :, :n].numel() * t.element_size() for t, n in ((self.packed, tiles), (self.scale, groups)))
 
     @property
-    def kind(self):
-        """All that decides how `decode` is launched, beside the tensors and the exact kv_len: how the codes lie, sizes,
-        tiles in use, and the power of two that goes with the largest scale (`lift`)."""
-        batch, kv_len, n_kv_heads, head_dim = self.shape
-        return (
-            *(self.bits, self.axis, self.group, self.role, self.lift),
-            *(batch, -(-kv_len // TILE), n_kv_heads, head_dim),
-        )
+    def peak(self):
+        """The largest magnitude of a scale. `lift` goes with it: the largest power of two, up to 15, that keeps in
+        float16 what is multiplied by such scales."""
+        return self._peak
 
-    @property
-    def lift(self):
-        """The largest power of two, up to 15, that keeps the scales, and what is multiplied by them, in float16."""
-        return min(15, 15 - math.frexp(self.peak)[1]) if self.peak else 15
+    @peak.setter
+    def peak(self, peak):
+        self._peak, self.lift = peak, min(15, 15 - math.frexp(peak)[1])
 
     @property
     def capacity(self):
