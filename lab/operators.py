@@ -22,7 +22,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from lab.tensors import expect
+from lab.tensors import expect, expect_no_gradient
 
 NAMESPACE = "matmul_to_mamba"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
@@ -133,6 +133,7 @@ def _look(fake, into, out=None, **how):
             return found
         like, *rest = found if isinstance(found, tuple) else (found,)
         expect(into, "out", out, like, tuple(like.shape), empty=True)
+        expect_no_gradient(into, out)
         return tuple(rest) or None
 
 

@@ -78,13 +78,18 @@ def memory(tensor):
     return begin, begin + tensor.nbytes
 
 
+def expect_no_gradient(where, out):
+    """Raise where a tensor that is to be written to asks for a gradient."""
+    if out.requires_grad:
+        raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
+
+
 def output(where, out, like, shape, *, empty=False, **inputs):
     """The tensor to write to: a new one, or `out` once it has been looked at. Inputs that are None are passed over."""
     if out is None:
         return like.new_empty(*shape)  # in half the time of torch.empty(shape, ...)
     expect(where, "out", out, like, shape, empty=empty)
-    if out.requires_grad:
-        raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
+    expect_no_gradient(where, out)
     begin, end = memory(out)
     for name, value in inputs.items():
         if value is not None and value.data_ptr() < end and begin < memory(value)[1]:

@@ -20,7 +20,8 @@ def _decode(rung, further=""):
     """A rung of decode attention; `further`: arguments that it has besides."""
     where = rung.__name__
 
-    def fake(q, k, v, scale=None, *, kv_lens=None, **_):
+    def fake(q, k, v, scale=None, *, kv_lens=None, splits=None, pdl=False):
+        rungs.expect_splits(where, splits)
         _, out = expect_decode(where, q, k, v, scale, None, alignment=1)
         expect_lengths(where, kv_lens, q)
         return out

@@ -10,8 +10,9 @@ from lab.operators import operator
 INPUTS = "Tensor packed, Tensor factors, int[] shape, int bits, int? group, Tensor x, bool pdl=False"
 
 
-def of_weights(name):
-    """A decorator for rung(Wq, x, *, out=None, pdl=False): the operators `name` and `name_out`."""
+def of_weights(name, expect_fit=None):
+    """A decorator for rung(Wq, x, *, out=None, pdl=False): the operators `name` and `name_out`. expect_fit(Wq, x, pdl)
+    raises for what the rung does not take, besides what none takes."""
 
     def decorate(rung):
         where = rung.__name__
@@ -20,7 +21,11 @@ def of_weights(name):
             return rung(QuantizedWeight.of_parts(packed, factors, shape, bits, group), x, out=out, pdl=pdl)
 
         def fake(packed, factors, shape, bits, group, x, *, pdl=False):
-            return expect_all(where, QuantizedWeight.of_parts(packed, factors, shape, bits, group), x)[1]
+            Wq = QuantizedWeight.of_parts(packed, factors, shape, bits, group)
+            _, out = expect_all(where, Wq, x)
+            if expect_fit is not None:
+                expect_fit(Wq, x, pdl)
+            return out
 
         def unpack(operators, Wq, x, *, out=None, pdl=False):
             expect_weight(where, Wq)

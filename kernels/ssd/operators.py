@@ -8,7 +8,7 @@ import torch
 from kernels.ssd import arguments, dropin
 from kernels.ssd.arguments import MOST_CHUNK, MOST_DSTATE, MOST_HEADDIM, NO_LIMIT
 from kernels.ssd.five import five as run_five
-from kernels.ssd.fused import STOP
+from kernels.ssd.fused import STOP, expect_stop
 from kernels.ssd.fused import fused as run_fused
 from lab.operators import operator
 
@@ -43,6 +43,8 @@ def _fake(where):
     def fake(x, dt, A, B, C, chunk_size=None, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
              cu_seqlens=None, dt_softplus=False, dt_limit=None, return_final_states=False, return_varlen_states=False,
              state_dtype=None, stop=None):  # fmt: skip
+        if stop is not None:
+            expect_stop(stop)
         tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, None
         p = arguments._look.__wrapped__(  # which has no cache: sizes may be symbols
             where, tuple(map(arguments._seen, tensors)), chunk_size, tuple(dt_limit or NO_LIMIT), return_varlen_states,

@@ -88,8 +88,8 @@ class Recording:
 
         device, scratches, launches, type and index of the tensors' device, bytes of each scratch; then of each launch:
         function, grid, block, dynamic shared bytes, pdl, cooperative, cluster (3), parameters, patches, words of
-        values; offset of each parameter; patches (offset; whose address, bytes behind it, ADDRESS or MAP; or which number,
-        how wide, NUMBER: see launch.h); values
+        values; offset of each parameter; patches (offset; whose address, bytes behind it, ADDRESS or MAP; or which
+        number, how wide, NUMBER: see launch.h); values
         """
         known = [*self.tensors, *self.scratches, *(tensor for *_, tensor in self.supplies)]
         known = [(index, tensor, *extent(tensor)) for index, tensor in enumerate(known) if tensor is not None]
