@@ -89,15 +89,9 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
         _lay_out(k, "keys"), _lay_out(v, "values")
     formats = k.bits, k.axis, k.group, v.bits, v.group
     batch, kv_len, n_kv_heads, _ = k.shape
+    tiles, lens = -(-kv_len // TILE), kv_lens is not None
     p, split, merge, blocks = _prepared(
-        q.shape,
-        -(-kv_len // TILE),
-        n_kv_heads,
-        formats,
-        q.dtype,
-        kv_lens is not None,
-        *_card(q.device),
-        **(chosen or {}),
+        q.shape, tiles, n_kv_heads, formats, q.dtype, lens, *_card(q.device), **(chosen or {})
     )
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
     q_lift, lift = k.lift if k.axis == "channel" else 15, v.lift - RESCALE_ABOVE
