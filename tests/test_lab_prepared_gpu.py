@@ -11,7 +11,7 @@ from kernels import gemv as topic
 from kernels import lowbit, matmul
 from kernels.lowbit.gemv import CALLS as LOWBIT
 from kernels.ssd.fused import CALLS as SSD
-from lab import host
+from lab import as_called
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -221,9 +221,9 @@ def test_two_cards():
 def test_a_prepared_call_costs_a_fraction_of_the_checked_one():
     W, x = tensors(64, 64)
     gemv(W, x)
-    prepared = host.cost(lambda: gemv(W, x))
-    topic.CALLS.run = lambda *args: None
-    checked = host.cost(lambda: gemv(W, x), turns=5)
+    prepared = as_called.host({"gemv": lambda: gemv(W, x)})["gemv"].median
+    topic.CALLS.run = topic.CALLS.run_tracked = lambda *args: None
+    checked = as_called.host({"gemv": lambda: gemv(W, x)}, seconds=0)["gemv"].median
     assert prepared < checked / 2, (prepared, checked)
 
 
