@@ -411,9 +411,9 @@ MUTATIONS = [
     Mutation(
         "bench: as called, the first call alone is timed",
         "lab/as_called.py",
-        "        for call in calls:\n            call()\n    torch.cuda.synchronize()\n    return",
+        "        for call in calls:\n            call()\n    wait()\n    return",
         "tests/test_lab_as_called.py -k test_every_copy_has_its_turn_and_the_queue_never_fills",
-        "        for _ in calls:\n            calls[0]()\n    torch.cuda.synchronize()\n    return",
+        "        for _ in calls:\n            calls[0]()\n    wait()\n    return",
     ),
     Mutation(
         "bench: of a peer the last mode counts, not the fastest",
@@ -439,9 +439,9 @@ MUTATIONS = [
     Mutation(
         "bench: the processor's part holds the wait for the card",
         "lab/as_called.py",
-        "        taken = time.thread_time() - begin\n        torch.cuda.synchronize()\n",
+        "        taken = time.thread_time() - begin\n        wait()\n",
         "tests/test_lab_as_called.py -k test_the_larger_of_the_processors_time_and_the_cards_counts",
-        "        torch.cuda.synchronize()\n        taken = time.thread_time() - begin\n",
+        "        wait()\n        taken = time.thread_time() - begin\n",
     ),
     Mutation(
         "bench: of compiles that were timed ahead the slowest is made again",
