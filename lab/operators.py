@@ -46,7 +46,7 @@ GRADIENTS = """
 def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None):
     """A decorator: the function, and operators `name` and `name_out` that run it.
 
-    inputs    the schema of its arguments without out, by the function's names
+    inputs    the schema of its arguments without out, by the function's names; Tensor(a!) of what it writes to
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
     backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
     tracked   names of the tensors that may have gradients
@@ -88,8 +88,8 @@ def _register(name, inputs, results, run, fake, has_out):
     schemas = {name: f"({inputs}) -> {results}"}
     if has_out:
         rest = results.removeprefix("Tensor").removeprefix("(Tensor").lstrip(", ").rstrip(")")
-        schemas[f"{name}_out"] = f"({inputs}, *, Tensor(a!) out) -> ({rest})"
-    names = _names(inputs)
+        schemas[f"{name}_out"] = f"({inputs}, *, Tensor(out!) out) -> ({rest})"
+    names, written = _names(inputs), _written(inputs)
 
     def by_name(function):
         """PyTorch hands values over by their places, which are the schema's."""
@@ -98,13 +98,20 @@ def _register(name, inputs, results, run, fake, has_out):
     for called, schema in schemas.items():
         into = called != name
         library.define(f"{called}{schema}", tags=TAGS)
-        library.impl(called, by_name(functools.partial(_run_into, run) if into else run), "CompositeExplicitAutograd")
+        runs = functools.partial(_run_into, run) if into else run
+        runs = _telling(runs, written) if written else runs
+        library.impl(called, by_name(runs), "CompositeExplicitAutograd")
         looked = by_name(functools.partial(_look, fake, name if into else None))
         torch.library.register_fake(f"{NAMESPACE}::{called}", looked, lib=library)
 
 
 def _names(inputs):
     return [argument.split("=")[0].split()[-1] for argument in inputs.split(", ")]
+
+
+def _written(inputs):
+    """The names of the arguments that are written to, `Tensor(a!) cache`."""
+    return [name for name, argument in zip(_names(inputs), inputs.split(", ")) if "!" in argument.split()[0]]
 
 
 @functools.cache
@@ -114,9 +121,26 @@ def _library():
 
 def _run_into(run, out, **how):
     found = run(**how, out=out)
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # or a backward would not know that it was written to
+    _tell(out)
     return None if found is out else found[1:]
+
+
+def _telling(run, written):
+    """run, which writes to these arguments, and says so."""
+
+    def call(**how):
+        found = run(**how)
+        for name in written:
+            _tell(how[name])
+        return found
+
+    return call
+
+
+def _tell(tensor):
+    """Say that a tensor was written to, or a backward would not know."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 class _WithoutMemory(TorchFunctionMode):

@@ -78,10 +78,10 @@ def memory(tensor):
     return begin, begin + tensor.nbytes
 
 
-def expect_no_gradient(where, out):
+def expect_no_gradient(where, out, name="out"):
     """Raise where a tensor that is to be written to asks for a gradient."""
     if out.requires_grad:
-        raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
+        raise ValueError(f"{where}: {name} must not require gradients, got a tensor that does")
 
 
 def output(where, out, like, shape, *, empty=False, **inputs):
@@ -90,8 +90,13 @@ def output(where, out, like, shape, *, empty=False, **inputs):
         return like.new_empty(*shape)  # in half the time of torch.empty(shape, ...)
     expect(where, "out", out, like, shape, empty=empty)
     expect_no_gradient(where, out)
+    expect_apart(where, "out", out, **inputs)
+    return out
+
+
+def expect_apart(where, written, out, /, **inputs):
+    """Raise where a tensor that is to be written to, the argument of this name, lies in the memory of another."""
     begin, end = memory(out)
     for name, value in inputs.items():
         if value is not None and value.data_ptr() < end and begin < memory(value)[1]:
-            raise ValueError(f"{where}: out must not share memory with {name}, got a tensor that does")
-    return out
+            raise ValueError(f"{where}: {written} must not share memory with {name}, got a tensor that does")

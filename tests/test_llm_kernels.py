@@ -96,7 +96,7 @@ def test_bad_arguments_are_named():
         ({"qkv": call["qkv"][:4]}, ValueError, "qkv must have n_heads \\+ 2 · 2 rows.*got 4"),
         ({"bias": call["qkv"][0]}, ValueError, r"bias must have shape \(10, 16\)"),
         ({"q_norm": call["qkv"][0].clone()}, ValueError, "q_norm and k_norm must both be given, or neither"),
-        ({"k": call["v"]}, ValueError, "out must not share memory with v"),
+        ({"k": call["v"]}, ValueError, "k must not share memory with v"),
         ({"out": call["qkv"][:6]}, ValueError, "out must not share memory with qkv"),
     ]:
         with pytest.raises(error, match="rope_append: " + wanted):

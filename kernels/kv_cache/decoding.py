@@ -128,10 +128,8 @@ def _prepared(q_shape, tiles, n_kv_heads, formats, dtype, lens, *card, **chosen)
 def _options(k, v, scale, pdl):
     """All that decides how caches of one shape are launched, beside the tensors and the exact kv_len."""
     batch, kv_len, n_kv_heads, head_dim = k.shape
-    return (
-        scale, True if pdl else False, batch, -(-kv_len // TILE), n_kv_heads, head_dim, k.bits, k.axis, k.group, k.role,
-        k.lift, v.bits, v.axis, v.group, v.role, v.lift,
-    )  # fmt: skip
+    sizes = batch, -(-kv_len // TILE), n_kv_heads, head_dim
+    return scale, True if pdl else False, sizes, k.form, k.lift, v.form, v.lift
 
 
 def _lay_out(cache, role):

@@ -67,12 +67,8 @@ def _unpack(operators, q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False
                 f"decode: a cache must lie as {role} before torch.compile, got one that lies as {cache.role}: call "
                 f"decode once before, or quantize(..., role={role!r})"
             )
-    parts = k.packed, k.scale, _format(k), k.peak, v.packed, v.scale, _format(v), v.peak
+    parts = k.packed, k.scale, k.form, k.peak, v.packed, v.scale, v.form, v.peak
     return operators(q, *parts, list(k.shape), scale, kv_lens=kv_lens, out=out, pdl=pdl)
-
-
-def _format(cache):
-    return f"{cache.bits} {cache.axis} {cache.group} {cache.role}"
 
 
 decode = operator("kv_cache_decode", INPUTS, fake=_fake, unpack=_unpack, call=_call)(decoding.decode)

@@ -76,6 +76,15 @@ class QuantizedKV:
         return sum(t[:, :, :n].numel() * t.element_size() for t, n in ((self.packed, tiles), (self.scale, groups)))
 
     @property
+    def role(self):
+        """As "keys" or "values". `form` goes with it: how the codes lie, a word for each of bits, axis, group, role."""
+        return self._role
+
+    @role.setter
+    def role(self, role):
+        self._role, self.form = role, f"{self.bits} {self.axis} {self.group} {role}"
+
+    @property
     def peak(self):
         """The largest magnitude of a scale. `lift` goes with it: the largest power of two, up to 15, that keeps in
         float16 what is multiplied by such scales."""
