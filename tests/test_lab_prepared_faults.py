@@ -250,3 +250,23 @@ def test_a_disk_without_room_is_said_once_and_calls_go_the_checked_way(driver, m
     assert len(said) == 1 and not NOW.all and calls.run((), y) is None
     for cached in (native._library, native.on_cards, lab.prepared._library, lab.prepared._warn):
         cached.cache_clear()
+
+
+def test_where_a_python_tensor_has_its_tensor_is_known_or_asked(driver):
+    """Both ways see the same; what is not a tensor's place is not taken for one."""
+    library = native._library()
+    some = torch.empty(3), torch.nn.Parameter(torch.empty(2, 2)), torch.empty(5)[2:]
+    W, x = torch.randn(6, 8), torch.randn(8)
+    topic.gemv(W, x)
+    ways(driver)
+    assert library.prepared_settle(some) in (16, 24)  # known
+    topic.gemv(W, x)
+    assert library.prepared_settle((*some, Odd())) == 0  # asked
+    topic.gemv(W, x)
+    assert library.prepared_settle(some)
+    assert ways(driver) == ["prepared"] * 2
+
+
+class Odd:
+    __slots__ = ("room", "more")
+    _cdata = 12345

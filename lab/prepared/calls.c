@@ -275,6 +275,18 @@ void prepared_begin(void *const *addresses) {
     strided = api.strided(), bytes = api.uint8();
 }
 
+// Find out from some tensors where they have the address of their TensorImpl. Returns `impl_at`.
+int prepared_settle(PyObject *tensors) {
+    int found[] = {BARE, FLAGGED, 0};
+    for (int i = 0; i < 3; i++) {
+        impl_at = found[i];
+        Py_ssize_t one = 0, count = PyTuple_Size(tensors);
+        while (one < count && impl_of(PyTuple_GetItem(tensors, one)) == impl_asked(PyTuple_GetItem(tensors, one))) one++;
+        if (one == count) break;
+    }
+    return impl_at;
+}
+
 // How many recordings are under way in this thread.
 void prepared_pause(int recordings) { paused = recordings; }
 

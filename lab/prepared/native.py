@@ -97,6 +97,7 @@ def _library():
     library.prepared_table.restype = ctypes.py_object
     library.prepared_begin.restype = library.prepared_pause.restype = None
     library.prepared_probe.argtypes = ctypes.py_object, ctypes.c_void_p
+    library.prepared_settle.argtypes = (ctypes.py_object,)
     return library
 
 
@@ -106,7 +107,9 @@ def begin(launching):
     library, _launching = _library(), launching
     objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, tuple, cuda_driver.CudaError, int, under_way)]
     addresses = [*of_torch(), *launching, *objects]
+    some = (torch.empty(3), torch.nn.Parameter(torch.empty(2, 2)), torch.empty(5)[2:], torch.ones(4).double())
     library.prepared_begin((ctypes.c_void_p * len(addresses))(*addresses))
+    library.prepared_settle(some)
     base = torch.zeros(7, 6, 5, dtype=torch.int16)
     seen = base[1:6:2, 2:4]
     found = (ctypes.c_int64 * 12)()
