@@ -28,13 +28,16 @@ NAMESPACE = "matmul_to_mamba"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
 WRAPPER = """
-def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode):
+def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode, _calls):
     def {name}({parameters}):
         if _tracing() or type({watched}) not in _plain and _stands_in({watched}):
-            return _operators({arguments}){gradients}
+            return _operators({arguments}){prepared}{gradients}
         return _call({arguments})
     return {name}
 """
+PREPARED = """
+        if (_done := _calls.{run}({kind})) is not None:
+            return _done"""
 GRADIENTS = """
         try:
             if ({ask}) and out is None and _grad_mode():
@@ -43,7 +46,10 @@ GRADIENTS = """
             pass"""
 
 
-def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None):
+def operator(
+    name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None,
+    prepared=None,
+):  # fmt: skip
     """A decorator: the function, and operators `name` and `name_out` that run it.
 
     inputs    the schema of its arguments without out, by the function's names; Tensor(a!) of what it writes to
@@ -55,6 +61,8 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
               operators(..., out=...), and torch.compile looks through it
     call      call(...): what the operator runs, if its inputs are not the function's
     watched   the argument, a tensor, that shows whether others stand in for tensors; the first unless named
+    prepared  (calls, text): lab.prepared.Calls, and what the function hands to calls.run first of all, as an expression
+              of its arguments; asked here it costs two calls of Python less
     """
 
     def decorate(function):
@@ -77,7 +85,7 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
 
         if unpack is not None:
             operators = functools.partial(unpack, operators)
-        return _wrapped(function, operators, tracked, watched)
+        return _wrapped(function, operators, tracked, watched, prepared)
 
     return decorate
 
@@ -212,7 +220,7 @@ def _refuse_backward(name):
 # The function
 
 
-def _wrapped(function, operators, tracked, watched):
+def _wrapped(function, operators, tracked, watched, prepared=None):
     """The function, with a look at who calls: of its own signature, as *args and **kwargs would take 0.3 µs."""
     signature = inspect.signature(function)
     defaults, parameters, arguments, star = {}, [], [], False
@@ -228,17 +236,19 @@ def _wrapped(function, operators, tracked, watched):
             parameters.append(name)
         arguments.append(f"{name}={name}" if by_name else name)
     arguments = ", ".join(arguments)
+    calls, kind = prepared or (None, None)
     ask = " or ".join(f"{name}.requires_grad" for name in tracked)
     text = WRAPPER.format(
         name=function.__name__,
         parameters=", ".join(parameters),
         arguments=arguments,
         watched=watched or next(iter(signature.parameters)),
+        prepared=PREPARED.format(run="run_tracked" if tracked else "run", kind=kind) if prepared else "",
         gradients=GRADIENTS.format(ask=ask, arguments=arguments) if tracked else "",
     )
     space = {**defaults}  # no __name__: torch.compile would look for these names in the module
     exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
-    made = space["made"](function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled)
+    made = space["made"](function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, calls)
     return functools.update_wrapper(made, function)
 
 

@@ -16,7 +16,7 @@ def expect_lengths(where, kv_lens, q):
         expect(where, "kv_lens", kv_lens, q, (q.shape[0],), (torch.int32,))
 
 
-def _decode(rung, further=""):
+def _decode(rung, further="", prepared=None):
     """A rung of decode attention; `further`: arguments that it has besides."""
     where = rung.__name__
 
@@ -26,7 +26,7 @@ def _decode(rung, further=""):
         expect_lengths(where, kv_lens, q)
         return out
 
-    return operator(f"attention_{where}", DECODE + further, fake=fake)(rung)
+    return operator(f"attention_{where}", DECODE + further, fake=fake, prepared=prepared)(rung)
 
 
 def _mix(rung):
@@ -38,7 +38,8 @@ def _mix(rung):
     return operator(f"attention_{where}", "Tensor att, Tensor v", fake=fake)(rung)
 
 
-decode = _decode(decoding.decode, ", bool pdl=False")
+KIND = "(scale, True if pdl else False), out, q, k, v, kv_lens"  # as in decoding.decode
+decode = _decode(decoding.decode, ", bool pdl=False", (decoding.CALLS, KIND))
 two_pass, online = _decode(rungs.two_pass), _decode(rungs.online)
 split, split_triton = (_decode(rung, ", int? splits=None") for rung in (rungs.split, rungs.split_triton))
 mix_naive, mix_split, mix_shared = map(_mix, (mix.mix_naive, mix.mix_split, mix.mix_shared))

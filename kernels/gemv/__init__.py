@@ -53,6 +53,7 @@ def _operator(rung):
         fake=lambda W, x, *, pdl=False: _expect_all(rung, W, x, None, pdl),
         backward=_backward,
         tracked=("W", "x"),
+        prepared=(CALLS, f"({rung!r}, pdl), out, W, x"),
     )
 
 

@@ -110,7 +110,9 @@ class Calls:
             keep = self._keep
         plan = recording.plan() if all(map(_stays, options)) else None
         if plan is not None:
-            made = tuple(one is None for one in given)
+            made = tuple(
+                one is None and (made is None or native.maker(made)) for one, made in zip(given, recording.tensors)
+            )
             supplies = tuple((function, of_stream) for function, of_stream, _ in recording.supplies)
             self.kept += keep(options, made, recording.tensors, plan, supplies) is not None
         elif recording.why:

@@ -14,6 +14,7 @@
 
 #include "python.h"
 #include "look.h"
+#include "memory.h"
 #include "launch.h"
 
 typedef struct { Record *buckets[BUCKETS]; int records, outs, numbers; } Table;
@@ -34,11 +35,11 @@ static int is_paused(void) {
 
 static void let_go(Record *record) {  // once nobody uses it
     if (record->users || !record->dead) return;
-    PyObject *options = record->options, *supplies = record->supplies;
+    PyObject *options = record->options, *supplies = record->supplies, *made = record->made;
     for (int i = 0; i < EXTRA * STREAMS; i++)
         if (record->of_stream[i].tensor) Py_DecRef(record->of_stream[i].tensor);
     free(record->plan), free(record);
-    Py_DecRef(options), Py_DecRef(supplies);  // which may run any code
+    Py_DecRef(options), Py_DecRef(supplies), Py_DecRef(made);  // which may run any code
 }
 
 static void clear(Table *table) {
@@ -86,18 +87,21 @@ static int look_at_all(Table *table, PyObject *const *args, int count, int track
 }
 
 // An output as Python has it: the one that was given, or a new Python tensor.
-static PyObject *result(PyObject *given, Handle made) {
+static PyObject *result(PyObject *given, PyObject **object, Handle made) {
+    PyObject *found = *object;
+    *object = NULL;
+    if (found) return found;
     if (made) return api.wrap(made);
     Py_IncRef(given);
     return given;
 }
 
 // The outputs: the one, or a tuple.
-static PyObject *results(int outs, PyObject *const *args, Handle *made) {
-    if (outs == 1) return result(args[0], made[0]);
+static PyObject *results(int outs, PyObject *const *args, PyObject **objects, Handle *made) {
+    if (outs == 1) return result(args[0], &objects[0], made[0]);
     PyObject *all = PyTuple_New(outs);
     for (int i = 0; all && i < outs; i++) {
-        PyObject *out = result(args[i], made[i]);
+        PyObject *out = result(args[i], &objects[i], made[i]);
         if (!out) return Py_DecRef(all), NULL;
         PyTuple_SetItem(all, i, out);
     }
@@ -129,25 +133,6 @@ static Record *find(Table *table, uint64_t hash, const Kind *kinds, int count, P
     return NULL;
 }
 
-// The address of a supplied tensor: a new one, or that of this stream, which a record has kept. 0: there is none.
-static char *supply(Record *record, int index, PyObject *entry, void *stream, int capturing, PyObject **held) {
-    Kind kind;
-    Place place;
-    OfStream *kept = record->of_stream + index * STREAMS, *room = NULL;
-    int lasts = PyObject_IsTrue(PyTuple_GetItem(entry, 1)) == 1 && !capturing;
-    for (int i = 0; lasts && i < STREAMS; i++) {
-        if (kept[i].tensor && kept[i].stream == stream) return kept[i].address;
-        if (!kept[i].tensor) room = &kept[i];
-    }
-    PyObject *tensor = *held = PyObject_CallNoArgs(PyTuple_GetItem(entry, 0));
-    if (!tensor || !look(tensor, &kind, &place) || kind.state != GIVEN) return NULL;
-    if (lasts && room && !room->tensor) {  // nobody has been here meanwhile
-        Py_IncRef(tensor);
-        *room = (OfStream){stream, tensor, place.begin};
-    }
-    return place.begin;
-}
-
 static PyObject *run_either(PyObject *self, PyObject *const *args, Py_ssize_t argc, int tracked) {
     Table *table = PyCapsule_GetPointer(self, NULL);
     int count = (int)argc - 1 - table->numbers, outs = table->outs, status = -1, held = 0, good = 1, capturing = 0;
@@ -170,17 +155,25 @@ static PyObject *run_either(PyObject *self, PyObject *const *args, Py_ssize_t ar
     Handle made[TENSORS + EXTRA];
     int scratches = (int)record->plan[1], owned = outs + scratches;  // of `made`: outputs, then scratch
     memset(made, 0, sizeof *made * (size_t)owned);
-    PyObject *supplied[EXTRA] = {NULL};
+    PyObject *supplied[EXTRA] = {NULL}, *objects[TENSORS];
+    memset(objects, 0, sizeof *objects * (size_t)outs), memset(addresses + count, 0, sizeof *addresses * (size_t)scratches);
+    Space *space = NULL;
     for (int i = 0; i < count; i++) addresses[i] = places[i].begin;
     Py_ssize_t supplies = PyTuple_Size(record->supplies);
     void *stream;
-    if (api.stream((int32_t)record->plan[0], &stream)) good = 0;
-    if (good && supplies && api.capturing(stream, &capturing)) capturing = 1;  // it cannot be asked now
+    int device = (int)record->plan[0], now;
+    if (api.stream(device, &stream)) good = 0;
+    if (good && (supplies || scratches) && api.capturing(stream, &capturing)) capturing = 1;  // it cannot be asked now
     for (; good && held < supplies; held++) {  // tensors that a function gives for each launch, such as counters
         PyObject *entry = PyTuple_GetItem(record->supplies, held);
         char **place = &addresses[count + scratches + held];
         good = (*place = supply(record, held, entry, stream, capturing, &supplied[held])) != NULL;
     }
+    if (good && scratches && !capturing) space = place_scratch(record, stream, addresses);
+    if (PyErr_Occurred()) good = 0;
+    int here = good && !api.context(&now) && now == device;
+    for (int i = 0; here && i < outs; i++)
+        if (kinds[i].state == MADE) objects[i] = make_object(PyTuple_GetItem(record->made, i), &addresses[i]);
     if (good) {
         void *thread = PyEval_SaveThread();
         status = launch_all(record, outs, addresses, numbers, made, stream);
@@ -188,9 +181,12 @@ static PyObject *run_either(PyObject *self, PyObject *const *args, Py_ssize_t ar
     }
     while (held)
         if (supplied[--held]) Py_DecRef(supplied[held]);
-    PyObject *found = status ? NULL : results(outs, args + 1, made);
+    if (space) space->busy = 0;
+    PyObject *found = status ? NULL : results(outs, args + 1, objects, made);
     for (int i = 0; i < owned; i++)
         if (made[i]) api.delete(made[i]);
+    for (int i = 0; i < outs; i++)
+        if (objects[i]) Py_DecRef(objects[i]);
     record->users--, let_go(record);
     if (status > 0) return PyErr_Format(api.error, "a launch behind another: the CUDA driver says %d", status);
     return status ? nothing() : found;
@@ -212,7 +208,7 @@ static void drop(Table *table, Record *record) {
 }
 
 // keep(options, made, tensors, plan, supplies): from now on `run` takes calls like this one, which was done. made: which
-// outputs were None; tensors: outputs, those made too, and the others; plan: bytes; supplies: (function, whether it
+// outputs were None, and how they are made, if known (see make_object); tensors: outputs, those made too, and the others; plan: bytes; supplies: (function, whether it
 // gives a stream always the same). A kind that is there is replaced. How many kinds there are, or None: it cannot be.
 static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     Table *table = PyCapsule_GetPointer(self, NULL);
@@ -242,7 +238,7 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
         drop(table, before), before->users--, let_go(before);
     if (PyErr_Occurred()) return free(record), free(copy), nothing();
     if (table->records >= MOST) clear(table);
-    Py_IncRef(record->options = args[0]), Py_IncRef(record->supplies = args[4]);
+    Py_IncRef(record->options = args[0]), Py_IncRef(record->supplies = args[4]), Py_IncRef(record->made = args[1]);
     record->plan = memcpy(copy, plan, (size_t)length), record->count = count;
     record->next = table->buckets[record->hash % BUCKETS], table->buckets[record->hash % BUCKETS] = record;
     table->records++;

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -13,13 +14,15 @@ from lab.compiler import CompileError, NoCompiler, compile_c
 from lab.prepared.recording import under_way
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("python.h", "look.h", "launch.h")
+HEADERS = ("python.h", "look.h", "memory.h", "launch.h")
 LOOKS = ("dtype", "device_type", "device_index", "layout", "dim", "sizes", "strides", "data_ptr", "storage_size")
 LOOKS = (*(f"get_{name}" for name in LOOKS), "get_storage_offset", "empty_strided", "delete_tensor_object")
 LOOKS = (*LOOKS, "layout_strided", "dtype_uint8", "grad_mode_is_enabled", "dtype_element_size")
 LOOKS = (*LOOKS, "create_device_guard", "delete_device_guard")
 NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"  # bool at::native::is_neg(const at::Tensor &)
 WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # PyObject *THPVariable_Wrap(const at::TensorBase &)
+MODES = "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"  # bool any_modes_set(bool skip_infra_modes)
+INCLUDED = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"  # bool tls_is_dispatch_key_included(key)
 STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 IDLE = """
@@ -49,6 +52,31 @@ def of_torch():
         return [*map(address, (*looks, getattr(cpu, NEGATIVE), getattr(python, WRAP)))]
     except (OSError, AttributeError) as error:
         raise Unprepared(f"this build of PyTorch, {torch.__version__}, lacks a function: {error}") from None
+
+
+def of_modes():
+    """What says whether somebody wants to be asked before a tensor is made, at the end of `api`."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        layer = int(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
+        return [address(getattr(library, MODES)), address(getattr(library, INCLUDED)), layer]
+    except (OSError, AttributeError) as error:
+        raise Unprepared(f"this build of PyTorch, {torch.__version__}, lacks a function: {error}") from None
+
+
+def maker(tensor):
+    """(function, arguments) that make such a tensor on the current device at the least cost; True: none known."""
+    name = f"_empty_strided_{tensor.device.type}"
+    function = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), name, None)
+    return True if function is None else (function, (tuple(tensor.shape), tensor.stride(), tensor.dtype))
+
+
+def lasting(card, size):
+    """Memory of so many bytes, on a card or (-1) on the CPU. Made by a thread of its own, in which no mode is on: while
+    torch.compile(mode="reduce-overhead") warms a graph up, all that its thread makes lies in the graph's pool."""
+    device = torch.device("cpu") if card < 0 else torch.device("cuda", card)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(torch.empty, size, dtype=torch.uint8, device=device).result()
 
 
 def of_driver():
@@ -105,8 +133,10 @@ def begin(launching):
     """Tell calls.c what it calls; `launching`: as of_driver gives it. Raises Unprepared if it sees tensors wrongly."""
     global _launching
     library, _launching = _library(), launching
-    objects = [id(one) for one in (torch.Tensor, torch.nn.Parameter, tuple, cuda_driver.CudaError, int, under_way)]
-    addresses = [*of_torch(), *launching, *objects]
+    objects = [
+        id(one) for one in (torch.Tensor, torch.nn.Parameter, tuple, cuda_driver.CudaError, int, under_way, lasting)
+    ]
+    addresses = [*of_torch(), *launching, *objects, *of_modes()]
     some = (torch.empty(3), torch.nn.Parameter(torch.empty(2, 2)), torch.empty(5)[2:], torch.ones(4).double())
     library.prepared_begin((ctypes.c_void_p * len(addresses))(*addresses))
     library.prepared_settle(some)

@@ -11,6 +11,7 @@ enum { METH_FASTCALL = 0x80, PY_EQ = 2 };
 void Py_IncRef(PyObject *), Py_DecRef(PyObject *), PyErr_Clear(void), *PyLong_AsVoidPtr(PyObject *);
 void *PyEval_SaveThread(void), PyEval_RestoreThread(void *);
 int PyErr_ExceptionMatches(PyObject *);
+PyObject *PyObject_CallFunction(PyObject *, const char *, ...), *PyObject_CallObject(PyObject *, PyObject *);
 long long PyLong_AsLongLong(PyObject *);
 PyObject *PyErr_Occurred(void), *PyErr_Format(PyObject *, const char *, ...), *PyErr_NoMemory(void);
 PyObject *PyObject_Type(PyObject *), *PyObject_GetAttr(PyObject *, PyObject *), *PyObject_CallNoArgs(PyObject *);
