@@ -9,7 +9,7 @@ import torch
 import lab.prepared
 from kernels import gemv as topic
 from lab import cuda
-from lab.prepared import Calls, changing, native, supply
+from lab.prepared import Calls, changing, native, scratch, supply
 from lab.prepared.recording import NOW
 
 FILL = 'extern "C" __global__ void fill(float *y, int n) { y[threadIdx.x] = n; }'
@@ -270,3 +270,137 @@ def test_where_a_python_tensor_has_its_tensor_is_known_or_asked(driver):
 class Odd:
     __slots__ = ("room", "more")
     _cdata = 12345
+
+
+SPLIT = """
+extern "C" __global__ void split(const float *x, float *part, double *more) { part[0] = x[0]; }
+extern "C" __global__ void merge(const float *part, const double *more, float *y) { y[0] = part[0]; }
+"""
+
+
+def in_two(calls, module, x, y, floats, doubles=3):
+    """Two launches with scratch memory between them."""
+    if calls.run((floats,), y, x) is None:
+        with calls.preparing((floats,), (y,), (y,), (x,)):
+            part, more = scratch(x, floats, torch.float32), scratch(x, doubles, torch.float64)
+            module.split(1, 1, x, part, more)
+            module.merge(1, 1, part, more, y)
+
+
+def places(driver):
+    """Where the prepared launches since the last look had their scratch: (part, more) of each call."""
+    found = [launch.values for launch in driver.launches if launch.way == "prepared"]
+    driver.launches.clear()
+    pairs = [(split[1], split[2]) for split in found[::2]]
+    assert pairs == [(merge[0], merge[1]) for merge in found[1::2]]
+    return pairs
+
+
+def test_a_stream_keeps_its_scratch(driver):
+    """Pieces that do not overlap, apart from those of other streams and of calls too large; a graph gets its own."""
+    calls, module, x, y = Calls("scratch"), cuda.compile(SPLIT), torch.randn(3), torch.empty(3)
+    in_two(calls, module, x, y, 1000)
+    for driver.stream in (901, 902, 901, 902):
+        in_two(calls, module, x, y, 1000)
+    one, two, *again = places(driver)
+    assert again == [one, two] and abs(one[0] - two[0]) >= 1 << 20
+    assert one[1] - one[0] == 4096 and one[0] % 16 == 0  # 4000 bytes, in whole 512
+    driver.stream = 901
+    for floats in (1 << 20, 1 << 23):  # more than it had; more than a stream keeps
+        in_two(calls, module, x, y, floats), in_two(calls, module, x, y, floats), in_two(calls, module, x, y, 1000)
+    grown, after, large, small = places(driver)
+    assert grown[0] == after[0] == small[0] != one[0] and large[0] != grown[0]
+    assert large[1] - large[0] != grown[1] - grown[0] and grown[1] - grown[0] == 4 << 20
+    driver.capturing = 1
+    held = []
+
+    def does(function, shape, values):
+        if function.name == "split":
+            held.append(torch.empty(1000))  # what the allocator would give next is taken
+
+    driver.does = does
+    in_two(calls, module, x, y, 1000), in_two(calls, module, x, y, 1000)
+    assert all(abs(pair[0] - grown[0]) >= 8192 for pair in places(driver))
+
+
+def test_two_calls_of_one_stream_at_a_time_have_scratch_of_their_own(driver):
+    """As two threads have, whose launches come in turns: here the second call is made within the first one's launch."""
+    calls, module, x = Calls("scratch"), cuda.compile(SPLIT), torch.randn(3)
+    y = [torch.empty(3) for _ in range(3)]
+    in_two(calls, module, x, y[0], 1000)
+    driver.stream = 903
+    in_two(calls, module, x, y[0], 1000)
+    ((first, _),) = places(driver)
+    inner = []
+
+    def does(function, shape, values):
+        if function.name == "split" and not inner:
+            inner.append(None)
+            one = threading.Thread(target=lambda: in_two(calls, module, x, y[1], 1000))
+            one.start(), one.join()
+
+    driver.does = does
+    in_two(calls, module, x, y[0], 1000)
+    seen = [launch.values[1] for launch in driver.launches if launch.kernel == "split"]
+    assert first in seen and len({*seen}) == 2
+    driver.does, driver.launches[:] = lambda *args: None, []
+    in_two(calls, module, x, y[0], 1000)
+    assert places(driver)[0][0] == first
+
+
+def test_outputs_are_made_past_the_dispatcher_only_where_nobody_wants_to_be_asked(driver, monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    made = []
+
+    def maker(tensor):
+        function, how = known(tensor)
+
+        def counting(*args):
+            made.append(args)
+            return function(*args)
+
+        return counting, how
+
+    known = native.maker
+    monkeypatch.setattr(native, "maker", maker)
+    W, x = torch.randn(6, 8), torch.randn(8)
+    topic.gemv(W, x)
+
+    def call():
+        made.clear()
+        assert topic.CALLS.run(("gemv", False), None, W, x).shape == (6,)
+        return len(made)
+
+    assert call() == 1 and made == [((6,), (1,), torch.float32)]
+    for mode in (Watch, FakeTensorMode):
+        with mode():
+            assert call() == 0
+    asked = []
+    torch.func.grad(lambda v: (asked.append(call()), v.sum())[1])(torch.ones(3))
+    torch.func.vmap(lambda v: (asked.append(call()), v.sum())[1])(torch.ones(2, 3))
+    assert asked == [0, 0] and call() == 1
+    with torch.inference_mode():
+        assert topic.gemv(W, x).is_inference()
+    y = topic.gemv(W, x)
+    assert type(y) is torch.Tensor and not y.is_inference() and not y.requires_grad
+    assert ways(driver)[1:] == ["prepared"] * 8
+
+
+def test_an_interrupt_while_memory_is_made_is_not_lost(driver, monkeypatch):
+    calls, module, x, y = Calls("scratch"), cuda.compile(SPLIT), torch.randn(3), torch.empty(3)
+    in_two(calls, module, x, y, 1000)
+
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    driver.stream = 904
+    monkeypatch.setattr(native, "ThreadPoolExecutor", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        in_two(calls, module, x, y, 1000)
+    monkeypatch.undo()
