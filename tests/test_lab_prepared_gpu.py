@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from kernels import gemv as topic
 from kernels import attention, kv_cache, lowbit, matmul
+from kernels import gemv as topic
 from kernels.lowbit.gemv import CALLS as LOWBIT
 from kernels.ssd.fused import CALLS as SSD
 from lab import as_called
