@@ -17,6 +17,7 @@ NotImplementedError when one is asked for.
 
 import functools
 import inspect
+from typing import NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -36,14 +37,24 @@ def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode, _calls):
     return {name}
 """
 PREPARED = """
-        if (_done := _calls.{run}({kind})) is not None:
-            return _done"""
+        if (done := _calls.{ask}) is not None:
+            return {result}"""
 GRADIENTS = """
         try:
             if ({ask}) and out is None and _grad_mode():
                 return _operators({arguments})
         except AttributeError:  # no tensor: the call says so
             pass"""
+
+
+class Prepared(NamedTuple):
+    """Prepared calls (lab.prepared.Calls); how the function asks them, as text: "run(..)" or "run_tracked(..)" of its
+    arguments; what it returns of what is `done`; and what else the texts name."""
+
+    calls: object
+    ask: str
+    result: str = "done"
+    names: dict = {}  # noqa: RUF012
 
 
 def operator(
@@ -61,8 +72,8 @@ def operator(
               operators(..., out=...), and torch.compile looks through it
     call      call(...): what the operator runs, if its inputs are not the function's
     watched   the argument, a tensor, that shows whether others stand in for tensors; the first unless named
-    prepared  (calls, text): lab.prepared.Calls, and what the function hands to calls.run first of all, as an expression
-              of its arguments; asked here it costs two calls of Python less
+    prepared  Prepared: the prepared calls that the function asks first of all; asked here, they cost a call or two of
+              Python less
     """
 
     def decorate(function):
@@ -236,19 +247,20 @@ def _wrapped(function, operators, tracked, watched, prepared=None):
             parameters.append(name)
         arguments.append(f"{name}={name}" if by_name else name)
     arguments = ", ".join(arguments)
-    calls, kind = prepared or (None, None)
     ask = " or ".join(f"{name}.requires_grad" for name in tracked)
     text = WRAPPER.format(
         name=function.__name__,
         parameters=", ".join(parameters),
         arguments=arguments,
         watched=watched or next(iter(signature.parameters)),
-        prepared=PREPARED.format(run="run_tracked" if tracked else "run", kind=kind) if prepared else "",
+        prepared=PREPARED.format(ask=prepared.ask, result=prepared.result) if prepared else "",
         gradients=GRADIENTS.format(ask=ask, arguments=arguments) if tracked else "",
     )
-    space = {**defaults}  # no __name__: torch.compile would look for these names in the module
+    space = defaults | (prepared.names if prepared else {})  # no __name__: torch.compile would look for these there
     exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
-    made = space["made"](function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, calls)
+    made = space["made"](
+        function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, prepared and prepared.calls
+    )
     return functools.update_wrapper(made, function)
 
 

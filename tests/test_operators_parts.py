@@ -1,10 +1,12 @@
 """Operators of torch.library believe no part that they are given: what the real one refuses, its fake does too."""
 
+import made_up_driver
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernels import attention, fusion, kv_cache, lowbit, ssd
+from kernels.lowbit.gemv import CALLS as LOWBIT
 
 OPS = torch.ops.matmul_to_mamba
 HALF = torch.float16
@@ -148,3 +150,35 @@ def test_what_an_option_may_not_be_is_said_while_a_model_is_compiled(kernel, giv
     for call in (kernel, torch.compile(lambda *args: kernel(*args, **options), fullgraph=True, backend="eager")):
         with pytest.raises(Exception, match=words):
             call(*given, **(options if call is kernel else {}))
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    monkeypatch.setattr(kv_cache.decoding, "_card", lambda device: (132, 227 * 1024))
+    yield made_up_driver.put_in(monkeypatch)
+    kv_cache.decoding.CALLS.clear(), LOWBIT.clear()
+
+
+def ways(driver):
+    found = {launch.way for launch in driver.launches}
+    driver.launches.clear()
+    return found
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_parts_are_refused_when_such_calls_are_prepared(driver, out):
+    """Right and wrong parts alternate: a wrong one launches nothing, however often right ones have run."""
+    for call, parts, cases, like in [
+        (OPS.lowbit_gemv, weight_parts(), WEIGHT, torch.empty(32, dtype=HALF)),
+        (OPS.kv_cache_decode, cache_parts(), CACHE, torch.empty(1, 4, 64, dtype=HALF)),
+    ]:
+        if out:
+            call, parts = getattr(OPS, f"{call.__name__}_out"), parts | {"out": like}
+        call(**parts)
+        assert ways(driver) == {"checked"}
+        for words, wrong in cases:
+            call(**parts)
+            assert ways(driver) == {"prepared"}
+            with pytest.raises((TypeError, ValueError), match=words):
+                call(**parts | wrong(parts))
+            assert not ways(driver)

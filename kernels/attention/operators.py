@@ -4,7 +4,7 @@ import torch
 
 from kernels.attention import decoding, mix, rungs
 from kernels.attention.arguments import expect_decode
-from lab.operators import operator
+from lab.operators import Prepared, operator
 from lab.tensors import expect
 
 DECODE = "Tensor q, Tensor k, Tensor v, float? scale=None, Tensor? kv_lens=None"
@@ -38,8 +38,8 @@ def _mix(rung):
     return operator(f"attention_{where}", "Tensor att, Tensor v", fake=fake)(rung)
 
 
-KIND = "(scale, True if pdl else False), out, q, k, v, kv_lens"  # as in decoding.decode
-decode = _decode(decoding.decode, ", bool pdl=False", (decoding.CALLS, KIND))
+ASK = "run((scale, True if pdl else False), out, q, k, v, kv_lens)"  # as decoding.decode does
+decode = _decode(decoding.decode, ", bool pdl=False", Prepared(decoding.CALLS, ASK))
 two_pass, online = _decode(rungs.two_pass), _decode(rungs.online)
 split, split_triton = (_decode(rung, ", int? splits=None") for rung in (rungs.split, rungs.split_triton))
 mix_naive, mix_split, mix_shared = map(_mix, (mix.mix_naive, mix.mix_split, mix.mix_shared))

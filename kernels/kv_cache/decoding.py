@@ -11,7 +11,7 @@ from kernels.attention.arguments import expect_first, expect_kv_lens, expect_sca
 from kernels.attention.plan import options
 from kernels.kv_cache.layout import TILE
 from kernels.kv_cache.plan import plan
-from kernels.kv_cache.quantization import QuantizedKV
+from kernels.kv_cache.quantization import QuantizedKV, lift
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
 from lab.prepared import Calls, changing, scratch
@@ -62,7 +62,7 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     if type(k) is type(v) is QuantizedKV:
         shape = k.shape
         if shape == v.shape and len(shape) == 4:
-            options = _options(k, v, scale, pdl)
+            options = _kind(shape, scale, pdl, k.form, k.lift, v.form, v.lift)
             done = CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens, shape[1])
             if done is not None:
                 return done
@@ -70,7 +70,8 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     if k.role != "keys" or v.role != "values":
         _lay_out(k, "keys"), _lay_out(v, "values")
     others = q, k.packed, k.scale, v.packed, v.scale, kv_lens
-    with CALLS.preparing(_options(k, v, scale, pdl), (out,), (result,), others):
+    options = _kind(k.shape, scale, pdl, k.form, k.lift, v.form, v.lift)
+    with CALLS.preparing(options, (out,), (result,), others):
         _launch(q, k, v, factor, kv_lens, result, bool(pdl))
     return result
 
@@ -94,7 +95,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
         q.shape, tiles, n_kv_heads, formats, q.dtype, lens, *_card(q.device), **(chosen or {})
     )
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
-    q_lift, lift = k.lift if k.axis == "channel" else 15, v.lift - RESCALE_ABOVE
+    q_lift, v_lift = k.lift if k.axis == "channel" else 15, v.lift - RESCALE_ABOVE
     sizes = (*changing(kv_len), batch, p.rows, p.each, p.rest)
     rooms = k.packed.shape[2] * TILE // p.tile, v.packed.shape[2] * TILE // p.tile
     if p.whole:  # one launch; no scratch memory
@@ -104,7 +105,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
         sums = partial[p.sums_at :]
         results = None, partial, sums
     args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, *results, *sizes, *rooms)  # looked at, or made here
-    args += (scale * LOG2_E, q_lift, lift, int(pdl))
+    args += (scale * LOG2_E, q_lift, v_lift, int(pdl))
     first = split.unchecked(p.blocks, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     if p.whole:
         return first, None
@@ -125,11 +126,22 @@ def _prepared(q_shape, tiles, n_kv_heads, formats, dtype, lens, *card, **chosen)
     return p, split, merge, batch * n_heads // p.together
 
 
-def _options(k, v, scale, pdl):
+def run_parts(
+    q, shape, k_codes, k_scale, k_format, k_peak, v_codes, v_scale, v_format, v_peak, scale=None, kv_lens=None,
+    out=None, pdl=False,
+):  # fmt: skip
+    """decode of two caches by their parts, if a call of its kind has been prepared; else None. Whatever could be wrong
+    with them, but for the peaks, is part of the kind."""
+    if len(shape) == 4 and 0 <= k_peak < math.inf and 0 <= v_peak < math.inf:
+        options = _kind(shape, scale, pdl, k_format, lift(k_peak), v_format, lift(v_peak))
+        return CALLS.run(options, out, q, k_codes, k_scale, v_codes, v_scale, kv_lens, shape[1])
+    return None
+
+
+def _kind(shape, scale, pdl, *how):
     """All that decides how caches of one shape are launched, beside the tensors and the exact kv_len."""
-    batch, kv_len, n_kv_heads, head_dim = k.shape
-    sizes = batch, -(-kv_len // TILE), n_kv_heads, head_dim
-    return scale, True if pdl else False, sizes, k.form, k.lift, v.form, v.lift
+    batch, kv_len, n_kv_heads, head_dim = shape
+    return scale, True if pdl else False, (batch, -(-kv_len // TILE), n_kv_heads, head_dim), *how
 
 
 def _lay_out(cache, role):

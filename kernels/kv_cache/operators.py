@@ -44,8 +44,11 @@ def _read_format(name, form, head_dim):
 
 
 def _call(q, shape, **how):
-    k, v = _caches(shape, how)
-    return decoding.decode(q, k, v, **how)
+    found = decoding.run_parts(q, shape, **how)
+    if found is None:
+        k, v = _caches(shape, how)
+        found = decoding.decode(q, k, v, **how)
+    return found
 
 
 def _fake(q, shape, kv_lens=None, **how):

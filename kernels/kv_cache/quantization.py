@@ -17,6 +17,11 @@ from lab.tensors import expect, expect_first
 SLICE = 1 << 24  # elements that are quantised at a time, about: a slice needs some ten times as many bytes
 
 
+def lift(peak):
+    """The largest power of two, up to 15, that keeps in float16 what is multiplied by scales up to `peak`."""
+    return min(15, 15 - math.frexp(peak)[1])
+
+
 class QuantizedKV:
     """Keys or values of a batch of sequences, quantised: what `quantize` returns and `decode` reads.
 
@@ -86,13 +91,12 @@ class QuantizedKV:
 
     @property
     def peak(self):
-        """The largest magnitude of a scale. `lift` goes with it: the largest power of two, up to 15, that keeps in
-        float16 what is multiplied by such scales."""
+        """The largest magnitude of a scale. `lift` goes with it."""
         return self._peak
 
     @peak.setter
     def peak(self, peak):
-        self._peak, self.lift = peak, min(15, 15 - math.frexp(peak)[1])
+        self._peak, self.lift = peak, lift(peak)
 
     @property
     def capacity(self):
