@@ -54,21 +54,27 @@ def of_torch():
         raise Unprepared(f"this build of PyTorch, {torch.__version__}, lacks a function: {error}") from None
 
 
+@functools.cache
 def of_modes():
-    """What says whether somebody wants to be asked before a tensor is made, at the end of `api`."""
+    """What says whether somebody wants to be asked before a tensor is made, at the end of `api`; zeros: nothing does,
+    and so all tensors are made by PyTorch's dispatcher."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         layer = int(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
-        return [address(getattr(library, MODES)), address(getattr(library, INCLUDED)), layer]
-    except (OSError, AttributeError) as error:
-        raise Unprepared(f"this build of PyTorch, {torch.__version__}, lacks a function: {error}") from None
+        return address(getattr(library, MODES)), address(getattr(library, INCLUDED)), layer
+    except (OSError, AttributeError, TypeError):
+        return 0, 0, 0
 
 
 def maker(tensor):
     """(function, arguments) that make such a tensor on the current device at the least cost; True: none known."""
     name = f"_empty_strided_{tensor.device.type}"
     function = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), name, None)
-    return True if function is None else (function, (tuple(tensor.shape), tensor.stride(), tensor.dtype))
+    return (
+        True
+        if function is None or not of_modes()[0]
+        else (function, (tuple(tensor.shape), tensor.stride(), tensor.dtype))
+    )
 
 
 def lasting(card, size):
