@@ -21,7 +21,7 @@ static struct {
     int (*capturing)(void *stream, int *status);   // cuStreamIsCapturing
     // torch.Tensor, torch.nn.Parameter, tuple, CudaError, int, and a function: the recordings under way in this thread
     PyObject *tensor, *parameter, *tuple, *error, *whole, *recordings;
-    PyObject *lasting;                             // a function: (card, bytes) -> memory that stays
+    PyObject *lasting;                             // a function: (card, stream, bytes) -> memory that stays
     bool (*modes)(bool), (*included)(uint16_t);    // any_modes_set, tls_is_dispatch_key_included
     uintptr_t layer;                               // the dispatch key of a transform of torch.func
 } api;

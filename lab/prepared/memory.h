@@ -47,7 +47,7 @@ static Space *borrow(int device, void *stream, int64_t size) {
     if (space->bytes >= size) return space;
     int64_t room = space->bytes > least ? space->bytes : least;
     while (room < size) room *= 2;
-    PyObject *tensor = PyObject_CallFunction(api.lasting, "iL", device, (long long)room);
+    PyObject *tensor = PyObject_CallFunction(api.lasting, "iKL", device, (unsigned long long)stream, (long long)room);
     Kind kind;
     Place place;
     if (!tensor || !look(tensor, &kind, &place)) {

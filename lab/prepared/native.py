@@ -77,12 +77,21 @@ def maker(tensor):
     )
 
 
-def lasting(card, size):
-    """Memory of so many bytes, on a card or (-1) on the CPU. Made by a thread of its own, in which no mode is on: while
-    torch.compile(mode="reduce-overhead") warms a graph up, all that its thread makes lies in the graph's pool."""
-    device = torch.device("cpu") if card < 0 else torch.device("cuda", card)
+def lasting(card, stream, size):
+    """Memory of so many bytes, for a stream of a card, or (-1) on the CPU. Made by a thread of its own, in which no mode
+    is on: while torch.compile(mode="reduce-overhead") warms a graph up, all that its thread makes lies in the graph's
+    pool. And on that stream: memory that it has freed and still works on is good for what follows there, no other's."""
+
+    def make():
+        if card < 0:
+            return torch.empty(size, dtype=torch.uint8)
+        with torch.cuda.device(card):
+            on = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
+            with torch.cuda.stream(on):
+                return torch.empty(size, dtype=torch.uint8, device="cuda")
+
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(torch.empty, size, dtype=torch.uint8, device=device).result()
+        return thread.submit(make).result()
 
 
 def of_driver():
