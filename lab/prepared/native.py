@@ -78,9 +78,10 @@ def maker(tensor):
 
 
 def lasting(card, stream, size):
-    """Memory of so many bytes, for a stream of a card, or (-1) on the CPU. Made by a thread of its own, in which no mode
-    is on: while torch.compile(mode="reduce-overhead") warms a graph up, all that its thread makes lies in the graph's
-    pool. And on that stream: memory that it has freed and still works on is good for what follows there, no other's."""
+    """Memory of so many bytes, for a stream of a card, or (-1) on the CPU. Made by a thread of its own, in which no
+    mode is on: while torch.compile(mode="reduce-overhead") warms a graph up, all that its thread makes lies in the
+    graph's pool. And on that stream: memory that it has freed and still works on is good for what follows there, no
+    other's."""
 
     def make():
         if card < 0:
