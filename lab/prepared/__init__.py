@@ -41,7 +41,9 @@ What `preparing` must see, and what may not be:
 - What is written is an output, given first, also when it is always given, such as a cache that is written in place.
   Several outputs: Calls("ssd", outs=2); one that is not wanted is None in both tuples, and stays None.
 - Memory that launches share: `partial = scratch(like, count, dtype)` instead of torch.empty. A stream keeps what its
-  prepared calls need of it, up to 16 MiB, and they use it one after another. Counters that depend on the stream: `counters = supply(function)`; if they depend on nothing else, supply(function, of_stream=True).
+  prepared calls need of it, up to 16 MiB, and they use it one after another.
+- Counters that depend on the stream: `counters = supply(function)`; where the function gives one stream always the
+  same, supply(function, of_stream=True).
 - A whole number that changes from call to call, such as a length: Calls("decode", numbers=1), run(.., kv_len), and in
   the block `(kv_len,) = changing(kv_len)`, which is handed to the launches. What else it decides is an option.
 - A tensor map of an input: TensorMap(x, box) in the block. It needs its tensor while the block runs.
