@@ -73,6 +73,16 @@ struct WarpTiles {
         : cursor(schedule, first, lane), left(count) {
         enter(member);
     }
+    /* All of a row, of all sequences'; it has a token. It is found as if its sequence were the only one. */
+    static __device__ __forceinline__ WarpTiles of_row(const TileSchedule &schedule, int row, int member, int lane) {
+        const int b = row / schedule.rows, tiles = schedule.tiles(b);
+        TileSchedule alone = schedule;
+        if (LENS) alone.kv_lens += b;
+        alone.batch = 1;
+        WarpTiles found(alone, row % schedule.rows * tiles, tiles, member, lane);
+        found.cursor.b = b;
+        return found;
+    }
     __device__ __forceinline__ void enter(int member) {
         const int tiles = min(left, cursor.tiles - cursor.tile), from = tiles * member / TEAM;
         left -= tiles;

@@ -111,18 +111,18 @@ def plan(
     for w in ladder:
         queries = heads * (2 * (head_dim + 8) + 4)
         together = min(team or w, w)
-        fixed = w // together * queries + (4 * w * heads * (head_dim + 10) if together > 1 else 0)
+        joins = together > 1 or whole
+        fixed = w // together * queries + (4 * w * heads * (head_dim + 10) if joins else 0)
         fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
-    whole = whole and w > 1  # a warp alone leaves partial sums
     deep = team == 1 or low and tiles >= DEEP * shares
     stages = stages or max(1, min(STAGES_DEEP if deep else STAGES, fit))
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
     team = together
-    grid = min(shares, -(-tiles // (w // team)))
+    grid = -(-shares // (w // team)) if whole else min(shares, -(-tiles // (w // team)))
     shares = grid * (w // team)
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
