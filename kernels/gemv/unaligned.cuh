@@ -114,11 +114,10 @@ template <class S> struct VectorWords {
   private:
     /* The word that begins with element c of x, if it is one of the thread's. */
     __device__ __forceinline__ void load_part(const T *x, int c, const Columns<S> &columns) {
-        const int ahead = c - (columns.first - shift);
+        const unsigned ahead = (c - columns.first + shift) / VEC; // words, from the thread's first lower one
         bool mine = false;
 #pragma unroll
-        for (int k = 0; k < S::WORDS; k++)
-            mine |= ahead == k * S::THREADS * VEC || ahead == k * S::THREADS * VEC + VEC;
+        for (int k = 0; k < S::WORDS; k++) mine |= ahead - k * S::THREADS <= 1;
         if (!mine) return;
         unsigned element[VEC];
 #pragma unroll
@@ -130,8 +129,8 @@ template <class S> struct VectorWords {
             part.bits[i] = sizeof(T) == 4 ? element[i] : element[2 * i % VEC] | element[(2 * i + 1) % VEC] << 16;
 #pragma unroll
         for (int k = 0; k < S::WORDS; k++) {
-            if (ahead == k * S::THREADS * VEC) low[k] = part;
-            if (ahead == k * S::THREADS * VEC + VEC) high[k] = part;
+            if (ahead == k * S::THREADS) low[k] = part;
+            if (ahead == k * S::THREADS + 1) high[k] = part;
         }
     }
 };
