@@ -11,14 +11,13 @@
 #include "unaligned.cuh"
 
 /* The sizes that unaligned_plan.py chooses. */
-template <class Sizes, int Goes, bool XFirst, int Blocks, typename Multiply> struct Shape : Sizes {
+template <class Sizes, int Goes, int Blocks, typename Multiply> struct Shape : Sizes {
     using Product = Multiply;             // MultiplyAdds or TensorCores
     static constexpr int GOES = Goes;     // in so many a row is read, of THREADS * WORDS words each
-    static constexpr bool X_FIRST = XFirst;
     static constexpr int BLOCKS = Blocks; // whose registers shall fit on a multiprocessor
 };
 #ifndef SHAPE
-#define SHAPE Shape<Sizes<__half, 8, 288, 2, 2, 16>, 1, false, 3, MultiplyAdds>
+#define SHAPE Shape<Sizes<__half, 8, 288, 2, 2>, 1, 3, TensorCores>
 #endif
 using S = SHAPE;
 using T = S::T;
@@ -39,7 +38,6 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     for (int go = 0; go < S::GOES; go++) {
         const Columns<S> columns(start, cols, go * WORDS * THREADS + t);
         VectorWords<S> x_words;
-        if constexpr (S::X_FIRST) x_words.load(x, columns);
         // 1. ask for weights
         Word<T, VEC> w[ROWS][WORDS] = {};
 #pragma unroll
@@ -48,17 +46,12 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
             for (int k = 0; k < WORDS; k++)
                 if (r < left && columns.has(k, begins && r == 0, ends && r == left - 1))
                     w[r][k] = load_word_streaming<VEC>(start + (long long)r * PERIOD * cols + columns.column(k));
-        if (go == 0) fringe.load(begins ? W : nullptr, ends ? W + rows * cols : nullptr, cols, t);
+        if (go == 0) fringe.load(begins ? W : nullptr, ends ? W + rows * cols : nullptr, lane);
         // 2. wait for the kernel ahead, 3. read x
         wait_for_previous_kernel();
-        if constexpr (!S::X_FIRST) x_words.load(x, columns);
-        if (go == 0 && fringe.column >= 0) {
-            const float product = fringe.product(x);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                if (r == (t < VEC ? 0 : left - 1)) sum[r] = product;
-        }
+        x_words.load(x, columns);
         // 4. multiply
+        fringe.put(w, columns, begins, ends ? left - 1 : -1);
         Word<T, VEC> x_own[WORDS];
 #pragma unroll
         for (int k = 0; k < WORDS; k++) {

@@ -1,35 +1,34 @@
 /* Rows that begin at any element, read in words of 16 bytes none the less: for unaligned.cu and unaligned_ring.cu.
 
-   A word must lie at an address that is a multiple of 16 bytes. So the words are cut by address, and not by row: word j
-   of a row is the j-th from the start of the line (LINE bytes) that the row begins in. Where the row begins `lead`
-   elements behind that start, the word holds columns j * VEC - lead and those after it.
+   A word must lie at an address that is a multiple of 16 bytes. So the words are cut by address, and not by row: word 0
+   of a row is the one that the row begins in. Where that is `lead` elements behind the word's start, word j holds
+   columns j * VEC - lead and those after it.
 
-   - Rows that are PERIOD rows apart begin at the same place in a line. A block has such rows only, so that a thread's
+   - Rows that are PERIOD rows apart begin at the same place in a word. A block has such rows only, so that a thread's
      words hold the same columns in all of them (`Columns`).
    - The elements of x that a word meets begin inside of a word of x: they are cut out of two (`VectorWords`), once.
    - The first and the last word of a row hold elements of the rows beside it: zeros are put there, since infinity times
      the zero of x would be NaN.
    - In the first and in the last row of the matrix these words may reach out of its memory. They are not read; what
-     they hold of the row, a thread for each element multiplies (`Fringe`). */
+     they hold of the row, a lane for each element reads (`Fringe`). */
 #pragma once
 #include "../device/copy.cuh"
 #include "../device/mma.cuh"
 #include "../device/words.cuh"
 
 /* The sizes that unaligned_plan.py chooses. */
-template <typename Type, int Period, int Threads, int Words, int Rows, int Line> struct Sizes {
+template <typename Type, int Period, int Threads, int Words, int Rows> struct Sizes {
     using T = Type; // of W, x and y
-    static constexpr int PERIOD = Period;   // rows between those of a group: PERIOD * cols elements fill whole lines
+    static constexpr int PERIOD = Period;   // rows between those of a group: PERIOD * cols elements fill whole words
     static constexpr int THREADS = Threads; // of a block
     static constexpr int WORDS = Words;     // that a thread asks for at once, of a row
     static constexpr int ROWS = Rows;       // of a group: a power of two
-    static constexpr int LINE = Line;       // bytes, from whose multiples words are counted
     static constexpr int VEC = 16 / sizeof(T); // elements of a word
 };
 
-/* Elements from the last multiple of `bytes` to p. */
-template <typename T> __device__ __forceinline__ int elements_behind(const T *p, int bytes) {
-    return (unsigned)reinterpret_cast<unsigned long long>(p) % bytes / sizeof(T);
+/* Elements from where a word begins to p. */
+template <typename T> __device__ __forceinline__ int lead_of(const T *p) {
+    return (unsigned)reinterpret_cast<unsigned long long>(p) % 16 / sizeof(T);
 }
 
 /* A thread's columns of a row, VEC in each of its words. `first` is that of its first word, and may lie in front of
@@ -41,7 +40,7 @@ template <class S> struct Columns {
 
     /* row: where a row begins; word: the thread's first. */
     __device__ __forceinline__ Columns(const T *row, int cols, int word)
-        : first(word * VEC - elements_behind(row, S::LINE)), cols(cols) {}
+        : first(word * VEC - lead_of(row)), cols(cols) {}
     __device__ __forceinline__ int column(int k) const { return first + k * S::THREADS * VEC; }
     __device__ __forceinline__ bool begins_before(int k) const { return column(k) < 0; }
     __device__ __forceinline__ bool ends_behind(int k) const { return column(k) + VEC > cols; }
@@ -98,7 +97,7 @@ template <class S> struct VectorWords {
     int shift; // elements from a word of x to where a thread's column begins
 
     __device__ __forceinline__ void load(const T *x, const Columns<S> &columns) {
-        const int cols = columns.cols, lead = elements_behind(x, 16);
+        const int cols = columns.cols, lead = lead_of(x);
         shift = (unsigned)(columns.first + lead) % VEC;
 #pragma unroll
         for (int k = 0; k < S::WORDS; k++) {
@@ -135,22 +134,46 @@ template <class S> struct VectorWords {
     }
 };
 
-/* What the words that reach out of the matrix hold of its first and of its last row: threads 0 .. VEC - 1 have an
-   element each of the first, the next VEC threads of the last. */
+/* The two words that reach out of the matrix, at its start and at its end: what is inside, and zeros. Lane i of each
+   warp has their elements i. */
 template <class S> struct Fringe {
     using T = typename S::T;
     static constexpr int VEC = S::VEC;
-    int column = -1;
-    T w = T(0.f);
+    using Element = Word<T, 1>;
+    Element head = {}, tail = {};
 
-    /* start, end: of the matrix, where the thread's block has its first, its last row; else nullptr. */
-    __device__ __forceinline__ void load(const T *start, const T *end, int cols, int t) {
-        const int head = start ? (unsigned)-elements_behind(start, 16) % VEC : 0, tail = end ? elements_behind(end, 16) : 0;
-        if (t < head) column = t, w = start[t];
-        else if (t >= VEC && t < VEC + tail) column = cols - tail + t - VEC, w = end[t - VEC - tail];
+    /* start, end: of the matrix, in a block that has its first, its last row; else nullptr. */
+    __device__ __forceinline__ void load(const T *start, const T *end, int lane) {
+        if (start && lane >= lead_of(start) && lane < VEC) head = load_word<1>(start - lead_of(start) + lane);
+        if (end && lane < lead_of(end)) tail = load_word<1>(end - lead_of(end) + lane);
     }
-    /* Call it behind the wait. */
-    __device__ __forceinline__ float product(const T *x) const { return column < 0 ? 0.f : (float)w * (float)x[column]; }
+    /* Put them in their places, among words that have not been read. All lanes call. first: whether row 0 of w is the
+       matrix's first; last: which row is its last, if any. */
+    template <int ROWS>
+    __device__ __forceinline__ void put(Word<T, VEC> (&w)[ROWS][S::WORDS], const Columns<S> &columns, bool first,
+                                        int last) const {
+        if (first) {
+            const Word<T, VEC> word = joined(head);
+            if (columns.begins_before(0)) w[0][0] = word;
+        }
+        if (last >= 0) {
+            const Word<T, VEC> word = joined(tail);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int k = 0; k < S::WORDS; k++)
+                    if (r == last && columns.ends_behind(k)) w[r][k] = word;
+        }
+    }
+
+  private:
+    static __device__ __forceinline__ Word<T, VEC> joined(const Element &mine) {
+        Word<T, VEC> word = {};
+#pragma unroll
+        for (int i = 0; i < VEC; i++)
+            word.bits[i * sizeof(T) / 4] |= __shfl_sync(~0u, mine.bits[0], i) << (sizeof(T) == 4 ? 0 : 16 * (i % 2));
+        return word;
+    }
 };
 
 struct MultiplyAdds {

@@ -6,12 +6,11 @@ Measured on an H200; elsewhere the figures may ask for other sizes, but all of t
 import functools
 import math
 
-LINE = 128  # bytes: words are counted from the start of the line that a row begins in
 SHORT, MIDDLE, LONG = 288, 768, 2048  # words of a row: with one, three and four of them a thread; longer: several goes
 MANY_ROWS = 16384  # of which a block has twice as many: 4 % at 32001 × 4097, a loss at 4097 × 4099
 WORD = 8  # bytes: with words as wide as this gemv.cu is faster, and with wider ones
 LEAST_BYTES, MOST_COLS = 512, 1 << 30  # of a row: shorter ones are rung 5's
-RING_THREADS, RING_WORDS, RING_GROUPS = 704, (1024, 2048), 16  # of a block, of a row; groups of a block, at most
+RING_THREADS, RING_WORDS, RING_GROUPS = 704, (512, 2048), 16  # of a block, of a row; groups of a block, at most
 
 
 def is_unaligned(cols, itemsize, alignment):
@@ -26,44 +25,57 @@ def is_unaligned(cols, itemsize, alignment):
 
 @functools.lru_cache(maxsize=1024)
 def unaligned_plan(rows, cols, itemsize, pdl):
-    """(grid, block, Sizes, GOES, X_FIRST, BLOCKS) of unaligned.cu. Sizes: PERIOD, THREADS, WORDS, ROWS, LINE."""
+    """(grid, block, Sizes, GOES, BLOCKS, Product) of unaligned.cu. Sizes: PERIOD, THREADS, WORDS, ROWS."""
     words = _words(cols, itemsize)
     goes = -(-words // LONG)  # a row is read in so many
     held = 1 if words <= SHORT else 3 if words <= MIDDLE else 4  # words of a row that a thread has at a time
     threads = _threads(words, goes * held)
     each = {1: 4, 3: 2, 4: 1}[held] * (1 + (held == 4 or rows >= MANY_ROWS or (pdl and held == 1)))
-    sizes = (_period(cols, itemsize), threads, held, each, LINE)
-    return _groups(rows, *sizes), threads, sizes, goes, 0, _blocks(threads, held * each)
+    sizes = (_period(cols, itemsize), threads, held, each)
+    return _groups(rows, *sizes), threads, sizes, goes, _blocks(threads, held * each), _product(itemsize, each)
 
 
 @functools.lru_cache(maxsize=1024)
 def unaligned_ring_plan(rows, cols, itemsize, multiprocessors, room):
-    """(grid, block, shared bytes, Sizes, STAGES, STAGES_BEFORE_X) of unaligned_ring.cu; None where unaligned.cu runs.
+    """(grid, block, shared bytes, Sizes, STAGES, STAGES_BEFORE_X, Product) of unaligned_ring.cu; None where unaligned.cu
+    runs.
 
-    It is worth it under PDL, for rows of 1024 to 2048 words, and where a block has no more than 16 groups of them.
+    It is worth it under PDL, for rows of 512 to 2048 words, and where a block has no more than 16 groups of them.
 
     multiprocessors  of the card, 2 or more
     room             bytes of shared memory that a block may have
     """
-    words = _words(cols, itemsize)
+    words, period = _words(cols, itemsize), _period(cols, itemsize)
+    held = -(-words // RING_THREADS)
     if not RING_WORDS[0] <= words <= RING_WORDS[1]:
         return None
-    held = -(-words // RING_THREADS)
     threads = _threads(words, held)
-    sizes = (_period(cols, itemsize), threads, held, {1: 8, 2: 4}.get(held, 2), LINE)
-    groups = _groups(rows, *sizes)
-    owned = -(-groups // multiprocessors)  # groups of a block
-    x_bytes = (LINE // 16 + threads * held + 1 + 2) * 16  # and the fringe
-    sums = owned * sizes[3] * (threads // 32 | 1) * 4
-    stages = (room - x_bytes - sums) // (sizes[3] * held * threads * 16)
-    if groups < multiprocessors or stages < 2 or owned > RING_GROUPS:
+    each = {1: 8, 2: 4}.get(held, 2)
+    sizes = (period, threads, held, each)
+    if _groups(rows, *sizes) < multiprocessors or rows < period * each or multiprocessors < period:
         return None
-    return multiprocessors, threads, room, sizes, stages, stages - (owned <= stages + 1)
+    owned = max(_owned(phase, rows, period, each, multiprocessors) for phase in range(period))  # groups of a block
+    stages = (room - owned * each * (threads // 32 | 1) * 4) // (each * held * threads * 16)
+    if stages < 2 or owned > RING_GROUPS:
+        return None
+    before_x = stages - (owned <= stages + 1)
+    return multiprocessors, threads, room, sizes, stages, before_x, _product(itemsize, each)
+
+
+def _owned(phase, rows, period, each, blocks):
+    """Groups that a block has at most, of those that a phase's blocks share."""
+    groups = -(-len(range(phase, rows, period)) // each)
+    return -(-groups // len(range(phase, blocks, period)))
+
+
+def _product(itemsize, each):
+    """What multiplies: tensor cores take two rows of 16-bit numbers at a time."""
+    return "TensorCores" if itemsize == 2 and each > 1 else "MultiplyAdds"
 
 
 def _words(cols, itemsize):
-    """That a row may reach over, wherever it begins in a line."""
-    return -(-(LINE - itemsize + cols * itemsize) // 16)
+    """That a row may reach over, wherever it begins in a word."""
+    return -(-(16 - itemsize + cols * itemsize) // 16)
 
 
 def _threads(words, each):
@@ -81,6 +93,6 @@ def _period(cols, itemsize):
     return 16 // math.gcd(16, cols * itemsize)
 
 
-def _groups(rows, period, threads, words, each, line):
+def _groups(rows, period, threads, words, each):
     """Groups of `each` rows that are `period` rows apart."""
     return rows // (period * each) * period + min(period, rows % (period * each))

@@ -18,7 +18,7 @@ template <class Sizes, int Stages, int StagesBeforeX, typename Multiply = Tensor
     static constexpr int STAGES_BEFORE_X = StagesBeforeX; // as in ring.cu
 };
 #ifndef SHAPE
-#define SHAPE Shape<Sizes<__half, 8, 544, 1, 8, 16>, 3, 2>
+#define SHAPE Shape<Sizes<__half, 8, 544, 1, 8>, 3, 2>
 #endif
 using S = SHAPE;
 using T = S::T;
@@ -108,13 +108,12 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     for (int slot = 0; slot < S::STAGES_BEFORE_X; slot++) weights.prefetch(slot);
     Fringe<S> fringe;
     const bool ends = weights.ends && (weights.groups - 1 - own) % weights.blocks == 0;
-    fringe.load(weights.has_first(own) ? W : nullptr, ends ? W + rows * cols : nullptr, cols, t);
+    fringe.load(weights.has_first(own) ? W : nullptr, ends ? W + rows * cols : nullptr, lane);
 
     // 2. wait for the kernel ahead, 3. read x
     wait_for_previous_kernel();
     VectorWords<S> vector;
     vector.load(x, weights.columns);
-    const float product = fringe.product(x);
 #pragma unroll
     for (int slot = S::STAGES_BEFORE_X; slot < S::STAGES; slot++) weights.prefetch(slot); // behind x
     Word<T, VEC> x_words[WORDS];
@@ -126,11 +125,10 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
 #pragma unroll 1
     for (int group = own; group < weights.groups; group += weights.blocks) {
         if (group != own) weights.take(w, group); // the first is in registers
+        fringe.put(w, weights.columns, weights.has_first(group), weights.has_last(group) ? ROWS - 1 : -1);
 #pragma unroll
         for (int k = 0; k < WORDS; k++) weights.columns.clear_others(w, k);
         float sum[ROWS] = {};
-        if (t < VEC && weights.has_first(group)) sum[0] = product;
-        if (t >= VEC && weights.has_last(group)) sum[ROWS - 1] = product;
         S::Product::add(sum, w, x_words, lane);
         const float total = warp_sums(sum, lane);
         if (lane % (32 / ROWS) == 0) *to = total;
