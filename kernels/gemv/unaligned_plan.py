@@ -37,8 +37,8 @@ def unaligned_plan(rows, cols, itemsize, pdl):
 
 @functools.lru_cache(maxsize=1024)
 def unaligned_ring_plan(rows, cols, itemsize, multiprocessors, room):
-    """(grid, block, shared bytes, Sizes, STAGES, STAGES_BEFORE_X, Product) of unaligned_ring.cu; None where unaligned.cu
-    runs.
+    """(grid, block, shared bytes, Sizes, STAGES, STAGES_BEFORE_X, Product) of unaligned_ring.cu, or None where
+    unaligned.cu runs.
 
     It is worth it under PDL, for rows of 512 to 2048 words, and where a block has no more than 16 groups of them.
 
