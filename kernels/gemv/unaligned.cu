@@ -29,8 +29,9 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
     const int t = threadIdx.x, lane = t % 32, warp = t / 32;
     let_next_kernel_start();
     const long long first = (long long)(blockIdx.x / PERIOD) * (PERIOD * ROWS) + blockIdx.x % PERIOD; // row
-    const int left = (int)min((rows - first + PERIOD - 1) / PERIOD, (long long)ROWS);                 // rows
-    const bool begins = first == 0, ends = first + (left - 1) * PERIOD == rows - 1; // has the matrix's first, last row
+    const int rest = (int)min(rows - first, PERIOD * ROWS + 1ll); // rows from there on, as many as matter
+    const int left = min((rest + PERIOD - 1) / PERIOD, ROWS);      // of the group
+    const bool begins = first == 0, ends = rest - 1 == (left - 1) * PERIOD; // has the matrix's first, its last row
     const T *const start = W + first * cols;
     Fringe<S> fringe;
     float sum[ROWS] = {};
@@ -49,15 +50,14 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
         if (go == 0) fringe.load(begins ? W : nullptr, ends ? W + rows * cols : nullptr, lane);
         // 2. wait for the kernel ahead, 3. read x
         wait_for_previous_kernel();
-        x_words.load(x, columns);
+        x_words.load_whole(x, columns);
+        x_words.load_parts(x, columns);
         // 4. multiply
         fringe.put(w, columns, begins, ends ? left - 1 : -1);
         Word<T, VEC> x_own[WORDS];
 #pragma unroll
-        for (int k = 0; k < WORDS; k++) {
-            columns.clear_others(w, k);
-            x_own[k] = x_words.word(k);
-        }
+        for (int k = 0; k < WORDS; k++) x_own[k] = x_words.word(k);
+        OwnBits<S>(columns).keep(w);
         S::Product::add(sum, w, x_own, lane);
     }
     // 5. add up the lanes' sums, then the warps'

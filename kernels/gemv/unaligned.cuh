@@ -49,18 +49,37 @@ template <class S> struct Columns {
         const int least = first ? 0 : 1 - VEC, end = last ? cols - VEC + 1 : cols;
         return column(k) >= least && column(k) < end;
     }
-    /* Zeros for the neighbours' elements in word k of all rows. */
-    template <int ROWS> __device__ __forceinline__ void clear_others(Word<T, VEC> (&w)[ROWS][S::WORDS], int k) const {
-        if (!begins_before(k) && !ends_behind(k)) return;
-        unsigned own[4] = {};
+};
+
+/* Which bits of a thread's words are the row's own. */
+template <class S> struct OwnBits {
+    unsigned bits[S::WORDS][4];
+    bool all[S::WORDS];
+
+    __device__ __forceinline__ OwnBits(const Columns<S> &columns) {
+        constexpr int VEC = S::VEC, SIZE = sizeof(typename S::T);
 #pragma unroll
-        for (int i = 0; i < VEC; i++)
-            if ((unsigned)(column(k) + i) < cols)
-                own[i * sizeof(T) / 4] |= sizeof(T) == 4 ? ~0u : 0xffffu << 16 * (i % 2);
+        for (int k = 0; k < S::WORDS; k++) {
+            all[k] = !columns.begins_before(k) && !columns.ends_behind(k);
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < 4; i++) bits[k][i] = 0;
 #pragma unroll
-            for (int i = 0; i < 4; i++) w[r][k].bits[i] &= own[i];
+            for (int i = 0; i < VEC; i++)
+                if ((unsigned)(columns.column(k) + i) < columns.cols)
+                    bits[k][i * SIZE / 4] |= SIZE == 4 ? ~0u : 0xffffu << 16 * (i % 2);
+        }
+    }
+    /* Zeros for all others. */
+    template <typename T, int VEC, int ROWS>
+    __device__ __forceinline__ void keep(Word<T, VEC> (&w)[ROWS][S::WORDS]) const {
+#pragma unroll
+        for (int k = 0; k < S::WORDS; k++) {
+            if (all[k]) continue;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) w[r][k].bits[i] &= bits[k][i];
+        }
     }
 };
 
@@ -96,15 +115,19 @@ template <class S> struct VectorWords {
     Word<T, VEC> low[S::WORDS] = {}, high[S::WORDS] = {};
     int shift; // elements from a word of x to where a thread's column begins
 
-    __device__ __forceinline__ void load(const T *x, const Columns<S> &columns) {
-        const int cols = columns.cols, lead = lead_of(x);
-        shift = (unsigned)(columns.first + lead) % VEC;
+    /* First the whole words; the parts are waited for, so that they are better asked for last of all. */
+    __device__ __forceinline__ void load_whole(const T *x, const Columns<S> &columns) {
+        const int cols = columns.cols;
+        shift = (unsigned)(columns.first + lead_of(x)) % VEC;
 #pragma unroll
         for (int k = 0; k < S::WORDS; k++) {
             const int c = columns.column(k) - shift;
             if (c >= 0 && c <= cols - VEC) low[k] = load_word<VEC>(x + c);
             if (c >= -VEC && c <= cols - 2 * VEC) high[k] = load_word<VEC>(x + c + VEC);
         }
+    }
+    __device__ __forceinline__ void load_parts(const T *x, const Columns<S> &columns) {
+        const int cols = columns.cols, lead = lead_of(x);
         if ((cols + lead) % VEC) load_part(x, (cols + lead) / VEC * VEC - lead, columns);
         if (lead) load_part(x, -lead, columns);
     }

@@ -27,6 +27,12 @@ constexpr int WARPS = THREADS / 32, PITCH = WARPS | 1; // odd, so that 32 rows' 
 constexpr int SLOT = ROWS * WORDS * THREADS * VEC;     // elements
 using Group = Word<T, VEC>[ROWS][WORDS];               // a thread's words of a group of rows
 
+/* Start to copy 16 bytes, or as many zeros: the address need not be one, then. */
+__device__ __forceinline__ void copy_async_or_zero(unsigned to, const void *from, CachePolicy policy, bool there) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0), "l"(policy) : "memory");
+}
+
 /* The block's rows are one phase's: row r of the phase is row `phase` + r * PERIOD of the matrix. Every `blocks`-th
    group of ROWS of them is the block's. */
 struct RowStream {
@@ -41,9 +47,9 @@ struct RowStream {
 
     __device__ __forceinline__ RowStream(const T *W, long long rows, int cols, T *shared)
         : stride((long long)PERIOD * cols), columns(W + (long long)(blockIdx.x % PERIOD) * cols, cols, threadIdx.x),
-          phase(blockIdx.x % PERIOD), count((int)((rows - phase + PERIOD - 1) / PERIOD)),
-          groups((count + ROWS - 1) / ROWS), blocks((gridDim.x - phase + PERIOD - 1) / PERIOD),
-          next(blockIdx.x / PERIOD), begins(phase == 0), ends(phase + (count - 1ll) * PERIOD == rows - 1),
+          phase(blockIdx.x % PERIOD), count(((unsigned)rows - phase + PERIOD - 1) / PERIOD),
+          groups((unsigned)(count + ROWS - 1) / ROWS), blocks((gridDim.x - phase + PERIOD - 1) / PERIOD),
+          next(blockIdx.x / PERIOD), begins(phase == 0), ends(phase + (count - 1) * PERIOD == (int)rows - 1),
           slots(shared + threadIdx.x * VEC), once(evict_first()) {
         from = W + (long long)phase * cols + columns.first;
     }
@@ -51,41 +57,45 @@ struct RowStream {
     __device__ __forceinline__ int first_row(int group) const { return min(group * ROWS, count - ROWS); }
     __device__ __forceinline__ bool has_first(int group) const { return begins && group == 0; }
     __device__ __forceinline__ bool has_last(int group) const { return ends && group == groups - 1; }
-    /* Do (r, k) for all words that the thread may read of a group: word k of row r. */
-    template <class Do> __device__ __forceinline__ void each_word(int group, Do act) const {
-        const bool first = has_first(group), last = has_last(group);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-            for (int k = 0; k < WORDS; k++)
-                if (columns.has(k, first && r == 0, last && r == ROWS - 1)) act(r, k);
+    /* The thread's, of the group's first row. The compiler shall add `stride` to it, and not multiply for each row. */
+    __device__ __forceinline__ const T *first_word(int group) const {
+        const T *word = from + first_row(group) * stride;
+        asm("" : "+l"(word));
+        return word;
     }
     __device__ __forceinline__ void load_first(Group &w) {
-        const T *row = from + first_row(next) * stride;
-        each_word(next, [&](int r, int k) { w[r][k] = load_word_streaming<VEC>(row + r * stride + k * THREADS * VEC); });
+        const T *row = first_word(next);
+        const bool first = has_first(next), last = has_last(next);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++, row += stride)
+#pragma unroll
+            for (int k = 0; k < WORDS; k++)
+                if (columns.has(k, first && r == 0, last && r == ROWS - 1))
+                    w[r][k] = load_word_streaming<VEC>(row + k * THREADS * VEC);
         next += blocks;
     }
     __device__ __forceinline__ void prefetch(int slot) {
         if (next < groups) {
-            const T *row = from + first_row(next) * stride;
+            const T *row = first_word(next);
             const unsigned to = shared_address(slots + slot * SLOT);
-            each_word(next, [&](int r, int k) {
-                copy_async(to + (r * WORDS + k) * THREADS * 16, row + r * stride + k * THREADS * VEC, once);
-            });
+            const bool first = has_first(next), last = has_last(next);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++, row += stride)
+#pragma unroll
+                for (int k = 0; k < WORDS; k++)
+                    copy_async_or_zero(to + (r * WORDS + k) * THREADS * 16, row + k * THREADS * VEC, once,
+                                       columns.has(k, first && r == 0, last && r == ROWS - 1));
             next += blocks;
         }
         ring.filled(); // with nothing, too
     }
     /* The group whose turn it is, and in its place the one that comes STAGES later. */
-    __device__ __forceinline__ void take(Group &w, int group) {
+    __device__ __forceinline__ void take(Group &w) {
         const T *at = slots + ring.wait_full() * SLOT;
-        const bool first = has_first(group), last = has_last(group);
 #pragma unroll
         for (int r = 0; r < ROWS; r++)
 #pragma unroll
-            for (int k = 0; k < WORDS; k++)
-                w[r][k] = columns.has(k, first && r == 0, last && r == ROWS - 1)
-                              ? load_word<VEC>(at + (r * WORDS + k) * THREADS * VEC) : Word<T, VEC>{};
+            for (int k = 0; k < WORDS; k++) w[r][k] = load_word<VEC>(at + (r * WORDS + k) * THREADS * VEC);
         prefetch(ring.slot);
         ring.advance();
     }
@@ -107,37 +117,37 @@ gemv(const T *W, const T *x, T *y, long long rows, int cols) {
 #pragma unroll 1
     for (int slot = 0; slot < S::STAGES_BEFORE_X; slot++) weights.prefetch(slot);
     Fringe<S> fringe;
-    const bool ends = weights.ends && (weights.groups - 1 - own) % weights.blocks == 0;
-    fringe.load(weights.has_first(own) ? W : nullptr, ends ? W + rows * cols : nullptr, lane);
+    fringe.load(weights.has_first(own) ? W : nullptr, weights.ends ? W + rows * cols : nullptr, lane);
 
     // 2. wait for the kernel ahead, 3. read x
     wait_for_previous_kernel();
     VectorWords<S> vector;
-    vector.load(x, weights.columns);
+    vector.load_whole(x, weights.columns);
 #pragma unroll
     for (int slot = S::STAGES_BEFORE_X; slot < S::STAGES; slot++) weights.prefetch(slot); // behind x
+    vector.load_parts(x, weights.columns);
+    const OwnBits<S> own_bits(weights.columns);
     Word<T, VEC> x_words[WORDS];
 #pragma unroll
     for (int k = 0; k < WORDS; k++) x_words[k] = vector.word(k);
 
     // 4. multiply
     float *to = &sums[lane / (32 / ROWS)][warp];
+    int owned = 0; // rows
 #pragma unroll 1
     for (int group = own; group < weights.groups; group += weights.blocks) {
-        if (group != own) weights.take(w, group); // the first is in registers
+        if (group != own) weights.take(w); // the first is in registers
         fringe.put(w, weights.columns, weights.has_first(group), weights.has_last(group) ? ROWS - 1 : -1);
-#pragma unroll
-        for (int k = 0; k < WORDS; k++) weights.columns.clear_others(w, k);
+        own_bits.keep(w);
         float sum[ROWS] = {};
         S::Product::add(sum, w, x_words, lane);
         const float total = warp_sums(sum, lane);
         if (lane % (32 / ROWS) == 0) *to = total;
-        to += ROWS * PITCH;
+        to += ROWS * PITCH, owned += ROWS;
     }
 
     // 5. add up the warps' sums
     __syncthreads();
-    const int owned = (weights.groups - own + weights.blocks - 1) / weights.blocks * ROWS; // rows
     for (int l = t; l < owned; l += THREADS) {
         const int group = own + l / ROWS * weights.blocks, row = weights.first_row(group) + l % ROWS;
         float total = 0;
