@@ -36,7 +36,6 @@
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
-constexpr bool WHOLE = ONE_BLOCK_PER_ROW; // a share is a row, and what its team finds is the result
 static_assert(HEAD_TILES_PER_BLOCK == 1, "all warps share the tokens of one head tile");
 
 /* The products of a tile's keys with the queries, but for the factor score_scale. */
@@ -144,6 +143,15 @@ __device__ __forceinline__ void meet(int team) {
     else named_barrier<32 * TEAM>(1 + team);
 }
 
+/* The warp's tiles of a share. */
+__device__ __forceinline__ WarpTiles warp_tiles(const TileSchedule &schedule, int share, int first, int count,
+                                                int member, int lane) {
+    if constexpr (WHOLE) {
+        const RowCursor begin(schedule, share);
+        return {begin, begin.tiles, member};
+    } else return {TileCursor(schedule, first, lane), count, member};
+}
+
 /* A tile: its scores and weights when its keys have come, its weighted values when those have, too. */
 __device__ __forceinline__ void take_tile(ColumnSums &sums, Queries &queries, const SharedQueries &shared_queries,
                                           const TileSchedule &schedule, const WarpTiles &here, bool new_segment,
@@ -186,14 +194,13 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
     if constexpr (!WHOLE) {
         schedule.share_out(TEAMS * gridDim.x, lane);
         first = schedule.first_tile(share), count = schedule.first_tile(share + 1) - first;
-    } else if (share < batch * rows) count = schedule.tiles(share / rows);
+    } else if (share < batch * rows) count = schedule.tiles((unsigned)share / rows);
     if (count == 0) {
         wait_for_previous_kernel(); // who waits for this kernel takes the one before as done, too
         if (WHOLE && share < batch * rows) store_zeros(StoreOutput{out, share}, threadIdx.x % (32 * TEAM));
         return;
     }
-    WarpTiles here = WHOLE ? WarpTiles::of_row(schedule, share, member, lane)
-                           : WarpTiles(schedule, first, count, member, lane);
+    WarpTiles here = warp_tiles(schedule, share, first, count, member, lane);
 
     // 2. fill the ring. q, the newest token of a sequence, and what shares its scale may come from the kernels ahead
     Queries queries;
