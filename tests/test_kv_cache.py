@@ -652,6 +652,23 @@ def test_a_block_for_each_row_needs_no_merge(shape, bits, axis, dtype):
 
 
 @on_machine
+@pytest.mark.parametrize("bits, team, warps", [(4, 1, 4), (4, 4, 8), ("fp8", 2, 6), (8, 2, 2)])
+def test_a_team_for_each_row_needs_no_merge(bits, team, warps):
+    """With lengths, one of them 0; more teams than rows; two head tiles."""
+    lens = torch.tensor([203, 0, 33], dtype=torch.int32)
+    q = normal(3, 34, 64, dtype=torch.bfloat16)
+    k, v = caches(3, 203, 2, 64, bits, "channel")
+    out, home = between(torch.full(q.shape, torch.nan, dtype=q.dtype))
+    chosen = {"whole": True, "team": team, "warps": warps, "stages": 2}
+    split, merge = kv_cache.decoding._launch(q, k, v, 0.125, lens, out, False, chosen, check_races=True)
+    assert merge is None and split.grid[0] * (warps // team) >= 12 and (out[1] == 0).all()
+    some = torch.tensor([0, 2])
+    lens[1] = 1  # the reference knows no empty sequence
+    assert relative(out[some], attention(q, k, v, 0.125, lens)[some]) <= 4e-3
+    assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
+
+
+@on_machine
 def test_plain_tensors_go_to_the_other_kernel():
     q = normal(1, 4, 64, dtype=torch.float16)
     k, v = (normal(1, 20, 2, 64, dtype=torch.float16, seed=seed) for seed in (1, 2))
