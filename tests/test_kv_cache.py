@@ -710,18 +710,21 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
     processors=some.integers(1, 200),
     room=some.sampled_from([ROOM, 163 * 1024, 99 * 1024]),
 )
-@example(60, 1, 16, 240, 100, False, False, 84, 99 * 1024)  # room for one warp, which cannot hand on a whole row
+@example(60, 1, 16, 240, 100, False, False, 84, 99 * 1024)  # room for one warp, which hands on a whole row
+@example(64, 8, 4, 128, 1024, True, True, 132, ROOM)  # four rows of a block
+@example(64, 8, 8, 256, 1000, False, True, 132, 99 * 1024)  # ... for which there is no room
 def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, lens, processors, room):
     held = (1 if low else 2) * head_dim + 8, 2 * head_dim
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, held, low, processors, room, lens)
     tiles = batch * p.rows * -(-kv_len // p.tile)
-    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares and 1 <= p.blocks <= processors
-    assert p.shares == p.blocks * (p.warps // p.team) and (p.team < p.warps or p.each >= 1)
+    assert 1 <= p.blocks <= processors and p.shares == p.blocks * (p.warps // p.team) and p.warps % p.team == 0
+    assert p.whole or p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares
+    assert p.whole or p.team < p.warps or p.each >= 1
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
     assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
     assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group
     assert p.shared <= room
-    assert not p.whole or (not lens and p.shares == batch * p.rows and p.rest == 0 and p.team > 1)
+    assert not p.whole or p.shares - p.warps // p.team < batch * p.rows <= p.shares  # each row has a team
     segments, heads = p.shares + batch * p.rows, -(-group // -(-group // 16))
     assert p.sums_at == segments * heads * head_dim and p.floats == p.sums_at + 2 * segments * heads
 
