@@ -47,10 +47,10 @@ def scan_kernel(
     x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, seqlen, nheads, nchunks, heads_a_group,
     x_batch, x_token, x_head, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
-    W: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr,
+    W: tl.constexpr, DEPTH: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr,
 ):  # fmt: skip
     """grid (H * chunks * Q / TILE, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). DEPTH: of a state at a
-    time, its loads STAGES deep."""
+    time."""
     tile, h = tl.program_id(0) // nheads, (tl.program_id(0) % nheads).to(tl.int64)
     chunk, first_row = (tile // (Q // TILE)).to(tl.int64), tile % (Q // TILE) * TILE
     b, groups, group = tl.program_id(2).to(tl.int64), nheads // heads_a_group, h // heads_a_group
@@ -77,7 +77,7 @@ def scan_kernel(
     if first_row < end:
         i = first_row + t
         acc = zeros
-        for first in tl.range(0, W, DEPTH, num_stages=STAGES):  # C times the state's transpose
+        for first in range(0, W, DEPTH):  # C times the state's transpose
             n = first + tl.arange(0, DEPTH)
             c, s = cut_C + i[:, None] * (2 * W) + n[None, :], of_state + n[:, None]
             there = (n < DSTATE)[:, None] & there_p[None, :]
@@ -118,17 +118,21 @@ def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
     ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     P, tile, by_row = min(64, filled_up(headdim)), min(TILE, chunk_size), int(D is not None and D.ndim == 2)
-    depth, stages, options = tiling(W, **chosen)
+    depth, options = tiling(W, **chosen)
     strides = *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, stages, tile, strange.shape[3]
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, tile, strange.shape[3]
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
     grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
     launch(scan_kernel, grid, tensors, numbers, constants, **options)
     return y
 
 
-def tiling(W, depth=32, stages=3, maxnreg=128, num_warps=4):
-    """(DEPTH, STAGES, options of the launch). At most 128 registers: four programs fit on a multiprocessor. On an H200
-    that and loads two steps ahead were the fastest of 18 choices."""
-    return min(depth, W), stages, {"num_warps": num_warps, "num_stages": 1, "maxnreg": maxnreg}
+def tiling(W, depth=64, **options):
+    """(DEPTH, options of the launch).
+
+    No loads ahead of their use, as in float32_state.py. And no limit to registers: under one of 128 some numbers spill,
+    and with addresses that are no multiples of 16 so many did that ptxas 12.8, which Triton 3.6 brings, made a kernel
+    that was wrong, the same each time. Without a limit none spill.
+    """
+    return min(depth, W), {"num_warps": 4, "num_stages": 1} | options
