@@ -131,8 +131,9 @@ def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
 def tiling(W, depth=64, **options):
     """(DEPTH, options of the launch).
 
-    No loads ahead of their use, as in float32_state.py. And no limit to registers: under one of 128 some numbers spill,
-    and with addresses that are no multiples of 16 so many did that ptxas 12.8, which Triton 3.6 brings, made a kernel
-    that was wrong, the same each time. Without a limit none spill.
+    No loads ahead of their use, as in float32_state.py. And no limit to registers, so that none spill. Under a limit of
+    128, with rows that begin at no multiple of 16 bytes, hundreds of numbers did; and one that ptxas 12.8, which Triton
+    3.6 brings, brought back took the register that still held the thread's number. Its next stores to shared memory
+    went astray: in the first tile of each chunk, the same each time.
     """
     return min(depth, W), {"num_warps": 4, "num_stages": 1} | options
