@@ -5,10 +5,6 @@
     state (batch, chunks, H, P, N):  sum over tokens j of the chunk of  2**(cum_last - cum_j) dt_j x_j B_j^T
 
 As chunk_state.py. x, weighted, is cut into its parts here, where it is read; B comes cut (float32_scores.py).
-
-Nothing is loaded ahead (num_stages 1). Loads that fly ahead land in shared memory by cp.async, and Triton 3.6 lets a
-tensor core's wgmma read B from there without the fence.proxy.async that PTX asks for between the two: the SIMT machine
-refuses that as a race.
 """
 
 import torch
@@ -23,9 +19,10 @@ from kernels.ssd.launching import filled_up, launch
 def state_kernel(
     x, cut_B, dt, cum, states, strange, seqlen, nheads, nchunks, heads_a_group, x_batch, x_token, x_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, W: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr,
-    SPAN: tl.constexpr,
+    SPAN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """grid (H * chunks, tiles of a state, batch). P and N: a tile of the state; SPAN: tokens at a time."""
+    """grid (H * chunks, tiles of a state, batch). P and N: a tile of the state; SPAN: tokens at a time, whose loads are
+    under way STAGES deep."""
     chunk, h = (tl.program_id(0) // nheads).to(tl.int64), (tl.program_id(0) % nheads).to(tl.int64)
     b, tiles = tl.program_id(2).to(tl.int64), W // N
     p = tl.program_id(1) // tiles * P + tl.arange(0, P)
@@ -37,7 +34,7 @@ def state_kernel(
     cut_B += ((b * (nheads // heads_a_group) + h // heads_a_group) * nchunks * Q + start) * (2 * W)
     last = tl.load(cum + row + Q - 1)
     acc = tl.full((P, N), 0, tl.float32)
-    for at in range(0, Q, SPAN):
+    for at in tl.range(0, Q, SPAN, num_stages=STAGES):
         j = at + s
         xs = x + (start + at) * x_token + s[:, None] * x_token + p[None, :]
         xj = tl.load(xs, (j < end)[:, None] & (p < HEADDIM)[None, :], other=0)
@@ -51,16 +48,24 @@ def state_kernel(
     tl.store(to, acc, (p < HEADDIM)[:, None] & (n < DSTATE)[None, :])
 
 
-def run(x, cut_B, dt, cum, dstate, span=64, **options):
-    """(states, strange) as chunk_state.run, of tensors that have been looked at."""
+def run(x, cut_B, dt, cum, dstate, **chosen):
+    """(states, strange) as chunk_state.run, of tensors that have been looked at. chosen: what `tiling` takes."""
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_B.shape[1], cut_B.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     states = x.new_empty((batch, nchunks, nheads, headdim, dstate))
-    P, N = min(64, filled_up(headdim)), min(128, W)
+    P, N, span, stages, options = tiling(headdim, W, chunk_size, **chosen)
     grid = nheads * nchunks, -(-headdim // P) * (W // N), batch
     strange = x.new_empty((batch, nchunks, nheads, grid[1]), dtype=torch.int32)
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3]
-    constants = headdim, dstate, W, chunk_size, P, N, min(span, chunk_size)
-    launch(state_kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, num_stages=1, **options)
+    constants = headdim, dstate, W, chunk_size, P, N, span, stages
+    launch(state_kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, **options)
     return states, strange
+
+
+def tiling(headdim, W, chunk_size, columns=32, depth=128, span=16, stages=3, num_warps=4):
+    """(P, N, SPAN, STAGES, options of the launch). A tile of less than 64 rows, or two warps: no wgmma, see
+    float32_scores.py."""
+    assert columns < 64 or num_warps < 4
+    P, N = min(columns, filled_up(headdim)), min(depth, W)
+    return P, N, min(span, chunk_size), stages, {"num_warps": num_warps}
