@@ -4,6 +4,8 @@ One token is the launches of kernels/llm/step.py. Everything a step needs lies o
 too, so that one CUDA graph of it is replayed for every token.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from kernels import lowbit
@@ -15,6 +17,7 @@ from models.gpu_weights import Loader
 from models.prefill import prefill
 from models.sampling import choose, uniform
 
+COMPILERS = 4  # threads
 ROOM = 1024  # a cache's capacity is a multiple of so many tokens
 
 
@@ -33,8 +36,29 @@ class Engine:
         self.read_bytes = self.weights.read_bytes
         self.token_step = best(self.weights)(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
-        self.cache = None
+        self.cache, self.compiling = None, []
         self.reset()
+        if device.type == "cuda":
+            self._compile_ahead()
+
+    def _compile_ahead(self):
+        """Begin to compile what a step launches, on some threads, while the prompt is worked on. They launch it once,
+        on a cache without tokens: nothing that counts is written."""
+        pool = ThreadPoolExecutor(COMPILERS)
+        self.compiling = [pool.submit(self._once, part) for part in self.token_step.parts(self.cache)]
+        pool.shutdown(wait=False)
+
+    def _once(self, part):
+        with torch.cuda.device(self.device), torch.inference_mode():
+            part()
+
+    def _compiled(self):
+        """Wait for what is compiled ahead; what failed there fails here."""
+        jobs, self.compiling = self.compiling, []
+        for job in jobs:
+            job.result()
+        if jobs:
+            torch.cuda.synchronize(self.device)
 
     @property
     def context(self):
@@ -83,6 +107,7 @@ class Engine:
 
     def launch(self):
         """One token's launches: from self.token at position self.kv_len - 1 to self.logits."""
+        self._compiled()
         self.token_step.launch(self.cache)
 
     @torch.inference_mode()

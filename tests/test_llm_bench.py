@@ -12,7 +12,7 @@ import torch
 
 import models
 from kernels import benching
-from kernels.llm import bench, peers, shapes, studies
+from kernels.llm import bench, peers, shapes, starting, studies
 from kernels.llm.step import Step
 
 TINY = shapes.Shape("tiny", 128, 2, 4, 2, 32, 256, 100, torch.float16)
@@ -87,12 +87,12 @@ def test_the_law_finds_its_constant():
 
 
 def test_a_checkpoint_is_one_that_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "SHARD", 20_000)
-    studies.write_checkpoint(tmp_path, TINY)
+    monkeypatch.setattr(starting, "SHARD", 20_000)
+    starting.write_checkpoint(tmp_path, TINY)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     model = models.load(tmp_path, device="cpu")
     assert model.config.n_layers == 2 and torch.isfinite(model.logits([3, 4])).all()
-    said = studies._first_token(str(tmp_path))
+    said = starting._first_token(str(tmp_path))
     assert 0 < said["imports"] < said["to the first token"] and "weights on the card" in said
 
 
@@ -147,7 +147,7 @@ def test_a_file_of_calms_layout_is_whole(tmp_path):
 
 
 def test_a_peer_has_a_row_among_ours(monkeypatch, capsys):
-    said = SimpleNamespace(measured=lambda: ("peer", bench.Figure and studies.Timing.of([0.01, 0.02, 0.03])))
+    said = SimpleNamespace(measured=lambda: ("peer", starting.Timing.of([0.01, 0.02, 0.03])))
     figure = bench._figure(said, 4e12, {"bytes": 4 * 10**9, "flops": 1})
     assert figure.name == "peer" and figure.share == pytest.approx(0.05) and not figure.sources
     assert bench._figure(SimpleNamespace(measured=lambda: None), 4e12, {}) is None

@@ -83,7 +83,7 @@ def ladder_of(shape, bits, weights, length, others, seconds):
     ladder = Ladder(title(shape, bits, length), **benching.BOUND)
     steps = dict(rungs(shape, bits, weights, length))
     ours = {name: step for name, (step, _) in steps.items() if not name.startswith("PyTorch")}
-    benching.ahead(part for step in ours.values() for part in parts(step, cache))
+    benching.ahead(part for step in ours.values() for part in step.parts(cache))
     for name, (step, sources) in steps.items():
         error = checked(f"{ladder.title}: {name}", step, cache, wanted, shape.dtype)
         verdict = Verdict(shapes=1, error=error)
@@ -121,15 +121,6 @@ def rungs(shape, bits, weights, length, device=None):
         one_launch = importlib.import_module("kernels.llm.one_launch")
         if one_launch.takes(shape, bits):
             yield "one launch", (step(one_launch.OneLaunch), (HERE + "step.py", *one_launch.SOURCES))
-
-
-def parts(step, cache):
-    """The step's parts, each a call: what they compile is compiled side by side."""
-    layer = step.weights.layers[0]
-    yield from (step.begin, step.end)
-    for part in (step.project, step.back, step.feed, step.down):
-        yield functools.partial(part, layer)
-    yield functools.partial(step.attend, layer, *cache.layer(0))
 
 
 def checked(where, step, cache, wanted, dtype):

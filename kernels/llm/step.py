@@ -17,6 +17,8 @@ writes the length comes before the first launch.
     config    hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, eps, theta and scaling (ref.llm.rope_frequencies)
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -55,6 +57,14 @@ class Step:
             self.feed(layer)
             self.down(layer)
         self.end()
+
+    def parts(self, cache):
+        """The launches of the beginning, the first layer and the end, each a call: what they compile can be compiled
+        side by side, ahead of the first token."""
+        layer = self.weights.layers[0]
+        yield from (self.begin, self.end, functools.partial(self.attend, layer, *cache.layer(0)))
+        for part in (self.project, self.back, self.feed, self.down):
+            yield functools.partial(part, layer)
 
     def begin(self):
         """Step 1. Not a dependent launch: see above."""

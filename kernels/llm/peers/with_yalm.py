@@ -19,9 +19,10 @@ from with_calm import TOKENS, write
 def program_of(folder):
     """The program, compiled against yalm's objects: all but its own main."""
     home, here = Path(os.environ["YALM"]), Path(__file__).resolve().parent
+    # (as quoted headers only: yalm has a time.h)
     objects = [path for path in glob.glob(f"{home}/build/**/*.o", recursive=True) if "main.cpp.o" not in path]
-    command = ["g++", "-O2", "-std=c++20", "-fopenmp", "-mf16c", "-mavx2", "-mfma", f"-I{home}/src", f"-I{home}/vendor"]
-    command += ["-I/usr/local/cuda/include", str(here / "yalm_steps.cpp"), *objects]
+    command = ["g++", "-O2", "-std=c++20", "-fopenmp", "-mf16c", "-mavx2", "-mfma", f"-iquote{home}/src"]
+    command += [f"-I{home}/vendor", "-I/usr/local/cuda/include", str(here / "yalm_steps.cpp"), *objects]
     command += ["-L/usr/local/cuda/lib64", "-lcudart", "-lm", "-o", f"{folder}/steps"]
     subprocess.run(command, check=True)
     return f"{folder}/steps"
