@@ -1,4 +1,4 @@
-"""How long it takes from the command `python -m models.generate` to its first token, for a checkpoint in the page cache.
+"""How long it takes from the command `python -m models.generate` to its first token, of a checkpoint in the page cache.
 
 The command runs in a process of its own, as a user's does, on a folder of random weights in memory (/dev/shm).
 """
@@ -70,7 +70,11 @@ def start(runs=3, shape=shapes.MISTRAL_7B):
         "kernels/llm/starting.py",
         *(f"models/{name}.py" for name in ("generate", "gpu_weights", "upload", "weights")),
     )
-    return Table(f"From the command to the first token: {shape.name}, fp16, in the page cache", rows, sources)
+    return Table(
+        f"From the command to the first token: {shape.name}, fp16, in the page cache",
+        rows,
+        ("kernels/llm/starting.py", *sources),
+    )
 
 
 def _spread(values):
