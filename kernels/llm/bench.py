@@ -43,8 +43,8 @@ APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STE
 def ladders(seconds=0.2):
     """Check, then time, every rung and peer. Returns a Ladder for each model, bits of a weight, and length.
 
-    Peers make themselves ready first, all at once, which takes a minute or two; then ours are timed, and then peers, one
-    after another.
+    Peers make themselves ready first, all at once, which takes a minute or two; then ours are timed, and then peers,
+    one after another.
     """
     cuda_timing.expect_gpu("the ladder of a whole model")
     cases = [case for case in _cases() if running.wants(title(*case))]

@@ -66,15 +66,9 @@ def start(runs=3, shape=shapes.MISTRAL_7B):
         part: dict(zip(("s", "least", "most"), _spread([one[part] for one in found if part in one]))) for part in parts
     }
     print(f"a checkpoint of {shape.name} was written to {home} in {written:.1f} s", flush=True)
-    sources = (
-        "kernels/llm/starting.py",
-        *(f"models/{name}.py" for name in ("generate", "gpu_weights", "upload", "weights")),
-    )
-    return Table(
-        f"From the command to the first token: {shape.name}, fp16, in the page cache",
-        rows,
-        ("kernels/llm/starting.py", *sources),
-    )
+    names = "generate", "gpu", "gpu_weights", "prefill", "upload", "weights"
+    sources = ("kernels/llm/starting.py", *(f"models/{name}.py" for name in names))
+    return Table(f"From the command to the first token: {shape.name}, fp16, in the page cache", rows, sources)
 
 
 def _spread(values):
