@@ -182,3 +182,14 @@ def test_parts_are_refused_when_such_calls_are_prepared(driver, out):
             with pytest.raises((TypeError, ValueError), match=words):
                 call(**parts | wrong(parts))
             assert not ways(driver)
+
+
+def test_the_fake_of_a_rung_refuses_what_the_rung_does():
+    """Without running it: a model that is compiled never gets as far."""
+    for parts in (weight_parts(x=half(2, 256)), weight_parts(x=half(256)) | {"pdl": True}):
+        assert_fake_refuses(OPS.lowbit_digits, parts, "digits: (x must be one row|pdl must be False)")
+    x, dt, A, B, C = layer()
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match="stop must be a whole number"):
+        OPS.ssd_fused(*map(mode.from_tensor, (x, dt, A, B, C)), stop=-1)
+    with FakeTensorMode() as mode, pytest.raises(ValueError, match="splits must be from 1"):
+        OPS.attention_split(*map(mode.from_tensor, q_k_v()), splits=0)
