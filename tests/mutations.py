@@ -563,11 +563,10 @@ MUTATIONS = [
         "tests/test_llm_attend.py -k test_no_race",
     ),
     Mutation(
-        "attend takes what lies in the newest token's place",
+        "attend leaves the newest token's key out",
         "kernels/llm/attend.cu",
-        "appends ? position : length, appends ? position : -1, mine",
+        "            tiles.lay_down(here_in_ring, key[0], key[1], lane);\n",
         "tests/test_llm_attend.py -k test_it_is_the_reference",
-        "length, appends ? position : -1, mine",
     ),
     Mutation(
         "lowbit's fused norm leaves out the other warps' squares",
