@@ -1,24 +1,23 @@
 """A model on a card by the course's kernels; on the SIMT machine, the same kernels, for small models.
 
-One token is embed, then in each layer norm_qkv, rope_append, decode (two launches), gemv_residual, norm_glu and
-down_residual, then rmsnorm and gemv: steps 1 to 9 of ref.llm. With weights of 8 or 4 bits the products stand alone, and
-norms, silu and additions are launches of their own; a cache of 8 or 4 bits adds none. Everything a step needs lies on
-the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
-
-Launches are dependent ones (PDL), but for the first: decode reads the length at once, before it waits, and what writes
-the length is the end of the step before.
+One token is the launches of kernels/llm/step.py. Everything a step needs lies on the card, the token and the length
+too, so that one CUDA graph of it is replayed for every token.
 """
+
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kernels import attention, fusion, gemv, kv_cache, llm, lowbit
+from kernels import lowbit
+from kernels.llm.step import best
+from kernels.lowbit.fused import Paired
 from models import cache
 from models.config import BadModel
 from models.gpu_weights import Loader
 from models.prefill import prefill
 from models.sampling import choose, uniform
-from ref.llm import rope_frequencies
 
+COMPILERS = 4  # threads
 ROOM = 1024  # a cache's capacity is a multiple of so many tokens
 
 
@@ -26,7 +25,7 @@ class Engine:
     """Steps of one sequence on a device: a card, or the CPU for the SIMT machine."""
 
     def __init__(self, config, checkpoint, progress, device, bits=16, kv_bits=16, pdl=True):
-        self.config, self.device, self.bits, self.kv_bits, self.pdl = config, device, bits, kv_bits, pdl
+        self.config, self.device, self.bits, self.kv_bits = config, device, bits, kv_bits
         self.dtype = _dtype(checkpoint)
         if config.head_dim % 8 or config.head_dim > 256:
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
@@ -35,17 +34,31 @@ class Engine:
         _expect_room(config, bits, kv_bits, device)
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
-        frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling))
-        self.turns = (frequencies / (2 * torch.pi)).to(device)
-        make = lambda *shape, dtype=self.dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
-        self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
-        heads = config.n_heads + 2 * config.n_kv_heads
-        self.x, self.h, self.normed, self.part = (make(config.hidden) for _ in range(4))
-        self.qkv, self.q = make(heads * config.head_dim), make(1, config.n_heads, config.head_dim)
-        self.mixed, self.logits = torch.empty_like(self.q), make(config.vocab)
-        self.glu, self.gate_up = make(config.ffn), make(2 * config.ffn)
-        self.cache = None
+        self.token_step = best(self.weights)(config, self.weights, self.dtype, device, pdl=pdl)
+        self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
+        self.cache, self.compiling = None, []
         self.reset()
+        if device.type == "cuda":
+            self._compile_ahead()
+
+    def _compile_ahead(self):
+        """Begin to compile what a step launches, on some threads, while the prompt is worked on. They launch it once,
+        on a cache without tokens: nothing that counts is written."""
+        pool = ThreadPoolExecutor(COMPILERS)
+        self.compiling = [pool.submit(self._once, part) for part in self.token_step.parts(self.cache)]
+        pool.shutdown(wait=False)
+
+    def _once(self, part):
+        with torch.cuda.device(self.device), torch.inference_mode():
+            part()
+
+    def _compiled(self):
+        """Wait for what is compiled ahead; what failed there fails here."""
+        jobs, self.compiling = self.compiling, []
+        for job in jobs:
+            job.result()
+        if jobs:
+            torch.cuda.synchronize(self.device)
 
     @property
     def context(self):
@@ -94,50 +107,8 @@ class Engine:
 
     def launch(self):
         """One token's launches: from self.token at position self.kv_len - 1 to self.logits."""
-        eps, weights, pdl = self.config.eps, self.weights, self.pdl
-        llm.embed(weights.embedding, self.token, out=self.x)  # 1; not a dependent launch: see above
-        layer_ = self._layer if self.bits == 16 else self._layer_in_few_bits
-        for index, layer in enumerate(weights.layers):
-            layer_(layer, *self.cache.layer(index))
-        fusion.rmsnorm(self.x, weights.norm, eps, out=self.normed, pdl=pdl)  # 9
-        (gemv if self.bits == 16 else lowbit).gemv(weights.head, self.normed, out=self.logits, pdl=pdl)
-
-    def _layer(self, layer, keys, values):
-        """Steps 2 to 8 of one layer in 16 bits: six calls, seven launches."""
-        eps, pdl = self.config.eps, self.pdl
-        matrices = (layer.Wq, layer.Wk, layer.Wv)
-        fusion.norm_qkv(self.x, layer.attention_norm, *matrices, eps, out=self.qkv, pdl=pdl)  # 2
-        self._attention(layer, keys, values)  # 3, 4, 5
-        fusion.gemv_residual(layer.Wo, self.mixed.view(-1), self.x, out=self.h, pdl=pdl)  # 6
-        fusion.norm_glu(self.h, layer.ffn_norm, layer.W_gate, layer.W_up, eps, out=self.glu, pdl=pdl)  # 7
-        fusion.down_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=pdl)  # 8
-
-    def _layer_in_few_bits(self, layer, keys, values):
-        """The same with weights of 8 or 4 bits: eleven calls, twelve launches, and one more for each product whose
-        columns are split."""
-        eps, pdl, ffn = self.config.eps, self.pdl, self.config.ffn
-        fusion.rmsnorm(self.x, layer.attention_norm, eps, out=self.normed, pdl=pdl)  # 2
-        lowbit.gemv(layer.Wqkv, self.normed, out=self.qkv, pdl=pdl)
-        self._attention(layer, keys, values)  # 3, 4, 5
-        lowbit.gemv(layer.Wo, self.mixed.view(-1), out=self.part, pdl=pdl)  # 6
-        fusion.add(self.x, self.part, out=self.h, pdl=pdl)
-        fusion.rmsnorm(self.h, layer.ffn_norm, eps, out=self.normed, pdl=pdl)  # 7
-        lowbit.gemv(layer.W_glu, self.normed, out=self.gate_up, pdl=pdl)
-        fusion.silu_mul(self.gate_up[:ffn], self.gate_up[ffn:], out=self.glu, pdl=pdl)
-        lowbit.gemv(layer.W_down, self.glu, out=self.part, pdl=pdl)  # 8
-        fusion.add(self.h, self.part, out=self.x, pdl=pdl)
-
-    def _attention(self, layer, keys, values):
-        c, pdl = self.config, self.pdl
-        llm.rope_append(
-            self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=self.q[0], pdl=pdl,
-        )  # 3, 4  # fmt: skip
-        if self.kv_bits == 16:
-            keys, values, decode = keys[None], values[None], attention.decode
-        else:
-            decode = kv_cache.decode
-        decode(self.q, keys, values, kv_lens=self.kv_len, out=self.mixed, pdl=pdl)  # 5
+        self._compiled()
+        self.token_step.launch(self.cache)
 
     @torch.inference_mode()
     def write(self, ids, max_tokens, seed, *sampling):
@@ -150,32 +121,43 @@ class Engine:
         self.token.copy_(choose(logits, places[0], *sampling).reshape(1))
         yield_, text = _Outbox(self.device), self.text
         yield_.put(self.token)
+        self.kv_len.fill_(len(ids) + 1)
+        greedy = sampling[0] == 0
         for position in range(len(ids), last):
             if self.text is not text:
                 raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
-            count = position - len(ids) + 1
-            self.kv_len.fill_(position + 1)
-            self._replay()
-            self.token.copy_(choose(self.logits.float(), places[count], *sampling).reshape(1))
+            self._replay(greedy)
+            if not greedy:
+                place = places[position - len(ids) + 1]
+                self.token.copy_(choose(self.logits.float(), place, *sampling).reshape(1))
+                self.kv_len += 1
             yield_.put(self.token)
             yield yield_.get()
             self.cache.length = position + 1
         yield yield_.get()
 
-    def _replay(self):
-        """The step as one CUDA graph; on the SIMT machine, launch by launch."""
+    def _replay(self, greedy=False):
+        """The step as one CUDA graph, with the choice of the likeliest token at its end if greedy; on the SIMT machine,
+        launch by launch."""
         if self.device.type != "cuda":
-            return self.launch()
-        peaks = self.cache.peaks
+            return self._launch(greedy)
+        key = self.cache.peaks, greedy
         with torch.cuda.device(self.device):
-            if peaks not in self.graphs:
-                self.launch()  # compile, and make what is made once
+            if key not in self.graphs:
+                before = self.token.clone(), self.kv_len.clone()
+                self._launch(greedy)  # compile, and make what is made once
+                self.token.copy_(before[0]), self.kv_len.copy_(before[1])
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):
-                    self.launch()
-                self.graphs = {peaks: graph}  # peaks only rise: an older one is of no more use
-            self.graphs[peaks].replay()
+                    self._launch(greedy)
+                self.graphs = {k: g for k, g in self.graphs.items() if k[0] == key[0]} | {key: graph}  # peaks only rise
+            self.graphs[key].replay()
+
+    def _launch(self, greedy):
+        self.launch()
+        if greedy:
+            self.token_step.choose()
 
 
 class _Outbox:
@@ -203,7 +185,7 @@ class _Outbox:
 def _product(x, W):
     """x Wᵀ in W's type; few bits are widened to it while they are used. On the SIMT machine's side of things in
     float32, as a processor multiplies 16 bits slowly."""
-    if isinstance(W, lowbit.QuantizedWeight):
+    if isinstance(W, (lowbit.QuantizedWeight, Paired)):
         W = W.dequantize()
     if W.device.type == "cpu":
         return x @ W.float().T

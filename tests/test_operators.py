@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
 from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, matmul, ssd
+from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
 ALL = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
@@ -19,13 +20,15 @@ WANTED += "attention_online attention_split attention_split_triton kv_cache_deco
 WANTED += (
     "fusion_silu_mul fusion_gemv_residual fusion_down_residual fusion_norm_qkv fusion_norm_glu ssd_five ssd_fused "
 )
-WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_quantized"
+WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_quantized "
+WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
     return torch.randn(*shape, generator=GENERATOR).mul_(scale).to(dtype)
 
 
+assert lowbit_fused  # it defines operators
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -99,6 +102,11 @@ CASES = {
     "llm_embed": lambda: (half(9, 40), torch.tensor([3])),
     "llm_rope_append": token,
     "llm_rope_append_quantized": lambda: token(quantised=True),
+    "llm_greedy": lambda: (half(50), torch.tensor([3]), lengths(5), torch.zeros(2, dtype=torch.int64)),
+    "llm_attend": token,
+    "lowbit_norm_gemv": lambda: (*of_weight(), half(256), half(256), 1e-3),
+    "lowbit_norm_glu": lambda: (*of_weight(rows=32), half(256), half(256)),
+    "lowbit_gemv_residual": lambda: (*of_weight(), half(256), half(16)),
 }  # fmt: skip
 
 

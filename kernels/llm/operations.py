@@ -8,14 +8,15 @@ import torch
 from kernels.fusion.arguments import expect_eps
 from kernels.kv_cache import QuantizedKV
 from kernels.kv_cache.fixed import PEAK
-from kernels.kv_cache.rounding import default_group
+from kernels.llm.arguments import HALVES, expect_heads
 from lab import cuda
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect, expect_apart, expect_first, expect_no_gradient, output
 
 HERE = Path(__file__).resolve().parent
-HALVES = (torch.float16, torch.bfloat16)
+PER_BLOCK = 1024  # logits that a block of greedy looks at, about
 EMBED = Calls("embed")
+GREEDY = Calls("greedy", outs=3)
 APPEND = Calls("rope_append", outs=3)  # the queries, and the cache's k and v
 APPEND_QUANTIZED = Calls("rope_append", outs=5)  # the queries, and codes and scales of both caches
 
@@ -36,6 +37,40 @@ def expect_embed(E, token, out=None):
     expect_first("embed", "E", E, ("vocab", "hidden"), HALVES)
     expect("embed", "token", token, E, (1,), (torch.int64,))
     return output("embed", out, E, (E.shape[1],), E=E, token=token)
+
+
+def greedy(logits, token, kv_len, state, *, pdl=False):
+    """token[0] = argmax of logits, the first of equal ones; kv_len[0] += 1. Returns token.
+
+    logits (vocab,) float16 or bfloat16, token (1,) int64, kv_len (1,) int32, state (2,) int64: zeros, and zeros again
+    when it is done; apart from each other. Moves 2 · vocab bytes.
+    """
+    others = token, kv_len, state
+    if GREEDY.run((bool(pdl),), *others, logits) is not None:
+        return token
+    expect_greedy(logits, token, kv_len, state)
+    blocks = -(-logits.numel() // PER_BLOCK)
+    with GREEDY.preparing((bool(pdl),), others, others, (logits,)):
+        kernel = _kernel("greedy", logits.dtype).greedy
+        kernel(min(blocks, 1024), 256, logits, token, kv_len, state, logits.numel(), pdl=pdl)
+    return token
+
+
+def expect_greedy(logits, token, kv_len, state, *, memory=True):
+    """Raise unless greedy can be called so. memory: see expect_rope_append."""
+    where = "greedy"
+    expect_first(where, "logits", logits, ("vocab",), HALVES)
+    if not 0 < logits.numel() < 1 << 31:
+        raise ValueError(f"{where}: logits must have from 1 to {(1 << 31) - 1} numbers, got {logits.numel()}")
+    expect(where, "token", token, logits, (1,), (torch.int64,))
+    expect(where, "kv_len", kv_len, logits, (1,), (torch.int32,))
+    expect(where, "state", state, logits, (2,), (torch.int64,))
+    written = {"token": token, "kv_len": kv_len, "state": state}
+    for name, tensor in written.items():
+        others = {other: t for other, t in (written | {"logits": logits}).items() if other != name}
+        expect_no_gradient(where, tensor, name)
+        if memory:
+            expect_apart(where, name, tensor, **others)
 
 
 def rope_append(
@@ -87,32 +122,8 @@ def expect_rope_append(
     tensors have any, so that it can be seen whether they share it."""
     where = "rope_append"
     expect_eps(where, eps)
-    expect_first(where, "qkv", qkv, ("n_heads + 2 n_kv_heads", "head_dim"), HALVES)
-    heads, head_dim = qkv.shape
-    if head_dim % 2 or head_dim > 512:
-        raise ValueError(f"{where}: head_dim must be even and at most 512, got {head_dim}")
-    expect(where, "turns", turns, qkv, (head_dim // 2,), (torch.float64,))
-    expect(where, "kv_len", kv_len, qkv, (1,), (torch.int32,))
-    quantised = isinstance(k, QuantizedKV) or isinstance(v, QuantizedKV)
-    if quantised:
-        expect_quantised(where, k, v, qkv)
-        places = {"k.packed": k.packed, "k.scale": k.scale, "v.packed": v.packed, "v.scale": v.scale}
-    else:
-        expect(where, "k", k, qkv, ("capacity", "n_kv_heads", head_dim))
-        expect(where, "v", v, qkv, tuple(k.shape))
-        places = {"k": k, "v": v}
-    n_kv_heads = k.shape[-2]
-    n_heads = heads - 2 * n_kv_heads
-    if n_heads < 1 or n_heads % n_kv_heads:
-        wanted = f"n_heads + 2 · {n_kv_heads} rows, n_heads a multiple of {n_kv_heads}"
-        raise ValueError(f"{where}: qkv must have {wanted}, got {heads}")
-    if bias is not None:
-        expect(where, "bias", bias, qkv, tuple(qkv.shape))
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError(f"{where}: q_norm and k_norm must both be given, or neither")
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None:
-            expect(where, name, weight, qkv, (head_dim,))
+    n_heads, n_kv_heads, _, places = expect_heads(where, qkv, turns, kv_len, k, v, bias, q_norm, k_norm)
+    head_dim = qkv.shape[1]
     inputs = {"qkv": qkv, "turns": turns, "kv_len": kv_len, "bias": bias, "q_norm": q_norm, "k_norm": k_norm}
     for name, place in places.items():
         expect_no_gradient(where, place, name)
@@ -134,31 +145,6 @@ def _launch(qkv, turns, kv_len, k, v, bias, q_norm, k_norm, eps, out, n_kv_heads
     else:
         kernel = _kernel("rope_append", qkv.dtype, HEAD_DIM=head_dim).rope_append
     kernel(-(-heads // 4), 128, *tensors, *sizes, float(eps), pdl=pdl)
-
-
-def expect_quantised(where, k, v, qkv):
-    """Raise unless these are two caches that rope_append_quantized.cu can write to."""
-    for name, cache, role in (("k", k, "keys"), ("v", v, "values")):
-        if not isinstance(cache, QuantizedKV):
-            raise TypeError(
-                f"{where}: k and v must be two tensors or two QuantizedKV, got {type(cache).__name__} as {name}"
-            )
-        capacity, n_kv_heads, head_dim = cache.shape[1:]
-        if cache.shape[0] != 1 or head_dim != qkv.shape[1]:
-            raise ValueError(
-                f"{where}: {name} must have shape (1, capacity, n_kv_heads, {qkv.shape[1]}), got {tuple(cache.shape)}"
-            )
-        if cache.shape != k.shape or cache.bits != k.bits:
-            raise ValueError(f"{where}: v must be like k, {k!r}, got {v!r}")
-        group = default_group(cache.bits, "token", head_dim) if cache.bits in (8, 4) else None
-        if group is None or (cache.axis, cache.group, cache.role) != ("token", group, role):
-            wanted = f"of 8 or 4 bits, with axis='token', their default group, and role={role!r}"
-            raise ValueError(f"{where}: {name} must be {wanted}, got {cache!r}")
-        if role == "values" and cache.peak < PEAK:
-            raise ValueError(f"{where}: v must be made for scales up to {PEAK:g}, as kernels.kv_cache.empty makes it")
-        if (cache.dtype, cache.device) != (qkv.dtype, qkv.device):
-            wanted, got = f"{qkv.dtype} on {qkv.device}", f"{cache.dtype} on {cache.device}"
-            raise TypeError(f"{where}: {name} must be of {wanted}, like qkv, got {got}")
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""embed and rope_append as operators of torch.library, which say what they write to: llm_embed, llm_rope_append, and
-llm_rope_append_quantized, which takes the parts of two caches. torch.compile looks through the caches."""
+"""embed, rope_append, greedy and attend as operators of torch.library, which say what they write to: llm_embed and
+so on, and llm_rope_append_quantized of the parts of two caches. torch.compile looks through the caches."""
 
 from kernels.kv_cache import QuantizedKV
-from kernels.llm import operations
+from kernels.llm import attending, operations
+from kernels.llm.arguments import expect_quantised
 from lab.operators import operator
 
 HEAD = "Tensor qkv, Tensor turns, Tensor kv_len, "
@@ -52,7 +53,7 @@ _of_parts = operator("llm_rope_append_quantized", PARTS, fake=_fake_of_parts)(_o
 def _unpack(operators, qkv, turns, kv_len, k, v, **options):
     if not (isinstance(k, QuantizedKV) or isinstance(v, QuantizedKV)):
         return operators(qkv, turns, kv_len, k, v, **options)
-    operations.expect_quantised("rope_append", k, v, qkv)
+    expect_quantised("rope_append", k, v, qkv)
     parts = k.packed, k.scale, v.packed, v.scale, list(k.shape), k.bits, k.group, v.peak
     return _of_parts(qkv, turns, kv_len, *parts, **options)
 
@@ -62,3 +63,29 @@ embed = operator(
     fake=lambda E, token, pdl=False: operations.expect_embed(E, token),
 )(operations.embed)  # fmt: skip
 rope_append = operator("llm_rope_append", PLAIN, fake=_queries, unpack=_unpack)(operations.rope_append)
+
+
+def _attended(qkv, *caches, pdl=False, **options):
+    return attending.expect_attend(qkv, *caches, **options, memory=False)[0]
+
+
+def _greedy(operators, logits, token, kv_len, state, *, pdl=False):
+    operators(logits, token, kv_len, state, pdl=pdl)
+    return token
+
+
+def _greedy_call(**how):
+    operations.greedy(**how)
+
+
+def _greedy_fake(pdl=False, **tensors):
+    operations.expect_greedy(**tensors, memory=False)
+
+
+attend = operator(
+    "llm_attend", PLAIN.replace("float eps=1e-06", "float eps=1e-06, float? scale=None"), fake=_attended,
+)(attending.attend)  # fmt: skip
+greedy = operator(
+    "llm_greedy", "Tensor logits, Tensor(t!) token, Tensor(l!) kv_len, Tensor(s!) state, bool pdl=False",
+    fake=_greedy_fake, results="()", unpack=_greedy, call=_greedy_call,
+)(operations.greedy)  # fmt: skip
