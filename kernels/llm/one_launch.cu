@@ -1,0 +1,275 @@
+/* A whole token in one launch: steps 1 to 9 of ref.llm.
+
+   weights    all of the model's, in the order in which they are used: (vocab, hidden) embedding, layers (Layer in
+              token_tasks.cuh), norm (hidden,), and the head (vocab, hidden) at head_at: 0 where it is the embedding
+   turns      (head_dim / 2,) double, as in rope_append.cu
+   token      (1,); outside of the vocabulary: NaN
+   kv_len     (1,): tokens with this one; outside of 1 … capacity nothing is done
+   keys, values   (n_layers, capacity, n_kv_heads, head_dim): the cache
+   logits     (vocab,)
+   vectors    dated numbers (dated.cuh): hidden, qkv rows, n_heads · head_dim, hidden, ffn; then partials of attention
+   state      [0]: tickets taken, 0 between launches; [1]: launches so far; [2]: blocks that are done, 0 between launches
+
+   New since chapters 04, 08 and 13: the model is a line of tasks that blocks take by tickets (token_tasks.cuh), a ring of
+   slots is filled by bulk copies while vectors are still being made (chapter 13's way to wait), and there is no barrier
+   of the grid: a vector's numbers say themselves when they are there (dated.cuh).
+
+   Moves the weights once, and 4 · kv_len · n_kv_heads · head_dim bytes a layer. */
+#include "token_attention.cuh"
+
+/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile. */
+constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
+struct Memory {
+    Slots slots;
+    AttentionMemory attention;
+    MergeMemory merges[2];
+    float partial[2][MOST_ROWS][WARPS + 1];
+    float squares[WARPS];
+};
+
+/* The vectors that blocks hand to each other. */
+struct Vectors {
+    Dated *x, *qkv, *mixed, *h, *a, *partials;
+    __device__ __forceinline__ Vectors(Dated *at)
+        : x(at), qkv(x + S::HIDDEN), mixed(qkv + QKV_ROWS), h(mixed + Q_ROWS), a(h + S::HIDDEN), partials(a + S::FFN) {}
+};
+
+/* What a thread holds of a vector that is multiplied with rows. */
+template <class R> struct Part {
+    float at[R::WORDS][8];
+
+    __device__ __forceinline__ void load(const Dated *from, unsigned date, int thread) {
+        // First for the last number alone, by one lane: all lanes at once would be much to ask for again and again
+        if (thread % 32 == 0) wait_for(from + R::COLS - 1, date);
+        __syncwarp();
+        float found[R::WORDS * 8];
+        wait_for_all(found, date, [&](int n) {
+            const int word = min(n / 8 * R::TEAM + thread % R::TEAM, R::ROW_WORDS - 1);
+            return from + word * 8 + n % 8;
+        });
+#pragma unroll
+        for (int n = 0; n < R::WORDS * 8; n++) at[n / 8][n % 8] = found[n];
+    }
+    /* Multiply with a norm's weight; the sum of squares from before is left for `scale`. */
+    __device__ __forceinline__ void norm(const uint4 (&weight)[R::WORDS], float *squares, int thread) {
+        float sum = 0;
+#pragma unroll
+        for (int k = 0; k < R::WORDS; k++) {
+            float w[8];
+            widen(weight[k], w, T());
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                if (k * R::TEAM + thread % R::TEAM < R::ROW_WORDS) sum += at[k][i] * at[k][i];
+                at[k][i] *= w[i];
+            }
+        }
+        sum = warp_sum(sum);
+        if (thread % 32 == 0) squares[thread / 32] = sum;
+    }
+};
+
+/* The warps that multiply. */
+struct Worker {
+    const T *weights, *layers, *last_norm;
+    const double *turns;
+    T *keys, *values, *logits, *slots_memory;
+    long long layer_cache;
+    Line line;
+    Vectors vectors;
+    Memory &memory;
+    unsigned first_date;
+    float eps;
+    int thread;
+    long long token;
+    Phase<STAGES> phase;
+    unsigned count = 0; // of tasks done
+
+    __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
+    __device__ __forceinline__ Task wait_task() const {
+        memory.slots.ring.wait_full(phase);
+        return memory.slots.tasks[phase.stage];
+    }
+    __device__ __forceinline__ T *slot() const { return slots_memory + phase.stage * (SLOT / 2); }
+    /* Its slot has been read by this warp. */
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (thread % 32 == 0) memory.slots.ring.release(phase);
+        phase.advance();
+        count++;
+    }
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            const Task task = wait_task();
+            const T *layer = layers + task.layer * Layer::SIZE;
+            const unsigned now = date(task.layer);
+            switch (task.kind) {
+            case EMBED: embed(now); break;
+            case QKV:
+                normed(task, vectors.x, layer + Layer::NORM, [=](int row, float sum) { publish(vectors.qkv + row, sum, now); });
+                break;
+            case ATTEND: {
+                const NewHeads heads = {vectors.qkv, layer, turns, line.tokens, eps};
+                const long long at = task.layer * layer_cache;
+                attend(slot(), memory.attention, heads, task, line, keys + at, values + at, vectors.partials, now, thread);
+                fence_async_proxy();
+                release();
+                break;
+            }
+            case MERGE:
+                merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
+                release();
+                break;
+            case OUTPUT: added<HeadRows>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
+            case GLU: glu(task, layer + Layer::FFN_NORM, now); break;
+            case DOWN: added<FfnRows>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
+            case HEAD:
+                normed(task, vectors.x, last_norm, [=](int row, float sum) { logits[row] = (T)sum; });
+                break;
+            default: return;
+            }
+        }
+    }
+
+    /* Step 1. */
+    __device__ __forceinline__ void embed(unsigned now) {
+        const T *row = weights + token * S::HIDDEN;
+        const bool there = token >= 0 && token < line.vocab;
+        for (int i = thread; i < S::HIDDEN; i += THREADS)
+            publish(vectors.x + i, there ? (float)row[i] : __int_as_float(0x7fffffff), now);
+        release();
+    }
+
+    /* The rows in the slot times x: each warp's part of the sums, laid down. valid(r): whether there is a row r. */
+    template <class R, class Valid> __device__ __forceinline__ void multiply(const Part<R> &x, Valid valid) {
+        const uint4 *words = reinterpret_cast<const uint4 *>(slot());
+        const int team = thread / R::TEAM, mine = thread % R::TEAM, lane = thread % 32;
+        float sums[R::PER_TEAM] = {};
+#pragma unroll
+        for (int i = 0; i < R::PER_TEAM; i++) {
+            const int row = team + i * R::TEAMS;
+            if (!valid(row)) continue; // the same in all lanes
+#pragma unroll
+            for (int k = 0; k < R::WORDS; k++)
+                if (k * R::TEAM + mine < R::ROW_WORDS) {
+                    float w[8];
+                    widen(words[row * R::ROW_WORDS + k * R::TEAM + mine], w, T());
+#pragma unroll
+                    for (int j = 0; j < 8; j++) sums[i] += w[j] * x.at[k][j];
+                }
+        }
+        const float sum = warp_sums(sums, lane);
+        constexpr int EACH = 32 / R::PER_TEAM; // lanes with the same row's sum
+        if (lane % EACH == 0) memory.partial[count % 2][team + lane / EACH * R::TEAMS][mine / 32] = sum;
+    }
+    template <class R> __device__ __forceinline__ float sum(unsigned of, int row) const {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < R::TEAM / 32; w++) total += memory.partial[of % 2][row][w];
+        return total;
+    }
+    /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
+    __device__ __forceinline__ bool summed() {
+        const int turn = count % WARPS;
+        release();
+        sync_multipliers();
+        return thread / 32 == turn;
+    }
+    /* 1 / √(mean of squares + eps) */
+    __device__ __forceinline__ float scale() const {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[w];
+        return rsqrtf(total / S::HIDDEN + eps);
+    }
+    __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
+        uint4 norm[HiddenRows::WORDS];
+#pragma unroll
+        for (int k = 0; k < HiddenRows::WORDS; k++) {
+            const int word = k * HiddenRows::TEAM + thread % HiddenRows::TEAM;
+            norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + min(word, HiddenRows::ROW_WORDS - 1));
+        }
+        x.load(from, now, thread);
+        x.norm(norm, memory.squares, thread);
+    }
+
+    /* Steps 2 and 9: all tasks that stand here with the same x. */
+    template <class Store>
+    __device__ __forceinline__ void normed(Task first, const Dated *from, const T *weight, Store store) {
+        Part<HiddenRows> x;
+        load_normed(x, from, weight, date(first.layer));
+        for (Task task = first; task.like(first); task = wait_task()) {
+            multiply(x, [=](int r) { return r < task.count; });
+            const unsigned mine = count;
+            if (summed())
+                for (int r = thread % 32; r < task.count; r += 32)
+                    store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
+        }
+    }
+    /* Steps 6 and 8. */
+    template <class R>
+    __device__ __forceinline__ void added(Task first, const Dated *from, const Dated *residual, Dated *to, unsigned now,
+                                          unsigned then) {
+        Part<R> x;
+        x.load(from, now, thread);
+        for (Task task = first; task.like(first); task = wait_task()) {
+            const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
+            const Dated seen = look(residual + row); // asked for early: it has been there for long
+            multiply(x, [=](int r) { return r < task.count; });
+            const unsigned mine = count;
+            if (summed())
+                for (int r = thread % 32; r < task.count; r += 32) {
+                    const Dated *at = residual + task.number * R::ROWS + r;
+                    publish(to + task.number * R::ROWS + r, wait_for(at, now, r < 32 ? seen : look(at)) + sum<R>(mine, r), then);
+                }
+        }
+    }
+    /* Step 7: gates in the first half of a slot, their partners in the second. */
+    __device__ __forceinline__ void glu(Task first, const T *weight, unsigned now) {
+        Part<HiddenRows> x;
+        load_normed(x, vectors.h, weight, now);
+        for (Task task = first; task.like(first); task = wait_task()) {
+            multiply(x, [=](int r) { return r % HALF < task.count; });
+            const unsigned mine = count;
+            if (summed())
+                for (int r = thread % 32; r < task.count; r += 32) {
+                    const float root = scale(), gate = sum<HiddenRows>(mine, r) * root;
+                    publish(vectors.a + task.number * HALF + r, silu(gate) * sum<HiddenRows>(mine, r + HALF) * root, now);
+                }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
+one_launch(const T *weights, const double *turns, const long long *token, const int *kv_len, T *keys, T *values, T *logits,
+           Dated *vectors, unsigned *state, int n_layers, int vocab, int capacity, long long head_at, float eps) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    Memory &memory = *reinterpret_cast<Memory *>(shared + STAGES * SLOT);
+    const int thread = threadIdx.x, tokens = *kv_len - 1;
+    if (tokens < 0 || tokens >= capacity) return;
+    const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
+    if (thread == 0) memory.slots.ring.init(1, WARPS);
+    __syncthreads(); // behind it nobody needs the number of launches any more
+
+    const Line line = {n_layers, tokens / TOKENS + 1, tokens, vocab};
+    const T *layers = weights + (long long)vocab * S::HIDDEN, *last_norm = layers + n_layers * Layer::SIZE;
+    const long long layer_cache = (long long)capacity * KV_ROWS;
+    if (thread < THREADS) {
+        Worker worker = {weights, layers, last_norm, turns, keys, values, logits, reinterpret_cast<T *>(shared), layer_cache,
+                         line, Vectors(vectors), memory, launches * (n_layers + 1) + 1, eps, thread, *token, {}};
+        worker.run();
+        return;
+    }
+    Loader loader = {weights, layers, weights + head_at, keys, values, layer_cache, line, memory.slots,
+                     shared_address(shared), state, thread % 32, {}};
+    loader.run();
+    // The last block leaves the state as the next launch needs it: nobody takes tickets any more
+    if (thread == THREADS) {
+        __threadfence();
+        if (atomicInc(state + 2, gridDim.x - 1) == gridDim.x - 1) {
+            state[0] = 0;
+            state[1] = launches + 1;
+        }
+    }
+}
