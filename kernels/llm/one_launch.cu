@@ -15,6 +15,7 @@
    of the grid: a vector's numbers say themselves when they are there (dated.cuh).
 
    Moves the weights once, and 4 · kv_len · n_kv_heads · head_dim bytes a layer. */
+#include "../device/grid.cuh"
 #include "token_attention.cuh"
 
 /* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile. */
@@ -25,7 +26,7 @@ struct Memory {
     AttentionMemory attention;
     MergeMemory merges[2];
     float partial[2][MOST_ROWS][WARPS + 1];
-    float squares[WARPS];
+    float squares[2][WARPS];
 };
 
 /* The vectors that blocks hand to each other. */
@@ -83,7 +84,7 @@ struct Worker {
     int thread;
     long long token;
     Phase<STAGES> phase;
-    unsigned count = 0; // of tasks done
+    unsigned count = 0, norms = 0; // tasks done, and vectors normed
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
     __device__ __forceinline__ Task wait_task() const {
@@ -180,7 +181,7 @@ struct Worker {
     __device__ __forceinline__ float scale() const {
         float total = 0;
 #pragma unroll
-        for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[w];
+        for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[norms % 2][w];
         return rsqrtf(total / S::HIDDEN + eps);
     }
     __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
@@ -191,7 +192,7 @@ struct Worker {
             norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + min(word, HiddenRows::ROW_WORDS - 1));
         }
         x.load(from, now, thread);
-        x.norm(norm, memory.squares, thread);
+        x.norm(norm, memory.squares[++norms % 2], thread);
     }
 
     /* Steps 2 and 9: all tasks that stand here with the same x. */
@@ -265,11 +266,8 @@ one_launch(const T *weights, const double *turns, const long long *token, const 
                      shared_address(shared), state, thread % 32, {}};
     loader.run();
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
-    if (thread == THREADS) {
-        __threadfence();
-        if (atomicInc(state + 2, gridDim.x - 1) == gridDim.x - 1) {
-            state[0] = 0;
-            state[1] = launches + 1;
-        }
+    if (thread == THREADS && add_acquire_release(state + 2, 1) == gridDim.x - 1) {
+        state[0] = state[2] = 0;
+        state[1] = launches + 1;
     }
 }
