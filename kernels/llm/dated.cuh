@@ -10,9 +10,11 @@
 
 using Dated = unsigned long long;
 
+__device__ __forceinline__ void publish(Dated *at, unsigned bits, unsigned date) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((Dated)date << 32 | bits) : "memory");
+}
 __device__ __forceinline__ void publish(Dated *at, float value, unsigned date) {
-    const Dated both = (Dated)date << 32 | __float_as_uint(value);
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(both) : "memory");
+    publish(at, __float_as_uint(value), date);
 }
 __device__ __forceinline__ Dated look(const Dated *at) {
     Dated both;
@@ -42,4 +44,36 @@ template <int N, class At> __device__ __forceinline__ void wait_for_all(float (&
     } while (!all);
 #pragma unroll
     for (int i = 0; i < N; i++) to[i] = value_of(seen[i]);
+}
+
+/* A vector of which each thread reads words of 8 numbers. EACH dated numbers make a word: 8, or 4 that are two of 16 bits
+   each. Those that 32 neighbouring threads read at a time lie together: no sector is asked for twice. */
+template <int EACH> struct Spread {
+    static constexpr int size(int numbers) { return (numbers / 8 + 31) / 32 * 32 * EACH; }
+    /* The place of dated number i. */
+    static __device__ __forceinline__ int place(int i) {
+        const int word = i / EACH, j = i % EACH;
+        return word / 32 * (32 * EACH) + j / 2 * 64 + word % 32 * 2 + j % 2;
+    }
+};
+
+/* The bits of WORDS words, word(k) each, as soon as all are there. */
+template <int EACH, int WORDS, class Word>
+__device__ __forceinline__ void wait_for_words(unsigned (&bits)[WORDS][EACH], const Dated *vector, unsigned date,
+                                               Word word) {
+    bool all;
+    do {
+        all = true;
+#pragma unroll
+        for (int k = 0; k < WORDS; k++)
+#pragma unroll
+            for (int j = 0; j < EACH; j += 2) {
+                unsigned when[2];
+                const Dated *at = vector + Spread<EACH>::place(word(k) * EACH + j);
+                asm volatile("{ .reg .u64 a, b; ld.relaxed.gpu.global.v2.u64 {a, b}, [%4];"
+                             " mov.b64 {%0, %1}, a; mov.b64 {%2, %3}, b; }"
+                             : "=r"(bits[k][j]), "=r"(when[0]), "=r"(bits[k][j + 1]), "=r"(when[1]) : "l"(at) : "memory");
+                all &= when[0] == date && when[1] == date;
+            }
+    } while (!all);
 }

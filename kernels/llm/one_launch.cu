@@ -29,28 +29,36 @@ struct Memory {
     float squares[2][WARPS];
 };
 
+constexpr int PER_GATE = HALF % 2 ? 8 : 4; // a task's gates are published by twos, where there are two
+
 /* The vectors that blocks hand to each other. */
 struct Vectors {
-    Dated *x, *qkv, *mixed, *h, *a, *partials;
+    Dated *x, *mixed, *h, *a, *qkv, *partials;
     __device__ __forceinline__ Vectors(Dated *at)
-        : x(at), qkv(x + S::HIDDEN), mixed(qkv + QKV_ROWS), h(mixed + Q_ROWS), a(h + S::HIDDEN), partials(a + S::FFN) {}
+        : x(at), mixed(x + Spread<8>::size(S::HIDDEN)), h(mixed + Spread<8>::size(Q_ROWS)),
+          a(h + Spread<8>::size(S::HIDDEN)), qkv(a + Spread<PER_GATE>::size(S::FFN)), partials(qkv + QKV_ROWS) {}
 };
 
 /* What a thread holds of a vector that is multiplied with rows. */
 template <class R> struct Part {
     float at[R::WORDS][8];
 
-    __device__ __forceinline__ void load(const Dated *from, unsigned date, int thread) {
+    /* EACH: dated numbers of a word, 4 for two of 16 bits each. */
+    template <int EACH> __device__ __forceinline__ void load(const Dated *from, unsigned date, int thread) {
         // First for the last number alone, by one lane: all lanes at once would be much to ask for again and again
-        if (thread % 32 == 0) wait_for(from + R::COLS - 1, date);
+        if (thread % 32 == 0) wait_for(from + Spread<EACH>::place(R::ROW_WORDS * EACH - 1), date);
         __syncwarp();
-        float found[R::WORDS * 8];
-        wait_for_all(found, date, [&](int n) {
-            const int word = min(n / 8 * R::TEAM + thread % R::TEAM, R::ROW_WORDS - 1);
-            return from + word * 8 + n % 8;
-        });
+        unsigned bits[R::WORDS][EACH];
+        wait_for_words(bits, from, date, [&](int k) { return min(k * R::TEAM + thread % R::TEAM, R::ROW_WORDS - 1); });
 #pragma unroll
-        for (int n = 0; n < R::WORDS * 8; n++) at[n / 8][n % 8] = found[n];
+        for (int k = 0; k < R::WORDS; k++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if constexpr (EACH == 8) at[k][i] = __uint_as_float(bits[k][i]);
+                else {
+                    const float2 two = unpack(bits[k][i / 2], T());
+                    at[k][i] = i % 2 ? two.y : two.x;
+                }
     }
     /* Multiply with a norm's weight; the sum of squares from before is left for `scale`. */
     __device__ __forceinline__ void norm(const uint4 (&weight)[R::WORDS], float *squares, int thread) {
@@ -122,9 +130,9 @@ struct Worker {
                 merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
                 release();
                 break;
-            case OUTPUT: added<HeadRows>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
+            case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
             case GLU: glu(task, layer + Layer::FFN_NORM, now); break;
-            case DOWN: added<FfnRows>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
+            case DOWN: added<FfnRows, PER_GATE>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
             case HEAD:
                 normed(task, vectors.x, last_norm, [=](int row, float sum) { logits[row] = (T)sum; });
                 break;
@@ -138,7 +146,7 @@ struct Worker {
         const T *row = weights + token * S::HIDDEN;
         const bool there = token >= 0 && token < line.vocab;
         for (int i = thread; i < S::HIDDEN; i += THREADS)
-            publish(vectors.x + i, there ? (float)row[i] : __int_as_float(0x7fffffff), now);
+            publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
         release();
     }
 
@@ -191,7 +199,7 @@ struct Worker {
             const int word = k * HiddenRows::TEAM + thread % HiddenRows::TEAM;
             norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + min(word, HiddenRows::ROW_WORDS - 1));
         }
-        x.load(from, now, thread);
+        x.template load<8>(from, now, thread);
         x.norm(norm, memory.squares[++norms % 2], thread);
     }
 
@@ -209,20 +217,21 @@ struct Worker {
         }
     }
     /* Steps 6 and 8. */
-    template <class R>
+    template <class R, int EACH>
     __device__ __forceinline__ void added(Task first, const Dated *from, const Dated *residual, Dated *to, unsigned now,
                                           unsigned then) {
         Part<R> x;
-        x.load(from, now, thread);
+        x.template load<EACH>(from, now, thread);
         for (Task task = first; task.like(first); task = wait_task()) {
             const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
-            const Dated seen = look(residual + row); // asked for early: it has been there for long
+            const Dated seen = look(residual + Spread<8>::place(row)); // asked for early: it has been there for long
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;
             if (summed())
                 for (int r = thread % 32; r < task.count; r += 32) {
-                    const Dated *at = residual + task.number * R::ROWS + r;
-                    publish(to + task.number * R::ROWS + r, wait_for(at, now, r < 32 ? seen : look(at)) + sum<R>(mine, r), then);
+                    const int place = Spread<8>::place(task.number * R::ROWS + r);
+                    const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
+                    publish(to + place, before + sum<R>(mine, r), then);
                 }
         }
     }
@@ -233,11 +242,16 @@ struct Worker {
         for (Task task = first; task.like(first); task = wait_task()) {
             multiply(x, [=](int r) { return r % HALF < task.count; });
             const unsigned mine = count;
-            if (summed())
-                for (int r = thread % 32; r < task.count; r += 32) {
-                    const float root = scale(), gate = sum<HiddenRows>(mine, r) * root;
-                    publish(vectors.a + task.number * HALF + r, silu(gate) * sum<HiddenRows>(mine, r + HALF) * root, now);
+            if (summed()) {
+                const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
+                const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
+                const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
+                const float next = __shfl_down_sync(~0u, a, 1);
+                if (r < task.count && (PER_GATE == 8 || r % 2 == 0)) {
+                    if constexpr (PER_GATE == 8) publish(vectors.a + Spread<8>::place(to), a, now);
+                    else publish(vectors.a + Spread<4>::place(to / 2), pack(a, next, T()), now);
                 }
+            }
         }
     }
 };

@@ -175,5 +175,5 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
         const float weight = exp2_approx(memory.max_and_sum[w].x - high);
         total += weight * memory.max_and_sum[w].y, sum += weight * memory.sums[w][lane];
     }
-    if (channel < S::DIM) publish(mixed + head * S::DIM + channel, sum / total, date);
+    if (channel < S::DIM) publish(mixed + Spread<8>::place(head * S::DIM + channel), sum / total, date);
 }
