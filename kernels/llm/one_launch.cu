@@ -1,11 +1,11 @@
 /* A whole token in one launch: steps 1 to 9 of ref.llm.
 
-   weights    all of the model's, in the order in which they are used: (vocab, hidden) embedding, layers (Layer in
-              token_tasks.cuh), norm (hidden,), and the head (vocab, hidden) at head_at: 0 where it is the embedding
+   weights    the embedding (vocab, hidden); where all other weights lie, counted from there, `places` says (Model in
+              token_tasks.cuh), norm_at and head_at
    turns      (head_dim / 2,) double, as in rope_append.cu
    token      (1,); outside of the vocabulary: NaN
    kv_len     (1,): tokens with this one; outside of 1 … capacity nothing is done
-   keys, values   (n_layers, capacity, n_kv_heads, head_dim): the cache
+   keys, values   of layer 0, (capacity, n_kv_heads, head_dim); those of the others at places
    logits     (vocab,)
    vectors    dated numbers (dated.cuh): hidden, qkv rows, n_heads · head_dim, hidden, ffn; then partials of attention
    state      [0]: tickets taken, 0 between launches; [1]: launches so far; [2]: blocks that are done, 0 between launches
@@ -80,11 +80,10 @@ template <class R> struct Part {
 
 /* The warps that multiply. */
 struct Worker {
-    const T *weights, *layers, *last_norm;
-    const double *turns;
-    T *keys, *values, *logits, *slots_memory;
-    long long layer_cache;
+    Model model;
     Line line;
+    const double *turns;
+    T *logits, *slots_memory;
     Vectors vectors;
     Memory &memory;
     unsigned first_date;
@@ -111,17 +110,15 @@ struct Worker {
     __device__ __forceinline__ void run() {
         for (;;) {
             const Task task = wait_task();
-            const T *layer = layers + task.layer * Layer::SIZE;
             const unsigned now = date(task.layer);
             switch (task.kind) {
             case EMBED: embed(now); break;
             case QKV:
-                normed(task, vectors.x, layer + Layer::NORM, [=](int row, float sum) { publish(vectors.qkv + row, sum, now); });
+                normed(task, vectors.x, model.part(task.layer, ATTENTION_NORM), [=](int row, float sum) { publish(vectors.qkv + row, sum, now); });
                 break;
             case ATTEND: {
-                const NewHeads heads = {vectors.qkv, layer, turns, line.tokens, eps};
-                const long long at = task.layer * layer_cache;
-                attend(slot(), memory.attention, heads, task, line, keys + at, values + at, vectors.partials, now, thread);
+                const NewHeads heads = {vectors.qkv, model, task.layer, turns, line.tokens, eps};
+                attend(slot(), memory.attention, heads, task, line, vectors.partials, now, thread);
                 fence_async_proxy();
                 release();
                 break;
@@ -131,10 +128,10 @@ struct Worker {
                 release();
                 break;
             case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
-            case GLU: glu(task, layer + Layer::FFN_NORM, now); break;
+            case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
             case DOWN: added<FfnRows, PER_GATE>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
             case HEAD:
-                normed(task, vectors.x, last_norm, [=](int row, float sum) { logits[row] = (T)sum; });
+                normed(task, vectors.x, model.weights + model.norm, [=](int row, float sum) { logits[row] = (T)sum; });
                 break;
             default: return;
             }
@@ -143,7 +140,7 @@ struct Worker {
 
     /* Step 1. */
     __device__ __forceinline__ void embed(unsigned now) {
-        const T *row = weights + token * S::HIDDEN;
+        const T *row = model.weights + token * S::HIDDEN;
         const bool there = token >= 0 && token < line.vocab;
         for (int i = thread; i < S::HIDDEN; i += THREADS)
             publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
@@ -257,9 +254,11 @@ struct Worker {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
-one_launch(const T *weights, const double *turns, const long long *token, const int *kv_len, T *keys, T *values, T *logits,
-           Dated *vectors, unsigned *state, int n_layers, int vocab, int capacity, long long head_at, float eps) {
+one_launch(const T *weights, const long long *places, const double *turns, const long long *token, const int *kv_len,
+           T *keys, T *values, T *logits, Dated *vectors, unsigned *state, int n_layers, int vocab, int capacity,
+           long long norm_at, long long head_at, float eps) {
     extern __shared__ __align__(128) unsigned char shared[];
+    static_assert(sizeof(Memory) <= MEMORY, "as one_launch.py reckons");
     Memory &memory = *reinterpret_cast<Memory *>(shared + STAGES * SLOT);
     const int thread = threadIdx.x, tokens = *kv_len - 1;
     if (tokens < 0 || tokens >= capacity) return;
@@ -267,17 +266,16 @@ one_launch(const T *weights, const double *turns, const long long *token, const 
     if (thread == 0) memory.slots.ring.init(1, WARPS);
     __syncthreads(); // behind it nobody needs the number of launches any more
 
+    const Model model = {weights, keys, values, places, norm_at, head_at};
     const Line line = {n_layers, tokens / TOKENS + 1, tokens, vocab};
-    const T *layers = weights + (long long)vocab * S::HIDDEN, *last_norm = layers + n_layers * Layer::SIZE;
-    const long long layer_cache = (long long)capacity * KV_ROWS;
     if (thread < THREADS) {
-        Worker worker = {weights, layers, last_norm, turns, keys, values, logits, reinterpret_cast<T *>(shared), layer_cache,
-                         line, Vectors(vectors), memory, launches * (n_layers + 1) + 1, eps, thread, *token, {}};
+        const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
+        Worker worker = {model, line, turns, logits, reinterpret_cast<T *>(shared), Vectors(vectors), memory, date, eps, thread,
+                         *token};
         worker.run();
         return;
     }
-    Loader loader = {weights, layers, weights + head_at, keys, values, layer_cache, line, memory.slots,
-                     shared_address(shared), state, thread % 32, {}};
+    Loader loader = {model, line, memory.slots, shared_address(shared), state, thread % 32};
     loader.run();
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (thread == THREADS && add_acquire_release(state + 2, 1) == gridDim.x - 1) {

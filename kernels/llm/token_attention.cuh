@@ -28,7 +28,8 @@ struct MergeMemory {
 /* A head of q, k or v of the new token, as the product left it, made ready: bias, norm, position (head.cuh). By a warp. */
 struct NewHeads {
     const Dated *qkv;
-    const T *layer; // its weights
+    const Model &model;
+    int layer;
     const double *turns;
     int position;
     float eps;
@@ -36,7 +37,7 @@ struct NewHeads {
     __device__ __forceinline__ void take(T *to, int head, unsigned date, int lane) const {
         const bool is_q = head < S::HEADS, is_v = head >= S::HEADS + S::KV_HEADS;
         const Dated *row = qkv + head * S::DIM;
-        const T *bias = layer + Layer::BIAS + head * S::DIM;
+        const T *bias = S::BIASES ? model.part(layer, BIAS) + head * S::DIM : nullptr;
         float both[2 * PAIRS], a[PAIRS], b[PAIRS];
         auto place = [&](int n) { return min(lane + 32 * (n / 2), S::DIM / 2 - 1) + n % 2 * (S::DIM / 2); };
         wait_for_all(both, date, [&](int n) { return row + place(n); });
@@ -45,7 +46,7 @@ struct NewHeads {
             a[n] = here ? both[2 * n] + (S::BIASES ? (float)bias[place(2 * n)] : 0) : 0;
             b[n] = here ? both[2 * n + 1] + (S::BIASES ? (float)bias[place(2 * n + 1)] : 0) : 0;
         }
-        if (S::HEAD_NORMS && !is_v) norm(a, b, layer + (is_q ? Layer::Q_NORM : Layer::K_NORM), eps, lane);
+        if (S::HEAD_NORMS && !is_v) norm(a, b, model.part(layer, is_q ? Q_NORM : K_NORM), eps, lane);
         if (!is_v) rope(a, b, turns, position, lane);
         store_head(to, a, b, lane);
     }
@@ -54,7 +55,7 @@ struct NewHeads {
 /* One group of tokens of a kv head for its query heads. slot: [2][TOKENS][DIM], keys and values; the newest token's are
    put there, and into the cache, by the task that has the last group. */
 __device__ __forceinline__ void attend(T *slot, AttentionMemory &memory, const NewHeads &heads, Task task, Line line,
-                                       T *keys, T *values, Dated *partials, unsigned date, int thread) {
+                                       Dated *partials, unsigned date, int thread) {
     const int warp = thread / 32, lane = thread % 32, kv_head = task.number % S::KV_HEADS;
     const int group = task.number / S::KV_HEADS, newest = line.tokens - group * TOKENS;
     const bool last = newest < TOKENS; // always so in one group: newest >= 0
@@ -67,8 +68,9 @@ __device__ __forceinline__ void attend(T *slot, AttentionMemory &memory, const N
         heads.take(to, kv < 0 ? kv_head * GROUP + head : S::HEADS + kv * S::KV_HEADS + kv_head, date, lane);
         if (kv >= 0) {
             __syncwarp();
-            T *cache = (kv ? values : keys) + ((long long)line.tokens * S::KV_HEADS + kv_head) * S::DIM;
-            for (int i = lane; i < S::DIM; i += 32) cache[i] = to[i];
+            T *cache = kv ? heads.model.values_of(task.layer) : heads.model.keys_of(task.layer);
+            cache += ((long long)line.tokens * S::KV_HEADS + kv_head) * S::DIM;
+            for (int i = lane; i < S::DIM; i += 32) cache[i] = to[i]; // for later launches
         }
     }
     sync_multipliers();

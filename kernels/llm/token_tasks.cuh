@@ -33,14 +33,22 @@ constexpr int THREADS = 512, WARPS = THREADS / 32; // that multiply; one warp mo
 constexpr int TOKENS = 64 < SLOT / (4 * S::DIM) ? 64 : SLOT / (4 * S::DIM) / 8 * 8; // of a group
 constexpr int CHUNK = 32, CHUNKS = (S::DIM + CHUNK - 1) / CHUNK; // channels of a merge's part
 
-/* Where a layer's weights lie, in elements from its beginning: in the order in which they are used. */
-struct Layer {
-    static constexpr long long NORM = 0, QKV = NORM + S::HIDDEN, BIAS = QKV + (long long)QKV_ROWS * S::HIDDEN,
-                               Q_NORM = BIAS + (S::BIASES ? QKV_ROWS : 0), K_NORM = Q_NORM + (S::HEAD_NORMS ? S::DIM : 0),
-                               OUTPUT = K_NORM + (S::HEAD_NORMS ? S::DIM : 0),
-                               FFN_NORM = OUTPUT + (long long)S::HIDDEN * Q_ROWS, GATE = FFN_NORM + S::HIDDEN,
-                               UP = GATE + (long long)S::FFN * S::HIDDEN, DOWN = UP + (long long)S::FFN * S::HIDDEN,
-                               SIZE = DOWN + (long long)S::HIDDEN * S::FFN;
+/* The parts of a layer. Its matrices are (outputs, inputs), W_q, W_k and W_v one above another. */
+enum Piece { ATTENTION_NORM, W_QKV, BIAS, Q_NORM, K_NORM, W_OUTPUT, FFN_NORM, W_GATE, W_UP, W_DOWN, KEYS, VALUES, PIECES };
+
+/* Where everything lies: elements from the beginning of one of three tensors. */
+struct Model {
+    const T *weights; // the embedding, and at some distance from it all others
+    T *keys, *values;
+    const long long *places; // (n_layers, PIECES)
+    long long norm, head;
+
+    __device__ __forceinline__ long long place(int layer, Piece piece) const {
+        return __ldg(places + layer * PIECES + piece);
+    }
+    __device__ __forceinline__ const T *part(int layer, Piece piece) const { return weights + place(layer, piece); }
+    __device__ __forceinline__ T *keys_of(int layer) const { return keys + place(layer, KEYS); }
+    __device__ __forceinline__ T *values_of(int layer) const { return values + place(layer, VALUES); }
 };
 
 /* How the threads stand along the rows of a group: teams of threads have a row each, WORDS words of 16 bytes a thread,
@@ -113,8 +121,7 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int byt
 
 /* The warp that takes tickets and copies. All its lanes call. */
 struct Loader {
-    const T *weights, *layers, *head, *keys, *values; // all weights; of layer 0; of the head; the cache
-    long long layer_cache;                            // elements of keys in a layer
+    Model model;
     Line line;
     Slots &slots;
     unsigned memory; // of the slots
@@ -135,18 +142,19 @@ struct Loader {
     }
     __device__ __forceinline__ bool load(unsigned taken) {
         const Task task = line.task(__shfl_sync(~0u, taken, 0));
-        const T *from = layers + task.layer * Layer::SIZE;
         slots.ring.wait_empty(phase);
         if (lane == 0) slots.tasks[phase.stage] = task;
         switch (task.kind) {
-        case QKV: rows<S::HIDDEN>(from + Layer::QKV, task.number, HiddenRows::ROWS, task.count); break;
+        case QKV: rows<S::HIDDEN>(model.part(task.layer, W_QKV), task.number, HiddenRows::ROWS, task.count); break;
         case ATTEND: tokens(task); break;
-        case OUTPUT: rows<Q_ROWS>(from + Layer::OUTPUT, task.number, HeadRows::ROWS, task.count); break;
-        case GLU:
-            rows<S::HIDDEN>(from + Layer::GATE, task.number, HALF, task.count, from + Layer::UP);
+        case OUTPUT: rows<Q_ROWS>(model.part(task.layer, W_OUTPUT), task.number, HeadRows::ROWS, task.count); break;
+        case GLU: {
+            const T *up = model.part(task.layer, W_UP);
+            rows<S::HIDDEN>(model.part(task.layer, W_GATE), task.number, HALF, task.count, up);
             break;
-        case DOWN: rows<S::FFN>(from + Layer::DOWN, task.number, FfnRows::ROWS, task.count); break;
-        case HEAD: rows<S::HIDDEN>(head, task.number, HiddenRows::ROWS, task.count); break;
+        }
+        case DOWN: rows<S::FFN>(model.part(task.layer, W_DOWN), task.number, FfnRows::ROWS, task.count); break;
+        case HEAD: rows<S::HIDDEN>(model.weights + model.head, task.number, HiddenRows::ROWS, task.count); break;
         default:
             if (lane == 0) slots.ring.full[phase.stage].arrive();
         }
@@ -170,12 +178,13 @@ struct Loader {
         Barrier &full = slots.ring.full[phase.stage];
         const unsigned to = memory + phase.stage * SLOT;
         const long long first = (long long)task.number / S::KV_HEADS * TOKENS;
-        const long long at = task.layer * layer_cache + first * KV_ROWS + task.number % S::KV_HEADS * S::DIM;
+        const long long at = first * KV_ROWS + task.number % S::KV_HEADS * S::DIM;
+        const T *keys = model.keys_of(task.layer) + at, *values = model.values_of(task.layer) + at;
         if (lane == 0) full.expect(task.count * S::DIM * 4);
         __syncwarp();
         for (int i = lane; i < 2 * task.count; i += 32) {
             const int token = i / 2;
-            copy_bulk(to + (i % 2 * TOKENS + token) * S::DIM * 2, (i % 2 ? values : keys) + at + (long long)token * KV_ROWS,
+            copy_bulk(to + (i % 2 * TOKENS + token) * S::DIM * 2, (i % 2 ? values : keys) + (long long)token * KV_ROWS,
                       S::DIM * 2, full, LEAVES_FIRST);
         }
     }
