@@ -16,7 +16,7 @@ from lab.source import inlined
 from models.config import BadModel
 
 DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
-KINDS = "llama3", "qwen2", "qwen3", "mistral_head_dim"
+KINDS = "llama3", "qwen2", "qwen3", "qwen3_one_kv_head"
 TOKENS = [int(t) for t in torch.randint(0, 101, (70,), generator=torch.Generator().manual_seed(5))]
 
 

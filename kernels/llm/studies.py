@@ -20,7 +20,7 @@ import torch
 
 from kernels import benching
 from kernels.llm import bench, shapes
-from kernels.llm.step import OneOperationEach, Step
+from kernels.llm.step import Step, best
 from lab import cuda_timing
 from lab.table import Table
 from lab.timing import Timing
@@ -28,12 +28,12 @@ from lab.timing import Timing
 LENGTH = 128
 SHARD = 2 << 30  # bytes of a file of a checkpoint
 PARTS = (
-    (), ("rotate",), ("mix",), ("rotate", "mix"), ("project",), ("back",), ("feed",), ("down",), ("end",),
-    ("feed", "down"), ("project", "rotate", "mix", "back"), ("rotate", "mix", "end"),
+    (), ("attend",), ("project",), ("back",), ("feed",), ("down",), ("end",), ("feed", "down"), ("attend", "end"),
+    ("project", "attend", "back"), ("attend", "feed"), ("back", "down"),
 )  # fmt: skip
 CALLED = {
-    "rotate": "RoPE", "mix": "attention", "project": "QKV", "back": "output projection", "feed": "gate and up",
-    "down": "down", "end": "the head",
+    "attend": "attention", "project": "QKV", "back": "output projection", "feed": "gate and up", "down": "down",
+    "end": "the head",
 }  # fmt: skip
 KV_LENGTHS = (128, 3968, 16384)
 
@@ -54,6 +54,7 @@ def laws(seconds=0.1):
         benching.empty()
         shape = shapes.MISTRAL_7B
         weights = shapes.random_weights(shape, bits, benching.DEVICE)
+        weights = weights if bits == 16 else shapes.in_pairs(weights)
         cache = shapes.RandomCache(shape, LENGTH, bench.ROOMS[LENGTH], device=benching.DEVICE)
         found += [law(shape, bits, weights, cache, pdl, seconds) for pdl in ways]
     return found
@@ -61,7 +62,7 @@ def laws(seconds=0.1):
 
 def law(shape, bits, weights, cache, pdl, seconds):
     """Steps without some of their kernels, timed in turns: launches, bytes and µs of each, and what fits them."""
-    kind = Step if bits == 16 else OneOperationEach
+    kind = best(weights)
     calls, facts = {}, {}
     for parts in PARTS:
         step = without(kind(shape, weights, shape.dtype, benching.DEVICE, pdl=pdl), parts)
@@ -82,8 +83,7 @@ def law(shape, bits, weights, cache, pdl, seconds):
         row["the law's µs"] = row["GB"] * 1e15 / rate + fitted["c, µs"] * row["launches"]
     rows["fit"] = fitted | {"read, GB/s": rate / 1e9}
     title = f"The law of a step: {shape.name}, {bench.numbers_of(shape, bits)}, {'PDL' if pdl else 'plain'}"
-    sources = bench.FUSED if bits == 16 else bench.APART[bits]
-    return Table(title, rows, (*sources, "kernels/llm/studies.py"))
+    return Table(title, rows, (*bench.FUSED[bits], *bench.ATTEND, "kernels/llm/studies.py"))
 
 
 def fit(rows, rate):
@@ -113,7 +113,7 @@ def bytes_of(weights, cache, parts):
     """What a step without these parts reads."""
     names = {"project": "Wqkv attention_norm", "back": "Wo", "feed": "W_glu ffn_norm", "down": "W_down"}
     gone = sum(getattr(layer, n).nbytes for layer in weights.layers for p in parts for n in names.get(p, "").split())
-    gone += (weights.head.nbytes + weights.norm.nbytes) * ("end" in parts) + cache.bytes * ("mix" in parts)
+    gone += (weights.head.nbytes + weights.norm.nbytes) * ("end" in parts) + cache.bytes * ("attend" in parts)
     return weights.bytes + cache.bytes - gone
 
 
@@ -161,7 +161,7 @@ def kv_bits(seconds=0.1):
         for bits in calls:
             row[f"{bits} bits, µs"] = 1e6 * timed[bits][0].median
             row[f"{bits} bits, MB of cache"] = caches[bits].bytes / 1e6
-    sources = (*bench.FUSED, *bench.KV_SOURCES, "kernels/llm/studies.py")
+    sources = (*bench.FUSED[16], *bench.KV_SOURCES, "kernels/llm/studies.py")
     return Table("A step of eight layers of Mistral-7B, fp16, PDL, by the cache's bits", rows, sources)
 
 
