@@ -27,6 +27,7 @@ struct Memory {
     MergeMemory merges[2];
     float partial[2][MOST_ROWS][MULTIPLIERS + 1];
     float squares[2][MULTIPLIERS];
+    Turns turns[32]; // of each lane
 };
 
 constexpr int PER_GATE = HALF % 2 ? 8 : 4; // a task's gates are published by twos, where there are two
@@ -82,7 +83,6 @@ template <class R> struct Part {
 struct Worker {
     Model model;
     Line line;
-    Turns turns;
     T *logits, *slots_memory;
     Vectors vectors;
     Memory &memory;
@@ -130,7 +130,7 @@ struct Worker {
                 break;
             case ATTEND: {
                 const int team = thread / 32 / TILES, warp = thread / 32 % TILES, lane = thread % 32;
-                const Attention attention = {model, turns, memory.attention, vectors.qkv, vectors.partials, line.tokens,
+                const Attention attention = {model, memory.turns[lane], memory.attention, vectors.qkv, vectors.partials, line.tokens,
                                              eps, team, warp, lane};
                 if (attends++ % TEAMS == team) {
                     attention.attend(task, slot(), now);
@@ -282,13 +282,14 @@ one_launch(const T *weights, const long long *places, const double *turns, const
         memory.taken.tasks.init(1, MULTIPLIERS);
         memory.taken.slots.init(32, MULTIPLIERS);
     }
+    if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread);
     __syncthreads(); // behind it nobody needs the number of launches any more
 
     const Model model = {weights, keys, values, places, norm_at, head_at};
     const Line line = {n_layers, tokens / TOKENS + 1, tokens, vocab};
     if (thread < THREADS) {
         const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
-        Worker worker = {model, line, Turns(turns, tokens, thread % 32), logits, reinterpret_cast<T *>(shared),
+        Worker worker = {model, line, logits, reinterpret_cast<T *>(shared),
                          Vectors(vectors), memory, date, eps, thread, *token};
         worker.run();
         return;

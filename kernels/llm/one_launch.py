@@ -70,6 +70,7 @@ def plan(sizes, room):
     attention = WARPS // tiles * (2 * group * (head_dim + 8) + 4 * head_dim + 8 * tiles * group)
     rows = max(_rows(slot, cols) for cols in (hidden, n_heads * head_dim, ffn))
     fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + 2 * rows * (WARPS + 1) * 4 + 8 * WARPS + 1024
+    fixed += 32 * 8 * -(-head_dim // 64)
     slots = (room - fixed) // slot
     return Plan(slot, slots, slots * slot + fixed, tiles * TILE) if slots >= 2 else None
 

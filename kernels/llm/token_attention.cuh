@@ -81,12 +81,15 @@ struct Attention {
     /* A warp's tile: its weighted values take the place of its keys, (GROUP, HEAD_DIM) floats. */
     __device__ __forceinline__ void mix_tile(T *tile, int tokens) const {
         const unsigned keys = shared_address(tile);
-        QueryOperands q;
-#pragma unroll
-        for (int d = 0; d < STEPS; d++)
-            ldmatrix_x4(q[d], shared_address(memory.q[team][min(lane % 16, GROUP - 1)] + 16 * d + lane / 16 * 8));
         Scores s = {};
-        multiply_keys(s, q, keys, lane);
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) { // queries step by step: all at once would be too many registers
+            unsigned q[4], k[4];
+            ldmatrix_x4(q, shared_address(memory.q[team][min(lane % 16, GROUP - 1)] + 16 * d + lane / 16 * 8));
+            ldmatrix_x4(k, keys + place_of(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * BYTES);
+            mma_m16n8k16(s[0][0], q, k[0], k[1], T());
+            mma_m16n8k16(s[0][1], q, k[2], k[3], T());
+        }
         scale_and_mask(s, LOG2_E * rsqrtf((float)HEAD_DIM), tokens - lane % 4 * 2);
 
         // Rows g of s are the queries; rows g + 8 repeat one of them, and are left alone
