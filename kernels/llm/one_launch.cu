@@ -236,7 +236,9 @@ struct Worker {
         x.template load<EACH>(from, now, thread);
         for (Task task = first; task.like(first); task = wait_task()) {
             const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
-            const Dated seen = look(residual + Spread<8>::place(row)); // asked for early: it has been there for long
+            Dated seen = 0;
+            if (thread / 32 == count % MULTIPLIERS) // whose turn it will be: asked for early, as it has been there for long
+                seen = look(residual + Spread<8>::place(row));
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;
             if (summed(task))

@@ -118,6 +118,19 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int byt
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(full.at()), "l"(policy) : "memory");
 }
 
+/* Let so many bytes come as far as L2. */
+__device__ __forceinline__ void prefetch_bulk(const void *from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+/* Whether a phase of this parity has ended. */
+__device__ __forceinline__ bool is_over(const Barrier &barrier, unsigned parity) {
+    unsigned over;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(over) : "r"(barrier.at()), "r"(parity) : "memory");
+    return over;
+}
+
 /* The warp that takes tickets and copies. All its lanes call. */
 struct Loader {
     Model model;
@@ -135,13 +148,14 @@ struct Loader {
     __device__ __forceinline__ void run() {
         unsigned first = take(), second = take(); // two, so that one is there when it is wanted
         for (;;) {
-            if (!put(first)) return;
+            if (!put(first, second)) return;
             first = take();
-            if (!put(second)) return;
+            if (!put(second, first)) return;
             second = take();
         }
     }
-    __device__ __forceinline__ bool put(unsigned number) {
+    /* The task of a ticket into the queue, and what it needs into a slot. next: the ticket behind it. */
+    __device__ __forceinline__ bool put(unsigned number, unsigned next) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
         taken.tasks.wait_empty(task_phase);
         if (lane == 0) {
@@ -153,40 +167,53 @@ struct Loader {
             // What is asked for stands in line behind all that is on its way. More than keeps the memory busy would only
             // make the line longer, and the last of a vector's numbers late; slots beyond that are for when nobody reads.
             if (filled++ >= S::AHEAD) taken.slots.wait_full(landed), landed.advance();
+            if (!is_over(taken.slots.empty[phase.stage], phase.parity ^ 1)) { // then as far as L2
+                ask_ahead(task);
+                ask_ahead(line.task(__shfl_sync(~0u, next, 0)));
+            }
             taken.slots.wait_empty(phase);
-            fill(task);
+            if (task.kind == ATTEND) tokens(task);
+            else rows(source(task));
             phase.advance();
         }
         return task.kind != END;
     }
-    __device__ __forceinline__ void fill(Task task) {
+
+    /* A group of rows, which lie one behind another; and as many of a second matrix, or null. */
+    struct Source {
+        const T *rows, *more;
+        int bytes; // of each
+    };
+    __device__ __forceinline__ Source source(Task task) const {
+        auto group = [&](Piece piece, int cols, int per_group) {
+            return model.part(task.layer, piece) + (long long)task.number * per_group * cols;
+        };
+        const int hidden = task.count * S::HIDDEN * 2;
         switch (task.kind) {
-        case QKV: rows<S::HIDDEN>(model.part(task.layer, W_QKV), task.number, HiddenRows::ROWS, task.count); break;
-        case ATTEND: tokens(task); break;
-        case OUTPUT: rows<Q_ROWS>(model.part(task.layer, W_OUTPUT), task.number, HeadRows::ROWS, task.count); break;
-        case GLU: {
-            const T *up = model.part(task.layer, W_UP);
-            rows<S::HIDDEN>(model.part(task.layer, W_GATE), task.number, HALF, task.count, up);
-            break;
-        }
-        case DOWN: rows<S::FFN>(model.part(task.layer, W_DOWN), task.number, FfnRows::ROWS, task.count); break;
-        default: rows<S::HIDDEN>(model.weights + model.head, task.number, HiddenRows::ROWS, task.count); // HEAD
+        case QKV: return {group(W_QKV, S::HIDDEN, HiddenRows::ROWS), nullptr, hidden};
+        case OUTPUT: return {group(W_OUTPUT, Q_ROWS, HeadRows::ROWS), nullptr, task.count * Q_ROWS * 2};
+        case GLU: return {group(W_GATE, S::HIDDEN, HALF), group(W_UP, S::HIDDEN, HALF), hidden};
+        case DOWN: return {group(W_DOWN, S::FFN, FfnRows::ROWS), nullptr, task.count * S::FFN * 2};
+        default: // HEAD
+            return {model.weights + model.head + (long long)task.number * HiddenRows::ROWS * S::HIDDEN, nullptr, hidden};
         }
     }
-    /* A group of rows, which lie one behind another; and as many of a second matrix, HALF rows further. */
-    template <int COLS>
-    __device__ __forceinline__ void rows(const T *matrix, int group, int per_group, int count, const T *more = nullptr) {
+    __device__ __forceinline__ void rows(Source source) {
         Barrier &full = taken.slots.full[phase.stage];
         if (lane) {
             full.arrive();
             return;
         }
         const unsigned to = memory + phase.stage * SLOT;
-        const long long at = (long long)group * per_group * COLS;
-        const int bytes = count * COLS * 2;
-        full.expect(more ? 2 * bytes : bytes);
-        copy_bulk(to, matrix + at, bytes, full, LEAVES_FIRST);
-        if (more) copy_bulk(to + HALF * COLS * 2, more + at, bytes, full, LEAVES_FIRST);
+        full.expect(source.more ? 2 * source.bytes : source.bytes);
+        copy_bulk(to, source.rows, source.bytes, full, LEAVES_FIRST);
+        if (source.more) copy_bulk(to + HALF * S::HIDDEN * 2, source.more, source.bytes, full, LEAVES_FIRST);
+    }
+    __device__ __forceinline__ void ask_ahead(Task task) const {
+        if (lane || !task.has_slot() || task.kind == ATTEND) return;
+        const Source wanted = source(task);
+        prefetch_bulk(wanted.rows, wanted.bytes);
+        if (wanted.more) prefetch_bulk(wanted.more, wanted.bytes);
     }
     /* Keys and values of a kv head, of a group of tokens, in tiles as tile_products.cuh has them; zeros past the end. Their
        rows lie apart: threads copy them, as bulk copies of so few bytes are slow. */
