@@ -37,9 +37,9 @@ class Plan(NamedTuple):
 def refusal(config, bits=16, kv_bits=16, device=None):
     """Why a model cannot be run so, as the end of a sentence; None if it can.
 
-    Weights and cache must have 16 bits; hidden and ffn be multiples of 8, head_dim of 16; at most 8 query heads share a kv
-    head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or newer.
-    device: None stands for a card where there is one, else for the SIMT machine.
+    Weights and cache must have 16 bits; hidden and ffn be multiples of 8, head_dim of 16; at most 8 query heads share a
+    kv head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or newer. device:
+    None stands for a card where there is one, else for the SIMT machine.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if bits != 16 or kv_bits != 16:
@@ -104,7 +104,7 @@ def kernel(dtype, sizes, biases, head_norms, plan):
 
 
 class OneLaunch(Step):
-    """A token in one launch. Arguments, token, kv_len and logits as in Step; pdl is of no use to a single launch.
+    """A token in one launch. Arguments, token, kv_len and logits as in Step; pdl is for `choose` alone.
 
     Weights stay where they are: the kernel is told how far from the embedding each of them begins. It keeps numbers of
     its own between launches, so one at a time: two launches of one OneLaunch on two streams disturb each other.
@@ -124,7 +124,7 @@ class OneLaunch(Step):
         self.base = weights.embedding
         if self.device.type == "cpu":
             self.base, self.pieces = _joined([weights.embedding, *self.pieces])
-        self.state = torch.zeros(3, dtype=torch.int32, device=self.device)
+        self.tickets = torch.zeros(3, dtype=torch.int32, device=self.device)
         self.cache = None
 
     def _pieces(self):
@@ -163,14 +163,18 @@ class OneLaunch(Step):
             self._prepare(cache)
         c = self.config
         args = (self.base, self.places, self.turns, self.token, self.kv_len, self.keys, self.values, self.logits)
-        args += (self.vectors, self.state, len(self.weights.layers), c.vocab, self.capacity, *self.ends, float(c.eps))
+        args += (self.vectors, self.tickets, len(self.weights.layers), c.vocab, self.capacity, *self.ends, float(c.eps))
         try:
             return self.kernel(self.grid, THREADS + 32, *args, shared=self.plan.shared, **options)
         except BaseException:
             if self.device.type == "cpu":  # a run of the SIMT machine that was interrupted has taken tickets
-                self.state.zero_()
+                self.tickets.zero_()
                 self.vectors.zero_()
             raise
+
+    def parts(self, cache):
+        """The launch: there is nothing else to compile."""
+        yield functools.partial(self.launch, cache)
 
     def _prepare(self, cache):
         """Tables for this cache, and memory for what blocks hand to each other."""
@@ -191,7 +195,7 @@ class OneLaunch(Step):
         partials = -(-self.capacity // self.plan.tokens) * c.n_heads * (c.head_dim + 2)
         rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         self.vectors = torch.zeros(spread + rows + partials, dtype=torch.int64, device=self.device)
-        self.state.zero_()
+        self.tickets.zero_()
         self.cache = cache
 
 
