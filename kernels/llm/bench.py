@@ -36,6 +36,7 @@ FUSION = tuple(f"kernels/fusion/{name}" for name in ("norm_qkv.cu", "norm_glu.cu
 ATTEND = attending.SOURCES
 ELEMENTS = ("kernels/fusion/rmsnorm.cu", "kernels/fusion/elementwise.cu")
 GEMV = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py")
+KV_SOURCES = (*kv_cache.SOURCES, HERE + "rope_append_quantized.cu")
 FUSED = {16: (*STEP, *FUSION), 8: (*STEP, *fused.SOURCES), 4: (*STEP, *fused.SOURCES)}
 APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STEP, *ELEMENTS, *LOWBIT)}
 
@@ -149,13 +150,3 @@ def _figure(peer, ladder):
     roof = float(np.median([figure.roof for figure in ladder.figures if figure.sources]))
     share = ours.bytes / timing.median / roof
     return Figure(name, bytes=ours.bytes, flops=ours.flops, timing=timing, share=share, bound="read")
-
-
-def tables():
-    """The law of a step, what bits of the cache cost, and the way to a first token: kernels/llm/studies.py."""
-    from kernels.llm import studies
-
-    return studies.tables()
-
-
-KV_SOURCES = (*kv_cache.SOURCES, HERE + "rope_append_quantized.cu")
