@@ -32,8 +32,8 @@ TESTS = {
 }
 HOUSE = """
     bench_run compiling copies cpu_llm exercises_costs forked_kernels house imports lab_as_called lab_card lab_check
-    lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder lab_misc lab_prepared* lab_results lab_source
-    lab_table lab_tensor_map* lab_timing_roof llm_* models_* mutations notebook_tools notebooks offsets
+    lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder lab_misc lab_plots_llm lab_prepared* lab_results
+    lab_source lab_table lab_tensor_map* lab_timing_roof llm_* models_* mutations notebook_tools notebooks offsets
     operators* readme ref_llm roof_cuda simt_* suite trials wheel
 """  # what all chapters stand on
 
