@@ -18,7 +18,17 @@ from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, ch
 from lab.plots.fused import block_decays, role_picture, share_walk
 from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
-from lab.plots.llm import candidates, dependent_launches, dependent_runs, law, model_step, rates, rope_hands
+from lab.plots.llm import (
+    candidates,
+    dependent_launches,
+    dependent_runs,
+    law,
+    model_step,
+    rates,
+    rope_hands,
+    task_line,
+    task_schedule,
+)
 from lab.plots.matmul import column_banks, ring_phases, role_timeline, tile_levels, tile_raster
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
@@ -96,6 +106,8 @@ __all__ = [
     "slices_meet",
     "stacked",
     "stacked_rows",
+    "task_line",
+    "task_schedule",
     "tile_levels",
     "tile_raster",
     "tile_shares",

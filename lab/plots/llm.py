@@ -206,3 +206,68 @@ def candidates(rows, title):
     for side in axis.spines.values():
         side.set_visible(False)
     return finish(picture)
+
+
+class Load(NamedTuple):
+    """What a block asks memory for: a task of a phase, from `begin` to `end`; used until `done`."""
+
+    block: int
+    phase: int
+    begin: float
+    end: float
+    done: float
+
+
+def task_schedule(phases, blocks=8, slots=4, apart=False):
+    """Who loads which task when: [Load, ...]. Lengths are made up; a task takes about 1.
+
+    phases  {name: tasks}: a task of one may be used only when all of the one before are done, and WAY later
+    slots   tasks that a block may have loaded or be loading
+    apart   each phase is a launch: nothing is asked for before the one before has ended
+    """
+    speed = 1 + 0.12 * np.sin(2.4 * np.arange(blocks))  # of each block: no two are alike
+    loads, ready = [], 0.0
+    own = [[] for _ in range(blocks)]
+    for phase, tasks in enumerate(phases.values()):
+        begun = len(loads)
+        for _ in range(tasks):
+            free = [max(_last(mine, 1).end, _last(mine, slots).done, ready if apart else 0.0) for mine in own]
+            block = int(np.argmin(free))
+            end = free[block] + speed[block]
+            done = max(end, ready, _last(own[block], 1).done) + USE
+            own[block].append(Load(block, phase, free[block], end, done))
+            loads.append(own[block][-1])
+        ready = max(load.done for load in loads[begun:]) + (LAUNCH if apart else WAY)
+    return loads
+
+
+WAY, LAUNCH, USE = 1.2, 2.0, 0.1  # until results are seen by others; until the next launch loads; to use a task
+NEVER = Load(0, 0, 0.0, 0.0, 0.0)
+
+
+def _last(loads, back):
+    return loads[-back] if len(loads) >= back else NEVER
+
+
+def task_line(phases, blocks=8, slots=4):
+    """The phases of a layer as launches, and as one line of tasks: what each block loads, over time."""
+    picture, axes = figure(9, 5, rows=2)
+    both = {"a launch for each phase": True, f"one line of tasks, {slots} slot{'s' * (slots > 1)} a block": False}
+    found = {title: task_schedule(phases, blocks, slots, apart) for title, apart in both.items()}
+    longest = max(load.done for loads in found.values() for load in loads)
+    for axis, (title, loads) in zip(axes, found.items()):
+        for load in loads:
+            colour = COLOURS[load.phase % len(COLOURS)]
+            look = {"height": 0.8, "color": colour, "edgecolor": "white", "linewidth": 0.5}
+            axis.barh(load.block, load.end - load.begin, left=load.begin, **look)
+        last = max(load.done for load in loads)
+        busy = sum(load.end - load.begin for load in loads) / (blocks * last)
+        axis.set_title(f"{title}: memory is busy {busy:.0%} of the time", loc="left", fontsize=11)
+        axis.axvline(last, color=BLACK, linewidth=1, linestyle=":")
+        axis.set(xlim=(0, 1.02 * longest), ylim=(blocks - 0.4, -0.6), ylabel="block")
+    axes[1].set_xlabel("time (schematic); a colour is a phase, white: nothing is asked for")
+    from matplotlib.patches import Patch
+
+    handles = [Patch(color=COLOURS[n % len(COLOURS)], label=name) for n, name in enumerate(phases)]
+    picture.legend(handles=handles, loc="outside lower center", ncols=len(phases), frameon=False, fontsize=9)
+    return finish(picture)
