@@ -1,23 +1,18 @@
 """A model on a card by the course's kernels; on the SIMT machine, the same kernels, for small models.
 
-One token is embed, then in each layer norm_qkv, rope_append, decode (two launches), gemv_residual, norm_glu and
-down_residual, then rmsnorm and gemv: steps 1 to 9 of ref.llm. With weights of 8 or 4 bits the products stand alone, and
-norms, silu and additions are launches of their own; a cache of 8 or 4 bits adds none. Everything a step needs lies on
-the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
-
-Launches are dependent ones (PDL), but for the first: decode reads the length at once, before it waits, and what writes
-the length is the end of the step before.
+One token is the launches of kernels/llm/step.py. Everything a step needs lies on the card, the token and the length
+too, so that one CUDA graph of it is replayed for every token.
 """
 
 import torch
 
-from kernels import attention, fusion, gemv, kv_cache, llm, lowbit
+from kernels import lowbit
+from kernels.llm.step import OneOperationEach, Step
 from models import cache
 from models.config import BadModel
 from models.gpu_weights import Loader
 from models.prefill import prefill
 from models.sampling import choose, uniform
-from ref.llm import rope_frequencies
 
 ROOM = 1024  # a cache's capacity is a multiple of so many tokens
 
@@ -26,7 +21,7 @@ class Engine:
     """Steps of one sequence on a device: a card, or the CPU for the SIMT machine."""
 
     def __init__(self, config, checkpoint, progress, device, bits=16, kv_bits=16, pdl=True):
-        self.config, self.device, self.bits, self.kv_bits, self.pdl = config, device, bits, kv_bits, pdl
+        self.config, self.device, self.bits, self.kv_bits = config, device, bits, kv_bits
         self.dtype = _dtype(checkpoint)
         if config.head_dim % 8 or config.head_dim > 256:
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
@@ -35,15 +30,9 @@ class Engine:
         _expect_room(config, bits, kv_bits, device)
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
-        frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling))
-        self.turns = (frequencies / (2 * torch.pi)).to(device)
-        make = lambda *shape, dtype=self.dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
-        self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
-        heads = config.n_heads + 2 * config.n_kv_heads
-        self.x, self.h, self.normed, self.part = (make(config.hidden) for _ in range(4))
-        self.qkv, self.q = make(heads * config.head_dim), make(1, config.n_heads, config.head_dim)
-        self.mixed, self.logits = torch.empty_like(self.q), make(config.vocab)
-        self.glu, self.gate_up = make(config.ffn), make(2 * config.ffn)
+        make = Step if bits == 16 else OneOperationEach
+        self.token_step = make(config, self.weights, self.dtype, device, pdl=pdl)
+        self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
         self.cache = None
         self.reset()
 
@@ -94,50 +83,7 @@ class Engine:
 
     def launch(self):
         """One token's launches: from self.token at position self.kv_len - 1 to self.logits."""
-        eps, weights, pdl = self.config.eps, self.weights, self.pdl
-        llm.embed(weights.embedding, self.token, out=self.x)  # 1; not a dependent launch: see above
-        layer_ = self._layer if self.bits == 16 else self._layer_in_few_bits
-        for index, layer in enumerate(weights.layers):
-            layer_(layer, *self.cache.layer(index))
-        fusion.rmsnorm(self.x, weights.norm, eps, out=self.normed, pdl=pdl)  # 9
-        (gemv if self.bits == 16 else lowbit).gemv(weights.head, self.normed, out=self.logits, pdl=pdl)
-
-    def _layer(self, layer, keys, values):
-        """Steps 2 to 8 of one layer in 16 bits: six calls, seven launches."""
-        eps, pdl = self.config.eps, self.pdl
-        matrices = (layer.Wq, layer.Wk, layer.Wv)
-        fusion.norm_qkv(self.x, layer.attention_norm, *matrices, eps, out=self.qkv, pdl=pdl)  # 2
-        self._attention(layer, keys, values)  # 3, 4, 5
-        fusion.gemv_residual(layer.Wo, self.mixed.view(-1), self.x, out=self.h, pdl=pdl)  # 6
-        fusion.norm_glu(self.h, layer.ffn_norm, layer.W_gate, layer.W_up, eps, out=self.glu, pdl=pdl)  # 7
-        fusion.down_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=pdl)  # 8
-
-    def _layer_in_few_bits(self, layer, keys, values):
-        """The same with weights of 8 or 4 bits: eleven calls, twelve launches, and one more for each product whose
-        columns are split."""
-        eps, pdl, ffn = self.config.eps, self.pdl, self.config.ffn
-        fusion.rmsnorm(self.x, layer.attention_norm, eps, out=self.normed, pdl=pdl)  # 2
-        lowbit.gemv(layer.Wqkv, self.normed, out=self.qkv, pdl=pdl)
-        self._attention(layer, keys, values)  # 3, 4, 5
-        lowbit.gemv(layer.Wo, self.mixed.view(-1), out=self.part, pdl=pdl)  # 6
-        fusion.add(self.x, self.part, out=self.h, pdl=pdl)
-        fusion.rmsnorm(self.h, layer.ffn_norm, eps, out=self.normed, pdl=pdl)  # 7
-        lowbit.gemv(layer.W_glu, self.normed, out=self.gate_up, pdl=pdl)
-        fusion.silu_mul(self.gate_up[:ffn], self.gate_up[ffn:], out=self.glu, pdl=pdl)
-        lowbit.gemv(layer.W_down, self.glu, out=self.part, pdl=pdl)  # 8
-        fusion.add(self.h, self.part, out=self.x, pdl=pdl)
-
-    def _attention(self, layer, keys, values):
-        c, pdl = self.config, self.pdl
-        llm.rope_append(
-            self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=self.q[0], pdl=pdl,
-        )  # 3, 4  # fmt: skip
-        if self.kv_bits == 16:
-            keys, values, decode = keys[None], values[None], attention.decode
-        else:
-            decode = kv_cache.decode
-        decode(self.q, keys, values, kv_lens=self.kv_len, out=self.mixed, pdl=pdl)  # 5
+        self.token_step.launch(self.cache)
 
     @torch.inference_mode()
     def write(self, ids, max_tokens, seed, *sampling):

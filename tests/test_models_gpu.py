@@ -7,7 +7,7 @@ from tiny_models import KINDS, write
 import models
 import models.config
 import models.gpu
-from kernels import attention, fusion
+from kernels import attention, fusion, llm
 from models.config import BadModel
 
 DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
@@ -93,7 +93,7 @@ def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
     """decode reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
     model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")
     seen = []
-    for room, name in ((fusion, "norm_qkv"), (attention, "decode"), (models.gpu.llm, "embed")):
+    for room, name in ((fusion, "norm_qkv"), (attention, "decode"), (llm, "embed")):
         called = getattr(room, name)
 
         def noted(*args, called=called, name=name, **options):

@@ -1,0 +1,165 @@
+"""Measure a token of a whole model on a GPU: random weights in the shapes of Mistral-7B and Llama-3.2-1B.
+
+The rungs are the steps of kernels/llm/step.py: one token, at a fixed place in its text, from the token to the logits.
+In a CUDA graph a rung is what a text costs a token; as called, what its launches cost from Python. Its bytes are those
+of every weight, of a row of the embedding, and of the keys and values of the tokens so far. Peers are whole programs
+(kernels/llm/peers), timed by their own clock, one after another, alone on the card.
+"""
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+
+import numpy as np
+import torch
+
+from kernels import benching, kv_cache, running
+from kernels.attention import decoding
+from kernels.gemv import RING
+from kernels.llm import peers, shapes
+from kernels.llm.step import OneOperationEach, Step, TorchOperations
+from kernels.lowbit import SOURCES as LOWBIT
+from lab import Ladder, cuda_timing
+from lab.check import Verdict
+from lab.figure import Figure
+
+MODELS = [(shapes.MISTRAL_7B, 16), (shapes.MISTRAL_7B, 8), (shapes.MISTRAL_7B, 4), (shapes.LLAMA_1B, 16)]
+ROOMS = {128: 1024, 4096: 5120}  # tokens so far, and for how many there is room, as models.gpu makes it
+TOKEN = 17
+NUMBERS = {16: {torch.float16: "fp16", torch.bfloat16: "bf16"}, 8: "int8", 4: "int4"}
+TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 8e-2}  # of the logits: all layers round, one after another
+
+HERE = "kernels/llm/"
+STEP = (HERE + "step.py", HERE + "embed.cu", HERE + "rope_append.cu", *decoding.SOURCES)
+FUSION = tuple(f"kernels/fusion/{name}" for name in ("norm_qkv.cu", "norm_glu.cu", "gemv_residual.cu", "launches.py"))
+ELEMENTS = ("kernels/fusion/rmsnorm.cu", "kernels/fusion/elementwise.cu")
+GEMV = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py")
+FUSED = (*STEP, *FUSION, ELEMENTS[0], *GEMV)
+APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STEP, *ELEMENTS, *LOWBIT)}
+
+
+def ladders(seconds=0.3):
+    """Check, then time, every rung and peer. Returns a Ladder for each model, bits of a weight, and length."""
+    cuda_timing.expect_gpu("the ladder of a whole model")
+    cases = [case for case in _cases() if running.wants(title(*case))]
+    others = () if running.only_called() else cases
+    with peers.started(others) as beside:
+        return [
+            found
+            for (shape, bits), group in itertools.groupby(cases, key=lambda case: case[:2])
+            for found in _of_model(shape, bits, [length for _, _, length in group], beside, seconds)
+        ]
+
+
+def _cases():
+    return [(shape, bits, length) for shape, bits in MODELS for length in ROOMS]
+
+
+def title(shape, bits, length):
+    """Of a model's ladder."""
+    return f"{shape.name}, {numbers_of(shape, bits)}, a token behind {length - 1}"
+
+
+def numbers_of(shape, bits):
+    """What its weights are called: "fp16"."""
+    return NUMBERS[16][shape.dtype] if bits == 16 else NUMBERS[bits]
+
+
+def _of_model(shape, bits, lengths, beside, seconds):
+    benching.empty()
+    weights = shapes.random_weights(shape, bits, benching.DEVICE)
+    for length in lengths:
+        yield ladder_of(shape, bits, weights, length, beside.get((shape, bits, length), ()), seconds)
+
+
+def ladder_of(shape, bits, weights, length, others, seconds):
+    """One ladder. others: its peers' processes"""
+    cache = shapes.RandomCache(shape, length, ROOMS[length], device=benching.DEVICE)
+    wanted = shapes.wanted_logits(shape, weights, cache, TOKEN)
+    facts = {"bytes": weights.bytes + cache.bytes, "flops": flops_of(shape, length)}
+    ladder = Ladder(title(shape, bits, length), **benching.BOUND)
+    steps = dict(rungs(shape, bits, weights, length))
+    ours = {name: step for name, (step, _) in steps.items() if not name.startswith("PyTorch")}
+    benching.ahead(part for step in ours.values() for part in parts(step, cache))
+    for name, (step, sources) in steps.items():
+        error = checked(f"{ladder.title}: {name}", step, cache, wanted, shape.dtype)
+        verdict = Verdict(shapes=1, error=error)
+        ladder.plan(name, functools.partial(step.launch, cache), verdict=verdict, sources=sources, **facts)
+    benching.measure(ladder, seconds, sustain=list(ours)[-2:])
+    ladder.calls.clear()
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.synchronize()
+    roof = float(np.median([figure.roof for figure in ladder.figures]))
+    ladder.figures += [figure for peer in others if (figure := _figure(peer, roof, facts))]
+    return running.done(ladder)
+
+
+def rungs(shape, bits, weights, length, device=None):
+    """Yield (title, (Step, its sources)), from the slowest on."""
+
+    def step(kind, pdl=False, **options):
+        found = kind(shape, weights, shape.dtype, device or benching.DEVICE, pdl=pdl, **options)
+        found.token.fill_(TOKEN)
+        found.kv_len.fill_(length)
+        return found
+
+    if bits == 16:
+        yield "PyTorch's operations", (step(TorchOperations, length=length), (HERE + "step.py",))
+    for pdl in (False, True):
+        ring = RING if pdl and bits == 16 else ()  # gemv has it with PDL alone
+        yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), (*APART[bits], *ring))
+    if bits == 16:
+        for pdl in (False, True):
+            title = f"norms, GLU and additions in the products{', PDL' * pdl}"
+            yield title, (step(Step, pdl), (*FUSED, *RING) if pdl else FUSED)
+    if importlib.util.find_spec("kernels.llm.one_launch"):
+        one_launch = importlib.import_module("kernels.llm.one_launch")
+        if one_launch.takes(shape, bits):
+            yield "one launch", (step(one_launch.OneLaunch), (HERE + "step.py", *one_launch.SOURCES))
+
+
+def parts(step, cache):
+    """The step's parts, each a call: what they compile is compiled side by side."""
+    layer = step.weights.layers[0]
+    yield from (step.begin, step.end)
+    for part in (step.project, step.back, step.feed, step.down):
+        yield functools.partial(part, layer)
+    yield functools.partial(step.rotate, layer, *cache.layer(0))
+    yield functools.partial(step.mix, *cache.layer(0))
+
+
+def checked(where, step, cache, wanted, dtype):
+    """The error of a step's logits by the norm; ValueError if it is wrong."""
+    step.logits.fill_(torch.nan)
+    step.launch(cache)
+    benching.wait()
+    error = float((step.logits.double() - wanted).norm() / wanted.norm())
+    if not error <= TOLERANCE[dtype]:
+        raise ValueError(f"{where} is not right, so it is not timed: relative error {error:.2g}")
+    return error
+
+
+def flops_of(shape, length):
+    """Of a token: two for each weight, four for each query head, token and channel."""
+    layer = shape.hidden * (2 * shape.q_rows + 2 * shape.kv_rows + 3 * shape.ffn)
+    mix = 4 * shape.n_layers * shape.n_heads * length * shape.head_dim
+    return 2 * (shape.n_layers * layer + shape.vocab * shape.hidden) + mix
+
+
+def _figure(peer, roof, facts):
+    """A peer's row. roof: bytes/s"""
+    if (found := peer.measured()) is None:
+        return None
+    name, timing = found
+    return Figure(name, timing=timing, share=facts["bytes"] / timing.median / roof, bound="read", **facts)
+
+
+def tables():
+    """The law of a step, what bits of the cache cost, and the way to a first token: kernels/llm/studies.py."""
+    from kernels.llm import studies
+
+    return studies.tables()
+
+
+KV_SOURCES = (*kv_cache.SOURCES, HERE + "rope_append_quantized.cu")

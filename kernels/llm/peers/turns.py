@@ -1,0 +1,33 @@
+"""What every peer's process does, in turns with the bench that started it: it makes itself ready, says so, waits for
+its turn, times tokens one after another, and says what they took, in seconds. It imports nothing of the course.
+"""
+
+import json
+import sys
+import time
+
+LINE = "peer: "  # begins a line that is meant for the bench; all others are the peer's own
+
+
+def say(**facts):
+    print(f"\n{LINE}{json.dumps(facts)}", flush=True)
+
+
+def take_turn(ready, token, *, seconds=1.5, tokens=16, wait=lambda: None):
+    """ready: what to say of the peer, {}; token(): one token more; wait(): until the card is done.
+
+    Times groups of so many tokens, for so many seconds.
+    """
+    say(ready=ready)
+    sys.stdin.readline()
+    for _ in range(tokens):
+        token()
+    wait()
+    taken, stop = [], time.perf_counter() + seconds
+    while len(taken) < 5 or time.perf_counter() < stop:
+        begin = time.perf_counter()
+        for _ in range(tokens):
+            token()
+        wait()
+        taken.append((time.perf_counter() - begin) / tokens)
+    say(seconds=taken)

@@ -1,0 +1,305 @@
+"""What stands beside the ladders of a whole model, as tables:
+
+the law    a step takes its bytes at the speed of reading, and so much more for each launch: leave out kernels, count
+           launches and bytes, and see what each launch costs
+bits       of the cache: a step by the length of the text, with keys and values in 16, 8 and 4 bits
+start      from the command `python -m models.generate` to its first token, for a checkpoint in the page cache
+"""
+
+import functools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels import benching
+from kernels.llm import bench, shapes
+from kernels.llm.step import OneOperationEach, Step
+from lab import cuda_timing
+from lab.table import Table
+from lab.timing import Timing
+
+LENGTH = 128
+SHARD = 2 << 30  # bytes of a file of a checkpoint
+PARTS = (
+    (), ("rotate",), ("mix",), ("rotate", "mix"), ("project",), ("back",), ("feed",), ("down",), ("end",),
+    ("feed", "down"), ("project", "rotate", "mix", "back"), ("rotate", "mix", "end"),
+)  # fmt: skip
+CALLED = {
+    "rotate": "RoPE", "mix": "attention", "project": "QKV", "back": "output projection", "feed": "gate and up",
+    "down": "down", "end": "the head",
+}  # fmt: skip
+KV_LENGTHS = (128, 3968, 16384)
+
+
+def tables():
+    """All of them."""
+    cuda_timing.expect_gpu("the studies of a whole model")
+    return [*laws(), kv_bits(), start()]
+
+
+# The law
+
+
+def laws(seconds=0.1):
+    """A Table for each of: fp16 plain and with PDL, int8, int4."""
+    found = []
+    for bits, ways in ((16, (False, True)), (8, (True,)), (4, (True,))):
+        benching.empty()
+        shape = shapes.MISTRAL_7B
+        weights = shapes.random_weights(shape, bits, benching.DEVICE)
+        cache = shapes.RandomCache(shape, LENGTH, bench.ROOMS[LENGTH], device=benching.DEVICE)
+        found += [law(shape, bits, weights, cache, pdl, seconds) for pdl in ways]
+    return found
+
+
+def law(shape, bits, weights, cache, pdl, seconds):
+    """Steps without some of their kernels, timed in turns: launches, bytes and µs of each, and what fits them."""
+    kind = Step if bits == 16 else OneOperationEach
+    calls, facts = {}, {}
+    for parts in PARTS:
+        step = without(kind(shape, weights, shape.dtype, benching.DEVICE, pdl=pdl), parts)
+        step.token.fill_(bench.TOKEN)
+        step.kv_len.fill_(LENGTH)
+        name = "without " + " and ".join(CALLED[part] for part in parts) if parts else "all"
+        calls[name] = functools.partial(step.launch, cache)
+        facts[name] = launches(calls[name]), bytes_of(weights, cache, parts)
+    probe, read = cuda_timing.read_probe()
+    timed = cuda_timing.against(probe, calls, seconds=seconds)
+    rate = float(np.median([read / (timing.median / ratio) for timing, ratio in timed.values()]))
+    rows = {
+        name: {"launches": n, "GB": moved / 1e9, "µs": 1e6 * timed[name][0].median}
+        for name, (n, moved) in facts.items()
+    }
+    fitted = fit(rows, rate)
+    for row in rows.values():
+        row["the law's µs"] = row["GB"] * 1e15 / rate + fitted["c, µs"] * row["launches"]
+    rows["fit"] = fitted | {"read, GB/s": rate / 1e9}
+    title = f"The law of a step: {shape.name}, {bench.numbers_of(shape, bits)}, {'PDL' if pdl else 'plain'}"
+    sources = bench.FUSED if bits == 16 else bench.APART[bits]
+    return Table(title, rows, (*sources, "kernels/llm/studies.py"))
+
+
+def fit(rows, rate):
+    """The c of step = bytes / rate + c · launches, by least squares, in µs; its deviation by leaving out a row; and the
+    largest miss of a step. rows: with "launches", "GB" and "µs"; rate: bytes/s"""
+    n = np.array([row["launches"] for row in rows.values()], float)
+    over = np.array([row["µs"] - row["GB"] * 1e15 / rate for row in rows.values()])
+    c = float(n @ over / (n @ n))
+    apart = [float(np.delete(n, i) @ np.delete(over, i) / (np.delete(n, i) @ np.delete(n, i))) for i in range(len(n))]
+    deviation = math.sqrt((len(n) - 1) / len(n) * sum((one - np.mean(apart)) ** 2 for one in apart))
+    each = over / n
+    miss = max(abs(o - c * k) / row["µs"] for o, k, row in zip(over, n, rows.values()))
+    return {
+        "c, µs": c, "its deviation": deviation, "c of a row, least": float(each.min()), "most": float(each.max()),
+        "largest miss, %": 100 * float(miss),
+    }  # fmt: skip
+
+
+def without(step, parts):
+    """The step, some of whose methods do nothing: what comes after them reads what was there."""
+    for part in parts:
+        setattr(step, part, lambda *arguments: None)
+    return step
+
+
+def bytes_of(weights, cache, parts):
+    """What a step without these parts reads."""
+    names = {"project": "Wqkv attention_norm", "back": "Wo", "feed": "W_glu ffn_norm", "down": "W_down"}
+    gone = sum(getattr(layer, n).nbytes for layer in weights.layers for p in parts for n in names.get(p, "").split())
+    gone += (weights.head.nbytes + weights.norm.nbytes) * ("end" in parts) + cache.bytes * ("mix" in parts)
+    return weights.bytes + cache.bytes - gone
+
+
+def launches(call):
+    """How many kernels a call launches, as its CUDA graph counts them."""
+    from cuda.bindings import driver
+
+    call()
+    benching.wait()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with cuda_timing.no_garbage_collected(), torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+        call()
+    raw = driver.CUgraph(graph.raw_cuda_graph())
+    error, _, count = driver.cuGraphGetNodes(raw, 0)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the nodes of a CUDA graph cannot be counted: {error}")
+    error, nodes, count = driver.cuGraphGetNodes(raw, count)
+    kind = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+    return sum(driver.cuGraphNodeGetType(node)[1] == kind for node in nodes[:count])
+
+
+# Bits of the cache
+
+
+def kv_bits(seconds=0.1):
+    """A step of eight layers of Mistral-7B's shape by the cache's bits and the length of the text, µs."""
+    import dataclasses
+
+    benching.empty()
+    shape = dataclasses.replace(shapes.MISTRAL_7B, n_layers=8)
+    weights = shapes.random_weights(shape, 16, benching.DEVICE)
+    rows = {}
+    for length in KV_LENGTHS:
+        calls, caches = {}, {}
+        for bits in (16, 8, 4):
+            caches[bits] = shapes.RandomCache(shape, length, length + 128, bits, benching.DEVICE)
+            step = Step(shape, weights, shape.dtype, benching.DEVICE)
+            step.token.fill_(bench.TOKEN)
+            step.kv_len.fill_(length)
+            wanted = shapes.wanted_logits(shape, weights, caches[bits], bench.TOKEN)
+            bench.checked(f"a cache of {bits} bits, {length} tokens", step, caches[bits], wanted, shape.dtype)
+            calls[bits] = functools.partial(step.launch, caches[bits])
+        timed = cuda_timing.against(cuda_timing.read_probe()[0], calls, seconds=seconds)
+        row = rows[f"{length} tokens"] = {}
+        for bits in calls:
+            row[f"{bits} bits, µs"] = 1e6 * timed[bits][0].median
+            row[f"{bits} bits, MB of cache"] = caches[bits].bytes / 1e6
+    sources = (*bench.FUSED, *bench.KV_SOURCES, "kernels/llm/studies.py")
+    return Table("A step of eight layers of Mistral-7B, fp16, PDL, by the cache's bits", rows, sources)
+
+
+# The way to a first token
+
+CHILD = """
+import sys, time
+begin = float(sys.argv.pop(1))
+import models.generate as generate
+said = {"imports": time.time() - begin}
+load = generate.load
+def timed_load(*arguments, **options):
+    before = time.time()
+    model = load(*arguments, **options)
+    said["weights on the card"] = time.time() - before
+    return model
+generate.load = timed_load
+class Out:
+    def write(self, text):
+        said.setdefault("to the prompt's echo", time.time() - begin)
+    def flush(self):
+        pass
+class Clock(generate.Clock):
+    def __iter__(self):
+        for item in super().__iter__():
+            said.setdefault("to the first token", time.time() - begin)
+            yield item
+generate.Clock, generate.report = Clock, lambda *arguments: ""
+quiet, sys.stdout = sys.stdout, Out()
+status = generate.main(sys.argv[1:])
+sys.stdout = quiet
+import json
+print("said: " + json.dumps(said | {"status": status}))
+"""
+
+
+def start(runs=3, shape=shapes.MISTRAL_7B):
+    """`python -m models.generate FOLDER` in a process of its own, from its start to the first token: seconds."""
+    room = Path("/dev/shm")
+    home = room if room.is_dir() and _free(room) > 20e9 else Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        begin = time.perf_counter()
+        write_checkpoint(Path(folder), shape)
+        written = time.perf_counter() - begin
+        found = [_first_token(folder) for _ in range(runs)]
+    parts = list(dict.fromkeys(part for one in found for part in one))
+    rows = {
+        part: dict(zip(("s", "least", "most"), _spread([one[part] for one in found if part in one]))) for part in parts
+    }
+    print(f"a checkpoint of {shape.name} was written to {home} in {written:.1f} s", flush=True)
+    sources = ("kernels/llm/studies.py", "models/generate.py", "models/gpu_weights.py", "models/weights.py")
+    return Table(f"From the command to the first token: {shape.name}, fp16, in the page cache", rows, sources)
+
+
+def _spread(values):
+    found = Timing.of(values)
+    return found.median, min(values), max(values)
+
+
+def _first_token(folder):
+    command = [sys.executable, "-c", CHILD, str(time.time()), folder, "--prompt", "a b c d", "--max-tokens", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("said: ")), None)
+    if line is None:
+        raise RuntimeError(f"models.generate ended without a word: {done.stderr[-500:]}")
+    said = json.loads(line.removeprefix("said: "))
+    if said.pop("status"):
+        raise RuntimeError(f"models.generate failed: {done.stderr[-500:]}")
+    return said
+
+
+def _free(folder):
+    import shutil
+
+    return shutil.disk_usage(folder).free
+
+
+def write_checkpoint(folder, shape):
+    """config.json, tokenizer.json and random weights as Hugging Face lays them out, in files of about 2 GB, each
+    written at once from the card's random numbers."""
+    config = {
+        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.n_layers, "num_attention_heads": shape.n_heads, "head_dim": shape.head_dim,
+        "num_key_value_heads": shape.n_kv_heads, "intermediate_size": shape.ffn, "vocab_size": shape.vocab,
+        "rms_norm_eps": shape.eps, "rope_theta": shape.theta, "max_position_embeddings": 32768,
+        "sliding_window": None, "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 1,
+        "eos_token_id": 2, "torch_dtype": "float16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", *"abcdefgh"])}
+    words |= {f"<{i}>": i for i in range(len(words), shape.vocab)}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shard, size, index = {}, 0, {}
+    for name, dims in [*_tensors(shape), (None, None)]:
+        if name:
+            bytes_ = 2 * math.prod(dims)
+        if name is None or size + bytes_ > SHARD:
+            file = f"model-{len(set(index.values())):05}.safetensors"
+            _write_shard(folder / file, shard)
+            index |= dict.fromkeys(shard, file)
+            shard, size = {}, 0
+        if name:
+            shard[name], size = dims, size + bytes_
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def _tensors(shape):
+    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
+    for i in range(shape.n_layers):
+        at = f"model.layers.{i}."
+        yield at + "input_layernorm.weight", (shape.hidden,)
+        yield at + "self_attn.q_proj.weight", (shape.q_rows, shape.hidden)
+        yield at + "self_attn.k_proj.weight", (shape.kv_rows, shape.hidden)
+        yield at + "self_attn.v_proj.weight", (shape.kv_rows, shape.hidden)
+        yield at + "self_attn.o_proj.weight", (shape.hidden, shape.q_rows)
+        yield at + "post_attention_layernorm.weight", (shape.hidden,)
+        yield at + "mlp.gate_proj.weight", (shape.ffn, shape.hidden)
+        yield at + "mlp.up_proj.weight", (shape.ffn, shape.hidden)
+        yield at + "mlp.down_proj.weight", (shape.hidden, shape.ffn)
+    yield "model.norm.weight", (shape.hidden,)
+    yield "lm_head.weight", (shape.vocab, shape.hidden)
+
+
+def _write_shard(path, shapes_):
+    """A safetensors file: the length of its header, the header, the numbers."""
+    header, at = {}, 0
+    for name, dims in shapes_.items():
+        end = at + 2 * math.prod(dims)
+        header[name] = {"dtype": "F16", "shape": dims, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    numbers = torch.empty(at // 2, dtype=torch.float16, device=benching.DEVICE).normal_(0, 0.015)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(memoryview(numbers.cpu().numpy()).cast("B"))
