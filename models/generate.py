@@ -31,6 +31,7 @@ def parser():
     found.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
     found.add_argument("--bits", type=int, default=16, help="of a weight: 16; on a card 8 or 4, too")
     found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16; on a card 8 or 4, too")
+    found.add_argument("--engine", default="graph", help="graph, or one_launch: a token in one launch, on newer cards")
     found.add_argument("--device", default=None, help="cpu, cuda, cuda:1 or simt; a card where there is one")
     return found
 
@@ -42,7 +43,8 @@ def main(arguments=None):
         prompt = expect_prompt(args.prompt)
         read_config(args.folder)  # that a folder is missing is said before what it lacks
         tokens = Tokens(args.folder)
-        model = load(args.folder, device=args.device, bits=args.bits, kv_bits=args.kv_bits, progress=Bar())
+        bits = {"bits": args.bits, "kv_bits": args.kv_bits}
+        model = load(args.folder, device=args.device, **bits, engine=args.engine, progress=Bar())
         ids = tokens.chat(prompt) if args.chat else tokens.encode(prompt)
         sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
         written = model.generate(ids, args.max_tokens, **sampling)

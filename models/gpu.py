@@ -1,12 +1,13 @@
 """A model on a card by the course's kernels; on the SIMT machine, the same kernels, for small models.
 
-One token is the launches of kernels/llm/step.py. Everything a step needs lies on the card, the token and the length
-too, so that one CUDA graph of it is replayed for every token.
+One token is the launches of kernels/llm/step.py, or the one of kernels/llm/one_launch.py. Everything a step needs lies
+on the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
 """
 
 import torch
 
 from kernels import lowbit
+from kernels.llm import one_launch
 from kernels.llm.step import OneOperationEach, Step
 from models import cache
 from models.config import BadModel
@@ -18,19 +19,21 @@ ROOM = 1024  # a cache's capacity is a multiple of so many tokens
 
 
 class Engine:
-    """Steps of one sequence on a device: a card, or the CPU for the SIMT machine."""
+    """Steps of one sequence on a device: a card, or the CPU for the SIMT machine. engine: as models.load has it."""
 
-    def __init__(self, config, checkpoint, progress, device, bits=16, kv_bits=16, pdl=True):
+    def __init__(self, config, checkpoint, progress, device, bits=16, kv_bits=16, pdl=True, engine="graph"):
         self.config, self.device, self.bits, self.kv_bits = config, device, bits, kv_bits
         self.dtype = _dtype(checkpoint)
         if config.head_dim % 8 or config.head_dim > 256:
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
         if kv_bits != 16 and config.head_dim % 16:
             raise BadModel(f"load: head_dim must be a multiple of 16 for kv_bits={kv_bits}, got {config.head_dim}")
+        if engine == "one_launch" and (why := one_launch.refusal(config, bits, kv_bits, device)) is not None:
+            raise BadModel(f"load: engine='one_launch' does not run this model there, as engine='graph' does: {why}")
         _expect_room(config, bits, kv_bits, device)
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
-        make = Step if bits == 16 else OneOperationEach
+        make = one_launch.OneLaunch if engine == "one_launch" else Step if bits == 16 else OneOperationEach
         self.token_step = make(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
         self.cache = None

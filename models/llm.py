@@ -12,8 +12,10 @@ from models.config import read_config
 from models.sampling import expect_sampling
 from models.weights import Checkpoint
 
+ENGINES = "graph", "one_launch"
 
-def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
+
+def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=None):
     """The model of a folder.
 
     device    "cpu": the processor; "cuda" or "cuda:1": a card; "simt": the card's kernels on the SIMT machine; None: a
@@ -22,11 +24,13 @@ def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
               they are read. On the processor 16: weights stay as they are stored, fp32 too; on a card fp32 becomes bf16
     kv_bits   of a number of the cache: 16, or on a card 8 (a scale for each token and head) or 4 (one for 32 channels,
               or 16), quantised as they are written; head_dim is then a multiple of 16
+    engine    on a card, how a token runs: "graph", a CUDA graph of launches, or "one_launch", a single one, for weights
+              and a cache of 16 bits on compute capability 9.0 and newer (kernels/llm/one_launch.py says what else)
     progress  called with (bytes so far, bytes in all) while weights are read; None: nothing is shown
 
     models.config.BadModel, a ValueError, says what a folder lacks or holds otherwise than its config says.
     """
-    device = _expect_place(device, bits, kv_bits)
+    device = _expect_place(device, bits, kv_bits, engine)
     config = read_config(folder)
     with Checkpoint(folder, config) as checkpoint:
         counting = _counting(checkpoint.bytes, progress)
@@ -37,7 +41,7 @@ def load(folder, *, device=None, bits=16, kv_bits=16, progress=None):
         from models.gpu import Engine
 
         where = torch.device("cpu" if device == "simt" else device)
-        return Model(config, Engine(config, checkpoint, counting, where, bits, kv_bits))
+        return Model(config, Engine(config, checkpoint, counting, where, bits, kv_bits, engine=engine))
 
 
 class Model:
@@ -111,7 +115,7 @@ class Model:
         return ids
 
 
-def _expect_place(device, bits, kv_bits):
+def _expect_place(device, bits, kv_bits, engine):
     """Raise unless these are offered. Returns the device by its name."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -130,6 +134,9 @@ def _expect_place(device, bits, kv_bits):
         if isinstance(value, bool) or value not in offered:
             there = " on the processor" if device == "cpu" else ""
             raise ValueError(f"load: {name} must be {', '.join(map(str, offered))}{there}, got {value!r}")
+    if engine not in ENGINES or (device == "cpu" and engine != ENGINES[0]):
+        there = f" on a card, {ENGINES[0]!r} on the processor" if device == "cpu" else ""
+        raise ValueError(f"load: engine must be {' or '.join(map(repr, ENGINES))}{there}, got {engine!r}")
     return device
 
 

@@ -1,0 +1,285 @@
+/* A whole token in one launch: steps 1 to 9 of ref.llm.
+
+   weights    the embedding (vocab, hidden); where all other weights lie, counted from there, `places` says (Model in
+              token_tasks.cuh), norm_at and head_at
+   turns      (head_dim / 2,) double, as in rope_append.cu
+   token      (1,); outside of the vocabulary: NaN
+   kv_len     (1,): tokens with this one; outside of 1 … capacity nothing is done
+   keys, values   of layer 0, (capacity, n_kv_heads, head_dim); those of the others at places
+   logits     (vocab,)
+   vectors    dated numbers (dated.cuh): hidden, qkv rows, n_heads · head_dim, hidden, ffn; then partials of attention
+   state      [0]: tickets taken, 0 between launches; [1]: launches so far; [2]: blocks that are done, 0 between launches
+
+   New since chapters 04, 08 and 13: the model is a line of tasks that blocks take by tickets (token_tasks.cuh), a ring of
+   slots is filled by bulk copies while vectors are still being made (chapter 13's way to wait), and there is no barrier
+   of the grid: a vector's numbers say themselves when they are there (dated.cuh).
+
+   Moves the weights once, and 4 · kv_len · n_kv_heads · head_dim bytes a layer. */
+#include "../device/grid.cuh"
+#include "token_attention.cuh"
+
+/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile. */
+constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
+struct Memory {
+    Slots slots;
+    AttentionMemory attention;
+    MergeMemory merges[2];
+    float partial[2][MOST_ROWS][WARPS + 1];
+    float squares[2][WARPS];
+};
+
+constexpr int PER_GATE = HALF % 2 ? 8 : 4; // a task's gates are published by twos, where there are two
+
+/* The vectors that blocks hand to each other. */
+struct Vectors {
+    Dated *x, *mixed, *h, *a, *qkv, *partials;
+    __device__ __forceinline__ Vectors(Dated *at)
+        : x(at), mixed(x + Spread<8>::size(S::HIDDEN)), h(mixed + Spread<8>::size(Q_ROWS)),
+          a(h + Spread<8>::size(S::HIDDEN)), qkv(a + Spread<PER_GATE>::size(S::FFN)), partials(qkv + QKV_ROWS) {}
+};
+
+/* What a thread holds of a vector that is multiplied with rows. */
+template <class R> struct Part {
+    float at[R::WORDS][8];
+
+    /* EACH: dated numbers of a word, 4 for two of 16 bits each. */
+    template <int EACH> __device__ __forceinline__ void load(const Dated *from, unsigned date, int thread) {
+        // First for the last number alone, by one lane: all lanes at once would be much to ask for again and again
+        if (thread % 32 == 0) wait_for(from + Spread<EACH>::place(R::ROW_WORDS * EACH - 1), date);
+        __syncwarp();
+        unsigned bits[R::WORDS][EACH];
+        wait_for_words(bits, from, date, [&](int k) { return min(k * R::TEAM + thread % R::TEAM, R::ROW_WORDS - 1); });
+#pragma unroll
+        for (int k = 0; k < R::WORDS; k++)
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                if constexpr (EACH == 8) at[k][i] = __uint_as_float(bits[k][i]);
+                else {
+                    const float2 two = unpack(bits[k][i / 2], T());
+                    at[k][i] = i % 2 ? two.y : two.x;
+                }
+    }
+    /* Multiply with a norm's weight; the sum of squares from before is left for `scale`. */
+    __device__ __forceinline__ void norm(const uint4 (&weight)[R::WORDS], float *squares, int thread) {
+        float sum = 0;
+#pragma unroll
+        for (int k = 0; k < R::WORDS; k++) {
+            float w[8];
+            widen(weight[k], w, T());
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                if (k * R::TEAM + thread % R::TEAM < R::ROW_WORDS) sum += at[k][i] * at[k][i];
+                at[k][i] *= w[i];
+            }
+        }
+        sum = warp_sum(sum);
+        if (thread % 32 == 0) squares[thread / 32] = sum;
+    }
+};
+
+/* The warps that multiply. */
+struct Worker {
+    Model model;
+    Line line;
+    const double *turns;
+    T *logits, *slots_memory;
+    Vectors vectors;
+    Memory &memory;
+    unsigned first_date;
+    float eps;
+    int thread;
+    long long token;
+    Phase<STAGES> phase;
+    unsigned count = 0, norms = 0; // tasks done, and vectors normed
+
+    __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
+    __device__ __forceinline__ Task wait_task() const {
+        memory.slots.ring.wait_full(phase);
+        return memory.slots.tasks[phase.stage];
+    }
+    __device__ __forceinline__ T *slot() const { return slots_memory + phase.stage * (SLOT / 2); }
+    /* Its slot has been read by this warp. */
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (thread % 32 == 0) memory.slots.ring.release(phase);
+        phase.advance();
+        count++;
+    }
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            const Task task = wait_task();
+            const unsigned now = date(task.layer);
+            switch (task.kind) {
+            case EMBED: embed(now); break;
+            case QKV:
+                normed(task, vectors.x, model.part(task.layer, ATTENTION_NORM), [=](int row, float sum) { publish(vectors.qkv + row, sum, now); });
+                break;
+            case ATTEND: {
+                const NewHeads heads = {vectors.qkv, model, task.layer, turns, line.tokens, eps};
+                attend(slot(), memory.attention, heads, task, line, vectors.partials, now, thread);
+                fence_async_proxy();
+                release();
+                break;
+            }
+            case MERGE:
+                merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
+                release();
+                break;
+            case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
+            case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
+            case DOWN: added<FfnRows, PER_GATE>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
+            case HEAD:
+                normed(task, vectors.x, model.weights + model.norm, [=](int row, float sum) { logits[row] = (T)sum; });
+                break;
+            default: return;
+            }
+        }
+    }
+
+    /* Step 1. */
+    __device__ __forceinline__ void embed(unsigned now) {
+        const T *row = model.weights + token * S::HIDDEN;
+        const bool there = token >= 0 && token < line.vocab;
+        for (int i = thread; i < S::HIDDEN; i += THREADS)
+            publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
+        release();
+    }
+
+    /* The rows in the slot times x: each warp's part of the sums, laid down. valid(r): whether there is a row r. */
+    template <class R, class Valid> __device__ __forceinline__ void multiply(const Part<R> &x, Valid valid) {
+        const uint4 *words = reinterpret_cast<const uint4 *>(slot());
+        const int team = thread / R::TEAM, mine = thread % R::TEAM, lane = thread % 32;
+        float sums[R::PER_TEAM] = {};
+#pragma unroll
+        for (int i = 0; i < R::PER_TEAM; i++) {
+            const int row = team + i * R::TEAMS;
+            if (!valid(row)) continue; // the same in all lanes
+#pragma unroll
+            for (int k = 0; k < R::WORDS; k++)
+                if (k * R::TEAM + mine < R::ROW_WORDS) {
+                    float w[8];
+                    widen(words[row * R::ROW_WORDS + k * R::TEAM + mine], w, T());
+#pragma unroll
+                    for (int j = 0; j < 8; j++) sums[i] += w[j] * x.at[k][j];
+                }
+        }
+        const float sum = warp_sums(sums, lane);
+        constexpr int EACH = 32 / R::PER_TEAM; // lanes with the same row's sum
+        if (lane % EACH == 0) memory.partial[count % 2][team + lane / EACH * R::TEAMS][mine / 32] = sum;
+    }
+    template <class R> __device__ __forceinline__ float sum(unsigned of, int row) const {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < R::TEAM / 32; w++) total += memory.partial[of % 2][row][w];
+        return total;
+    }
+    /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
+    __device__ __forceinline__ bool summed() {
+        const int turn = count % WARPS;
+        release();
+        sync_multipliers();
+        return thread / 32 == turn;
+    }
+    /* 1 / √(mean of squares + eps) */
+    __device__ __forceinline__ float scale() const {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[norms % 2][w];
+        return rsqrtf(total / S::HIDDEN + eps);
+    }
+    __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
+        uint4 norm[HiddenRows::WORDS];
+#pragma unroll
+        for (int k = 0; k < HiddenRows::WORDS; k++) {
+            const int word = k * HiddenRows::TEAM + thread % HiddenRows::TEAM;
+            norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + min(word, HiddenRows::ROW_WORDS - 1));
+        }
+        x.template load<8>(from, now, thread);
+        x.norm(norm, memory.squares[++norms % 2], thread);
+    }
+
+    /* Steps 2 and 9: all tasks that stand here with the same x. */
+    template <class Store>
+    __device__ __forceinline__ void normed(Task first, const Dated *from, const T *weight, Store store) {
+        Part<HiddenRows> x;
+        load_normed(x, from, weight, date(first.layer));
+        for (Task task = first; task.like(first); task = wait_task()) {
+            multiply(x, [=](int r) { return r < task.count; });
+            const unsigned mine = count;
+            if (summed())
+                for (int r = thread % 32; r < task.count; r += 32)
+                    store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
+        }
+    }
+    /* Steps 6 and 8. */
+    template <class R, int EACH>
+    __device__ __forceinline__ void added(Task first, const Dated *from, const Dated *residual, Dated *to, unsigned now,
+                                          unsigned then) {
+        Part<R> x;
+        x.template load<EACH>(from, now, thread);
+        for (Task task = first; task.like(first); task = wait_task()) {
+            const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
+            const Dated seen = look(residual + Spread<8>::place(row)); // asked for early: it has been there for long
+            multiply(x, [=](int r) { return r < task.count; });
+            const unsigned mine = count;
+            if (summed())
+                for (int r = thread % 32; r < task.count; r += 32) {
+                    const int place = Spread<8>::place(task.number * R::ROWS + r);
+                    const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
+                    publish(to + place, before + sum<R>(mine, r), then);
+                }
+        }
+    }
+    /* Step 7: gates in the first half of a slot, their partners in the second. */
+    __device__ __forceinline__ void glu(Task first, const T *weight, unsigned now) {
+        Part<HiddenRows> x;
+        load_normed(x, vectors.h, weight, now);
+        for (Task task = first; task.like(first); task = wait_task()) {
+            multiply(x, [=](int r) { return r % HALF < task.count; });
+            const unsigned mine = count;
+            if (summed()) {
+                const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
+                const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
+                const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
+                const float next = __shfl_down_sync(~0u, a, 1);
+                if (r < task.count && (PER_GATE == 8 || r % 2 == 0)) {
+                    if constexpr (PER_GATE == 8) publish(vectors.a + Spread<8>::place(to), a, now);
+                    else publish(vectors.a + Spread<4>::place(to / 2), pack(a, next, T()), now);
+                }
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
+one_launch(const T *weights, const long long *places, const double *turns, const long long *token, const int *kv_len,
+           T *keys, T *values, T *logits, Dated *vectors, unsigned *state, int n_layers, int vocab, int capacity,
+           long long norm_at, long long head_at, float eps) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    static_assert(sizeof(Memory) <= MEMORY, "as one_launch.py reckons");
+    Memory &memory = *reinterpret_cast<Memory *>(shared + STAGES * SLOT);
+    const int thread = threadIdx.x, tokens = *kv_len - 1;
+    if (tokens < 0 || tokens >= capacity) return;
+    const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
+    if (thread == 0) memory.slots.ring.init(1, WARPS);
+    __syncthreads(); // behind it nobody needs the number of launches any more
+
+    const Model model = {weights, keys, values, places, norm_at, head_at};
+    const Line line = {n_layers, tokens / TOKENS + 1, tokens, vocab};
+    if (thread < THREADS) {
+        const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
+        Worker worker = {model, line, turns, logits, reinterpret_cast<T *>(shared), Vectors(vectors), memory, date, eps, thread,
+                         *token};
+        worker.run();
+        return;
+    }
+    Loader loader = {model, line, memory.slots, shared_address(shared), state, thread % 32};
+    loader.run();
+    // The last block leaves the state as the next launch needs it: nobody takes tickets any more
+    if (thread == THREADS && add_acquire_release(state + 2, 1) == gridDim.x - 1) {
+        state[0] = state[2] = 0;
+        state[1] = launches + 1;
+    }
+}

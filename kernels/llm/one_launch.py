@@ -1,0 +1,213 @@
+"""A whole token in one launch: one_launch.cu, its sizes, and where it finds everything.
+
+OneLaunch   a Step (kernels/llm/step.py) whose launch is one
+refusal     why a model is not offered it
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from kernels.llm.step import Step
+from lab import cuda
+from lab.card import multiprocessors, shared_memory, starts_early
+from lab.tensors import DTYPES, expect
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")
+THREADS, WARPS = 512, 16  # that multiply; one warp more copies
+SLOT, TOKENS, CHUNK = 32768, 64, 32  # bytes of a slot, at least; tokens and channels of a task, at most
+MOST_GROUP = 16  # query heads of a kv head
+MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
+PIECES = "attention_norm Wqkv bqkv q_norm k_norm Wo ffn_norm W_gate W_up W_down".split()  # as token_tasks.cuh has them
+
+
+class Plan(NamedTuple):
+    """Bytes of a slot, how many there are, and bytes of shared memory; tokens of a task of attention."""
+
+    slot: int
+    stages: int
+    shared: int
+    tokens: int
+
+
+def refusal(config, bits=16, kv_bits=16, device=None):
+    """Why a model cannot be run so, as the end of a sentence; None if it can.
+
+    Weights and cache must have 16 bits; hidden, ffn and head_dim be multiples of 8; at most 16 query heads share a kv
+    head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or newer.
+    device: None stands for a card where there is one, else for the SIMT machine.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if bits != 16 or kv_bits != 16:
+        return f"weights and cache must have 16 bits, got bits={bits} and kv_bits={kv_bits}"
+    for name in ("hidden", "ffn", "head_dim"):
+        if getattr(config, name) % 8:
+            return f"{name} must be a multiple of 8, got {getattr(config, name)}"
+    if config.n_heads // config.n_kv_heads > MOST_GROUP:
+        return f"at most {MOST_GROUP} query heads may share a kv head, got {config.n_heads // config.n_kv_heads}"
+    if plan(_sizes(config), shared_memory(device)) is None:
+        return f"two rows of each matrix must fit into shared memory, got hidden {config.hidden} and ffn {config.ffn}"
+    if not starts_early(device):
+        return "the card must be of compute capability 9.0 or newer"
+    return None
+
+
+def takes(config, bits=16):
+    """Whether there is such a launch for a model."""
+    return refusal(config, bits) is None
+
+
+@functools.cache
+def plan(sizes, room):
+    """The Plan for a model's sizes and so many bytes of shared memory; None if they are too few."""
+    hidden, n_heads, n_kv_heads, head_dim, ffn = sizes[:5]
+    slot = -(-max(SLOT, 4 * hidden, 2 * n_heads * head_dim, 2 * ffn) // 128) * 128
+    tokens = min(TOKENS, slot // (4 * head_dim) // 8 * 8)
+    group, slices = n_heads // n_kv_heads, THREADS // (head_dim // 2)
+    attention = group * (2 * head_dim + 4 * tokens + 4 * slices * head_dim)
+    rows = max(_rows(slot, cols) for cols in (hidden, n_heads * head_dim, ffn))
+    fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + 2 * rows * (WARPS + 1) * 4 + 8 * WARPS + 1024
+    stages = (room - fixed) // slot
+    return Plan(slot, stages, stages * slot + fixed, tokens) if stages >= 2 else None
+
+
+def _rows(slot, cols):
+    """Rows of a group: Rows::ROWS in token_tasks.cuh."""
+    team = 32
+    while team < cols // 8 and team < THREADS:
+        team *= 2
+    teams = THREADS // team
+    fit = slot // (2 * cols * teams)
+    return teams * (4 if fit >= 4 else 2 if fit >= 2 else 1)
+
+
+def _sizes(config):
+    return config.hidden, config.n_heads, config.n_kv_heads, config.head_dim, config.ffn
+
+
+@functools.cache
+def kernel(dtype, sizes, biases, head_norms, plan):
+    """one_launch.cu, compiled for a model's sizes."""
+    numbers = (*sizes, str(biases).lower(), str(head_norms).lower(), plan.slot, plan.stages)
+    options = f"-DSIZES=Sizes<{', '.join((DTYPES[dtype], *map(str, numbers)))}>", f"-DHEAD_DIM={sizes[3]}"
+    options += f"-DDTYPE={DTYPES[dtype]}", f"-DMEMORY={plan.shared - plan.stages * plan.slot}"
+    return cuda.load(HERE / "one_launch.cu", options, arch="sm_90a").one_launch
+
+
+class OneLaunch(Step):
+    """A token in one launch. Arguments, token, kv_len and logits as in Step; pdl is of no use to a single launch.
+
+    Weights stay where they are: the kernel is told how far from the embedding each of them begins. It keeps numbers of
+    its own between launches, so one at a time: two launches of one OneLaunch on two streams disturb each other.
+    ValueError names what is not offered.
+    """
+
+    def __init__(self, config, weights, dtype, device, *, pdl=False):
+        super().__init__(config, weights, dtype, device, pdl=pdl)
+        if (why := refusal(config, device=self.device)) is not None:
+            raise ValueError(f"OneLaunch: {why}")
+        self.plan = plan(_sizes(config), shared_memory(self.device))
+        layer = weights.layers[0]
+        self.flags = layer.bqkv is not None, layer.q_norm is not None
+        self.kernel = kernel(dtype, _sizes(config), *self.flags, self.plan)
+        self.grid = multiprocessors(self.device) if self.device.type == "cuda" else MACHINE_BLOCKS
+        self.pieces = self._pieces()
+        self.base = weights.embedding
+        if self.device.type == "cpu":
+            self.base, self.pieces = _joined([weights.embedding, *self.pieces])
+        self.state = torch.zeros(3, dtype=torch.int32, device=self.device)
+        self.cache = None
+
+    def _pieces(self):
+        """All weights but the embedding: those of each layer, the last norm, the head. None: this model has none."""
+        c, w = self.config, self.weights
+        expect("OneLaunch", "embedding", w.embedding, w.embedding, (c.vocab, c.hidden))
+        rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+        shapes = [(c.hidden,), (rows, c.hidden), (rows,), (c.head_dim,), (c.head_dim,)]
+        shapes += [
+            (c.hidden, c.n_heads * c.head_dim),
+            (c.hidden,),
+            (c.ffn, c.hidden),
+            (c.ffn, c.hidden),
+            (c.hidden, c.ffn),
+        ]
+        found = []
+        for layer in w.layers:
+            for name, shape in zip(PIECES, shapes):
+                piece = getattr(layer, name)
+                if piece is not None:
+                    expect("OneLaunch", name, piece, w.embedding, shape)
+                found.append(piece)
+        expect("OneLaunch", "norm", w.norm, w.embedding, (c.hidden,))
+        expect("OneLaunch", "head", w.head, w.embedding, (c.vocab, c.hidden))
+        for piece in (w.embedding, *found, w.norm, w.head):
+            if piece is not None and piece.data_ptr() % 16:
+                raise ValueError(f"OneLaunch: weights must start at multiples of 16 bytes, got {piece.data_ptr():#x}")
+        return [*found, w.norm, w.head]
+
+    def launch(self, cache, **options):
+        """From self.token, at position self.kv_len - 1, to self.logits; its keys and values go into the cache.
+
+        options: of a launch on the SIMT machine, such as check_races. Returns its report, and None on a card.
+        """
+        if cache is not self.cache:
+            self._prepare(cache)
+        c = self.config
+        args = (self.base, self.places, self.turns, self.token, self.kv_len, self.keys, self.values, self.logits)
+        args += (self.vectors, self.state, len(self.weights.layers), c.vocab, self.capacity, *self.ends, float(c.eps))
+        try:
+            return self.kernel(self.grid, THREADS + 32, *args, shared=self.plan.shared, **options)
+        except BaseException:
+            if self.device.type == "cpu":  # a run of the SIMT machine that was interrupted has taken tickets
+                self.state.zero_()
+                self.vectors.zero_()
+            raise
+
+    def _prepare(self, cache):
+        """Tables for this cache, and memory for what blocks hand to each other."""
+        c, n_layers = self.config, len(self.weights.layers)
+        layers = [cache.layer(index) for index in range(n_layers)]
+        self.capacity = len(layers[0][0])
+        for keys, values in layers:
+            for name, part in (("keys", keys), ("values", values)):
+                expect("OneLaunch", name, part, self.base, (self.capacity, c.n_kv_heads, c.head_dim))
+        self.keys, keys_at = _whole("keys", [keys for keys, _ in layers])
+        self.values, values_at = _whole("values", [values for _, values in layers])
+        at = [_distance(self.base, piece) for piece in self.pieces]
+        self.ends = at[-2:]
+        each = len(PIECES)
+        rows = [[*at[i * each : (i + 1) * each], keys_at[i], values_at[i]] for i in range(n_layers)]
+        self.places = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        spread = sum(-(-n // 256) * 256 for n in (c.hidden, c.n_heads * c.head_dim, c.hidden, c.ffn))
+        partials = -(-self.capacity // self.plan.tokens) * c.n_heads * (c.head_dim + 2)
+        rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
+        self.vectors = torch.zeros(spread + rows + partials, dtype=torch.int64, device=self.device)
+        self.state.zero_()
+        self.cache = cache
+
+
+def _distance(base, piece):
+    """Elements from the beginning of one tensor to that of another."""
+    return 0 if piece is None else (piece.data_ptr() - base.data_ptr()) // base.element_size()
+
+
+def _joined(tensors):
+    """Copies of tensors as parts of one: (it, all but the first). On the SIMT machine addresses do not lead from one
+    tensor to another."""
+    sizes = [0 if t is None else t.numel() for t in tensors]
+    whole = torch.cat([t.reshape(-1) for t in tensors if t is not None])
+    parts = whole.split(sizes)
+    return whole, [None if t is None else part for t, part in zip(tensors[1:], parts[1:])]
+
+
+def _whole(name, layers):
+    """(a tensor that all of these are reached from, how far from its beginning they are)."""
+    first = layers[0]
+    if first.device.type == "cpu":
+        if len({layer.untyped_storage().data_ptr() for layer in layers}) > 1:
+            raise ValueError(f"OneLaunch: on the SIMT machine {name} of all layers must lie in one tensor, got several")
+        first = torch.empty(0, dtype=first.dtype).set_(first.untyped_storage())
+    return first, [_distance(first, layer) for layer in layers]
