@@ -8,7 +8,8 @@ import torch
 
 from kernels import lowbit
 from kernels.llm import one_launch
-from kernels.llm.step import OneOperationEach, Step
+from kernels.llm.step import best
+from kernels.lowbit.fused import Paired
 from models import cache
 from models.config import BadModel
 from models.gpu_weights import Loader
@@ -33,7 +34,7 @@ class Engine:
         _expect_room(config, bits, kv_bits, device)
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
-        make = one_launch.OneLaunch if engine == "one_launch" else Step if bits == 16 else OneOperationEach
+        make = one_launch.OneLaunch if engine == "one_launch" else best(self.weights)
         self.token_step = make(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
         self.cache = None
@@ -152,7 +153,7 @@ class _Outbox:
 def _product(x, W):
     """x Wᵀ in W's type; few bits are widened to it while they are used. On the SIMT machine's side of things in
     float32, as a processor multiplies 16 bits slowly."""
-    if isinstance(W, lowbit.QuantizedWeight):
+    if isinstance(W, (lowbit.QuantizedWeight, Paired)):
         W = W.dequantize()
     if W.device.type == "cpu":
         return x @ W.float().T

@@ -5,15 +5,19 @@ from types import SimpleNamespace
 import torch
 
 from kernels import lowbit
+from kernels.lowbit import fused
 from models.weights import expect_finite
 
 
 def quantized(W, bits):
     """A matrix in 8 bits, a scale for each row, or in 4, a scale and a zero for each 128 columns (64 or 32 where those
     do not divide a row)."""
-    cols = W.shape[1]
-    group = None if bits == 8 else next((g for g in (128, 64, 32) if cols % g == 0), None)
-    return lowbit.quantize(W, bits, group)
+    return lowbit.quantize(W, bits, group_of(W.shape[1], bits))
+
+
+def group_of(cols, bits):
+    """Columns that share a scale; None: all of them."""
+    return None if bits == 8 else next((g for g in (128, 64, 32) if cols % g == 0), None)
 
 
 class Loader:
@@ -23,6 +27,15 @@ class Loader:
         self.config, self.checkpoint, self.progress = config, checkpoint, progress
         self.dtype, self.bits, self.device = dtype, bits, device
         self.read_bytes = 0  # of weights that a step reads
+        self.fused = bits != 16 and self._all_fit()
+
+    def _all_fit(self):
+        """Whether the fused products in few bits take all of this model's matrices."""
+        c = self.config
+        shapes = (c.q_rows + 2 * c.kv_rows, c.hidden), (c.hidden, c.q_rows), (2 * c.ffn, c.hidden), (c.hidden, c.ffn)
+        shapes += ((c.vocab, c.hidden),)
+        fit = [fused.fits(s, self.bits, group_of(s[1], self.bits), self.dtype, self.device) for s in shapes]
+        return all(fit) and c.ffn % fused.HALF_TILE == 0
 
     def all(self):
         """What models.prefill says; and parts of joined matrices by their own names, for the steps."""
@@ -50,7 +63,11 @@ class Loader:
         layer.Wo = self.matrix(at + "self_attn.o_proj.weight")[0]
         layer.ffn_norm = self.vector(at + "post_attention_layernorm.weight")
         names = at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"
-        layer.W_glu, (layer.W_gate, layer.W_up) = self.matrix(*names)
+        if self.fused:
+            pairs = fused.paired(self.take(*names)[0])
+            layer.W_glu = self.counted(fused.Paired(quantized(pairs, self.bits)))
+        else:
+            layer.W_glu, (layer.W_gate, layer.W_up) = self.matrix(*names)
         layer.W_down = self.matrix(at + "mlp.down_proj.weight")[0]
         return layer
 

@@ -102,7 +102,8 @@ def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
 
         monkeypatch.setattr(room, name, noted)
     model.engine.step(5)
-    assert seen == [("embed", False)] + [("norm_qkv", True), ("decode", True)] * 2
+    layers = [("norm_qkv", True), ("decode", True)] * 2
+    assert seen == [("embed", False), *layers, ("norm_qkv", True)]  # the last one is the head
 
 
 def test_what_a_card_does_not_run_is_said(tmp_path, monkeypatch):

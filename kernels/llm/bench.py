@@ -18,8 +18,9 @@ from kernels import benching, kv_cache, running
 from kernels.attention import decoding
 from kernels.gemv import RING
 from kernels.llm import peers, shapes
-from kernels.llm.step import OneOperationEach, Step, TorchOperations
+from kernels.llm.step import OneOperationEach, TorchOperations, best
 from kernels.lowbit import SOURCES as LOWBIT
+from kernels.lowbit import fused
 from lab import Ladder, cuda_timing
 from lab.check import Verdict
 from lab.figure import Figure
@@ -35,7 +36,7 @@ STEP = (HERE + "step.py", HERE + "embed.cu", HERE + "rope_append.cu", *decoding.
 FUSION = tuple(f"kernels/fusion/{name}" for name in ("norm_qkv.cu", "norm_glu.cu", "gemv_residual.cu", "launches.py"))
 ELEMENTS = ("kernels/fusion/rmsnorm.cu", "kernels/fusion/elementwise.cu")
 GEMV = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py")
-FUSED = (*STEP, *FUSION, ELEMENTS[0], *GEMV)
+FUSED = {16: (*STEP, *FUSION), 8: (*STEP, *fused.SOURCES), 4: (*STEP, *fused.SOURCES)}
 APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STEP, *ELEMENTS, *LOWBIT)}
 
 
@@ -98,7 +99,7 @@ def ladder_of(shape, bits, weights, length, others, seconds):
 def rungs(shape, bits, weights, length, device=None):
     """Yield (title, (Step, its sources)), from the slowest on."""
 
-    def step(kind, pdl=False, **options):
+    def step(kind, pdl=False, weights=weights, **options):
         found = kind(shape, weights, shape.dtype, device or benching.DEVICE, pdl=pdl, **options)
         found.token.fill_(TOKEN)
         found.kv_len.fill_(length)
@@ -109,10 +110,10 @@ def rungs(shape, bits, weights, length, device=None):
     for pdl in (False, True):
         ring = RING if pdl and bits == 16 else ()  # gemv has it with PDL alone
         yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), (*APART[bits], *ring))
-    if bits == 16:
-        for pdl in (False, True):
-            title = f"norms, GLU and additions in the products{', PDL' * pdl}"
-            yield title, (step(Step, pdl), (*FUSED, *RING) if pdl else FUSED)
+    ready = weights if bits == 16 else shapes.in_pairs(weights)
+    for pdl in (False, True):
+        name = f"norms, GLU and additions in the products{', PDL' * pdl}"
+        yield name, (step(best(ready), pdl, weights=ready), FUSED[bits])
     if importlib.util.find_spec("kernels.llm.one_launch"):
         one_launch = importlib.import_module("kernels.llm.one_launch")
         if one_launch.takes(shape, bits):

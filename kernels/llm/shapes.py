@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from kernels import kv_cache, lowbit
+from kernels.lowbit import fused
 from ref.llm import rope_frequencies
 
 
@@ -81,6 +82,12 @@ def random_weights(shape, bits=16, device="cuda"):
         embedding = torch.randn(shape.vocab, shape.hidden, device=device).to(shape.dtype)
     total += shape.hidden * embedding.element_size()  # a row of it
     return SimpleNamespace(embedding=embedding, layers=layers, norm=last, head=head, bytes=total)
+
+
+def in_pairs(weights):
+    """The same weights in few bits as kernels.llm.step.FewBits takes them."""
+    layers = [SimpleNamespace(**vars(layer) | {"W_glu": fused.Paired.of(layer.W_glu)}) for layer in weights.layers]
+    return SimpleNamespace(**vars(weights) | {"layers": layers})
 
 
 def random_matrix(rows, cols, bits, dtype, device):

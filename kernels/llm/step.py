@@ -1,7 +1,8 @@
 """One token of a language model as launches: from a token and a length that lie on the card to the logits, also there.
 
     Step              16 bits, fused: norms, GLU and additions in the products (chapter 05)
-    OneOperationEach  every operation a launch of its own; with weights of 8 and 4 bits, too
+    FewBits           the same for weights of 8 and 4 bits
+    OneOperationEach  every operation a launch of its own; in 16 bits, or fewer
     TorchOperations   the same by PyTorch's operations, for a length that is known on the host
 
 Steps 1 to 9 of ref.llm. A Step owns what lies between its launches; weights and cache are given. All launches but the
@@ -11,7 +12,7 @@ writes the length comes before the first launch.
     weights   .embedding (vocab, hidden), .norm (hidden,), .head (vocab, hidden), .layers: each with attention_norm,
               ffn_norm (hidden,), Wqkv and its parts Wq, Wk, Wv, Wo, W_glu and its parts W_gate, W_up, W_down; bias_rows
               (n_heads + 2 · n_kv_heads, head_dim), q_norm and k_norm (head_dim,), or None. In 16 bits tensors; in fewer
-              kernels.lowbit.QuantizedWeight, without parts
+              kernels.lowbit.QuantizedWeight, without parts, and W_glu a kernels.lowbit.fused.Paired for FewBits
     cache     .layer(index): keys and values, as kernels.llm.rope_append and attention take them
     config    hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, eps, theta and scaling (ref.llm.rope_frequencies)
 """
@@ -20,11 +21,12 @@ import torch
 import torch.nn.functional as F
 
 from kernels import attention, fusion, gemv, kv_cache, llm, lowbit
+from kernels.lowbit import fused
 from ref.llm import rope_frequencies
 
 
 class Step:
-    """Seven launches a layer, and three for the model.
+    """Seven launches a layer, and two for the model.
 
     token (1,) int64 and kv_len (1,) int32, tokens in the cache with this one: written by the caller. logits (vocab,).
     """
@@ -98,9 +100,10 @@ class Step:
         fusion.down_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=self.pdl)
 
     def end(self):
-        """Step 9."""
-        self.norm(self.x, self.weights.norm)
-        self.product(self.weights.head, self.normed, self.logits)
+        """Step 9: the head is three matrices to a kernel that wants three."""
+        third = self.config.vocab // 3
+        parts = self.weights.head.split((self.config.vocab - 2 * third, third, third))
+        fusion.norm_qkv(self.x, self.weights.norm, *parts, self.config.eps, out=self.logits, pdl=self.pdl)
 
     def norm(self, x, weight):
         """self.normed = RMSNorm of x."""
@@ -109,6 +112,27 @@ class Step:
     def product(self, W, x, out):
         """out = W x, W in 16 bits or fewer."""
         (lowbit if isinstance(W, lowbit.QuantizedWeight) else gemv).gemv(W, x, out=out, pdl=self.pdl)
+
+
+class FewBits(Step):
+    """As many launches, of products in few bits."""
+
+    def project(self, layer):
+        fused.norm_gemv(layer.Wqkv, self.x, layer.attention_norm, self.config.eps, out=self.qkv, pdl=self.pdl)
+
+    def back(self, layer):
+        fused.gemv_residual(layer.Wo, self.mixed.view(-1), self.x, out=self.h, pdl=self.pdl)
+
+    def feed(self, layer):
+        pairs = layer.W_glu.weight
+        fused.norm_glu(pairs, self.h, layer.ffn_norm, self.config.eps, out=self.glu, pdl=self.pdl)
+
+    def down(self, layer):
+        fused.gemv_residual(layer.W_down, self.glu, self.h, out=self.x, pdl=self.pdl)
+
+    def end(self):
+        weights = self.weights
+        fused.norm_gemv(weights.head, self.x, weights.norm, self.config.eps, out=self.logits, pdl=self.pdl)
 
 
 class OneOperationEach(Step):
@@ -132,8 +156,12 @@ class OneOperationEach(Step):
         self.product(layer.W_down, self.glu, self.part)
         fusion.add(self.h, self.part, out=self.x, pdl=self.pdl)
 
+    def end(self):
+        self.norm(self.x, self.weights.norm)
+        self.product(self.weights.head, self.normed, self.logits)
 
-class TorchOperations(Step):
+
+class TorchOperations(OneOperationEach):
     """PyTorch's own kernels, in 16 bits, without biases and norms of heads. `length`: what kv_len holds, on the host,
     as each of these operations is told its sizes from there."""
 
@@ -183,3 +211,11 @@ class TorchOperations(Step):
 
     def product(self, W, x, out):
         torch.mv(W, x, out=out)
+
+
+def best(weights):
+    """The class whose launches are fewest for these weights."""
+    layer = weights.layers[0]
+    if isinstance(layer.Wqkv, torch.Tensor):
+        return Step
+    return FewBits if isinstance(layer.W_glu, fused.Paired) else OneOperationEach

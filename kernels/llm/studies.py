@@ -20,7 +20,7 @@ import torch
 
 from kernels import benching
 from kernels.llm import bench, shapes
-from kernels.llm.step import OneOperationEach, Step
+from kernels.llm.step import Step, best
 from lab import cuda_timing
 from lab.table import Table
 from lab.timing import Timing
@@ -54,6 +54,7 @@ def laws(seconds=0.1):
         benching.empty()
         shape = shapes.MISTRAL_7B
         weights = shapes.random_weights(shape, bits, benching.DEVICE)
+        weights = weights if bits == 16 else shapes.in_pairs(weights)
         cache = shapes.RandomCache(shape, LENGTH, bench.ROOMS[LENGTH], device=benching.DEVICE)
         found += [law(shape, bits, weights, cache, pdl, seconds) for pdl in ways]
     return found
@@ -61,7 +62,7 @@ def laws(seconds=0.1):
 
 def law(shape, bits, weights, cache, pdl, seconds):
     """Steps without some of their kernels, timed in turns: launches, bytes and µs of each, and what fits them."""
-    kind = Step if bits == 16 else OneOperationEach
+    kind = best(weights)
     calls, facts = {}, {}
     for parts in PARTS:
         step = without(kind(shape, weights, shape.dtype, benching.DEVICE, pdl=pdl), parts)
@@ -82,8 +83,7 @@ def law(shape, bits, weights, cache, pdl, seconds):
         row["the law's µs"] = row["GB"] * 1e15 / rate + fitted["c, µs"] * row["launches"]
     rows["fit"] = fitted | {"read, GB/s": rate / 1e9}
     title = f"The law of a step: {shape.name}, {bench.numbers_of(shape, bits)}, {'PDL' if pdl else 'plain'}"
-    sources = bench.FUSED if bits == 16 else bench.APART[bits]
-    return Table(title, rows, (*sources, "kernels/llm/studies.py"))
+    return Table(title, rows, (*bench.FUSED[bits], "kernels/llm/studies.py"))
 
 
 def fit(rows, rate):
@@ -161,7 +161,7 @@ def kv_bits(seconds=0.1):
         for bits in calls:
             row[f"{bits} bits, µs"] = 1e6 * timed[bits][0].median
             row[f"{bits} bits, MB of cache"] = caches[bits].bytes / 1e6
-    sources = (*bench.FUSED, *bench.KV_SOURCES, "kernels/llm/studies.py")
+    sources = (*bench.FUSED[16], *bench.KV_SOURCES, "kernels/llm/studies.py")
     return Table("A step of eight layers of Mistral-7B, fp16, PDL, by the cache's bits", rows, sources)
 
 

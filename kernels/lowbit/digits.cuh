@@ -27,13 +27,15 @@ struct DigitScale {
     }
 };
 
-/* Four numbers of x as whole ones, each with CARRY in it. */
-template <typename X> __device__ __forceinline__ void to_whole(unsigned (&whole)[4], uint2 x, float up) {
+/* Four numbers as whole ones, each with CARRY in it. */
+__device__ __forceinline__ void to_whole(unsigned (&whole)[4], const float (&v)[4], float up) {
     constexpr float MAGIC = 12582912.f + CARRY; // 1.5 * 2**23, and the carry
-    const float2 a = unpack(x.x, X()), b = unpack(x.y, X());
-    const float v[4] = {a.x, a.y, b.x, b.y};
 #pragma unroll
     for (int i = 0; i < 4; i++) whole[i] = __float_as_uint(fmaf(v[i], up, MAGIC)) - 0x4b400000;
+}
+template <typename X> __device__ __forceinline__ void to_whole(unsigned (&whole)[4], uint2 x, float up) {
+    const float2 a = unpack(x.x, X()), b = unpack(x.y, X());
+    to_whole(whole, {a.x, a.y, b.x, b.y}, up);
 }
 /* Byte k of four words as one word, in the order 0, 2, 1, 3 (layout.py). */
 __device__ __forceinline__ unsigned byte_of_four(const unsigned (&v)[4], int k) {

@@ -7,25 +7,33 @@ from kernels.lowbit.arguments import expect_all, expect_weight
 from kernels.lowbit.weights import QuantizedWeight
 from lab.operators import operator
 
-INPUTS = "Tensor packed, Tensor factors, int[] shape, int bits, int? group, Tensor x, bool pdl=False"
+INPUTS = "Tensor packed, Tensor factors, int[] shape, int bits, int? group, Tensor x, {}bool pdl=False"
 
 
-def of_weights(name):
-    """A decorator for rung(Wq, x, *, out=None, pdl=False): the operators `name` and `name_out`."""
+def _like_gemv(where, Wq, x):
+    return expect_all(where, Wq, x)[1]
+
+
+def of_weights(name, further="", look=_like_gemv):
+    """A decorator for rung(Wq, x, …, *, out=None, pdl=False): the operators `name` and `name_out`.
+
+    further  the schema of what comes behind x: "Tensor residual, "
+    look     look(where, Wq, x, …): checks them, and gives a tensor like the result
+    """
 
     def decorate(rung):
         where = rung.__name__
 
-        def call(packed, factors, shape, bits, group, x, *, out=None, pdl=False):
-            return rung(QuantizedWeight.of_parts(packed, factors, shape, bits, group), x, out=out, pdl=pdl)
+        def call(packed, factors, shape, bits, group, *, out=None, **given):
+            return rung(QuantizedWeight.of_parts(packed, factors, shape, bits, group), out=out, **given)
 
-        def fake(packed, factors, shape, bits, group, x, *, pdl=False):
-            return expect_all(where, QuantizedWeight.of_parts(packed, factors, shape, bits, group), x)[1]
+        def fake(packed, factors, shape, bits, group, *, pdl=False, **given):
+            return look(where, QuantizedWeight.of_parts(packed, factors, shape, bits, group), **given)
 
-        def unpack(operators, Wq, x, *, out=None, pdl=False):
+        def unpack(operators, Wq, x, *given, out=None, **options):
             expect_weight(where, Wq)
-            return operators(Wq.packed, Wq.factors, Wq.shape, Wq.bits, Wq.group, x, out=out, pdl=pdl)
+            return operators(Wq.packed, Wq.factors, Wq.shape, Wq.bits, Wq.group, x, *given, out=out, **options)
 
-        return operator(name, INPUTS, fake=fake, unpack=unpack, call=call, watched="x")(rung)
+        return operator(name, INPUTS.format(further), fake=fake, unpack=unpack, call=call, watched="x")(rung)
 
     return decorate

@@ -56,13 +56,19 @@ template <class W, class I, class B> struct XDigits {
             top = __vmaxu2(top, __vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff));
         }
         const unsigned largest = __reduce_max_sync(~0u, max(top & 0xffff, top >> 16));
-        const DigitScale scale(unpack(largest, typename I::X()).x);
+        make_of(x_row, lane, unpack(largest, typename I::X()).x,
+                [&](int u, unsigned(&whole)[4], float up) { to_whole<typename I::X>(whole, word(u), up); });
+    }
+    /* The same of other numbers, the largest of which is known: to_whole(unit, whole, up) makes four whole ones. */
+    template <class ToWhole>
+    __device__ __forceinline__ void make_of(int x_row, int lane, float largest, ToWhole to_whole) const {
+        const DigitScale scale(largest);
         if (lane == 0) x_units[x_row] = scale.unit;
         float total = 0;
 #pragma unroll
         for (int u = 0; u < B::UNITS; u++) {
             unsigned whole[4];
-            to_whole<typename I::X>(whole, word(u), scale.up);
+            to_whole(u, whole, scale.up);
             const int sum = (int)(whole[0] + whole[1] + whole[2] + whole[3]) - 4 * CARRY;
             total += (float)keep_sum(sum, x_row, u, lane);
             store(whole, x_row, u, lane);
