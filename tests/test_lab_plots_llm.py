@@ -65,7 +65,7 @@ def test_the_laws_line_goes_through_nothing_and_has_its_slope():
     lines = [line for line in axis.lines if len(line.get_xdata()) == 2 and line.get_xdata()[0] == 0]
     slopes = [line.get_ydata()[1] / line.get_xdata()[1] for line in lines]
     assert slopes == pytest.approx([3.6, 1.5]) and [line.get_ydata()[0] for line in lines] == [0, 0]
-    assert [t.get_text() for t in axis.get_legend().get_texts()] == ["plain: 3.60 µs a launch", "PDL: 1.50 µs a launch"]
+    assert [t.get_text() for t in axis.get_legend().get_texts()] == ["plain: 3.6 µs each", "PDL: 1.5 µs each"]
 
 
 def test_rates_lie_under_the_roofs_line():

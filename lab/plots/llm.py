@@ -139,18 +139,18 @@ def dependent_launches(kernels):
     return finish(picture)
 
 
-def law(series, title):
-    """What a step takes beyond its bytes, over its launches, and the line through each series.
+def law(series, title, xlabel="launches of a step"):
+    """What a step takes beyond its bytes, over its launches or calls, and the line of each series.
 
-    series  {name: ([launches, ...], [µs beyond the bytes, ...], µs a launch)}
+    series  {name: ([launches, ...], [µs beyond the bytes, ...], µs of one)}
     """
     picture, axis = figure(8, 4)
     most = 1.05 * max(max(launches) for launches, *_ in series.values())
     for n, (name, (launches, beyond, price)) in enumerate(series.items()):
         colour = COLOURS[n % len(COLOURS)]
         axis.plot(launches, beyond, "os^D"[n % 4], color=colour, markersize=6)
-        axis.plot((0, most), (0, price * most), color=colour, linewidth=1.6, label=f"{name}: {price:.2f} µs a launch")
-    axis.set(xlim=(0, most), xlabel="launches of a step", ylabel="µs beyond bytes / roof")
+        axis.plot((0, most), (0, price * most), color=colour, linewidth=1.6, label=f"{name}: {price:.3g} µs each")
+    axis.set(xlim=(0, most), xlabel=xlabel, ylabel="µs beyond bytes / rate")
     axis.set_ylim(bottom=min(0, *(min(beyond) for _, beyond, _ in series.values())))
     axis.set_title(title, loc="left")
     axis.grid(True, alpha=0.25)
