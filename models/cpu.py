@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from kernels import cpu_llm
+from kernels.cpu_llm.step import token_logits
 from lab import machine
-from models.positions import rotary_tables
 from models.prefill import prefill
 from models.sampling import choose, uniform
 from models.weights import expect_finite
@@ -101,36 +100,14 @@ class Engine:
 
     def step(self, token):
         """Logits (vocab,), float32, of what follows one token: the steps of ref.llm."""
-        c, weights, cache = self.config, self.weights, self.cache
+        weights, cache = self.weights, self.cache
         cache.reserve(cache.length + 1)
-        position = cache.length
-        cos, sin = (table[0].numpy() for table in rotary_tables(c, position, position + 1))
-        first = max(0, position + 1 - c.window) if c.window else 0
         x = weights.embedding[token].float().numpy()  # 1
-        for index, layer in enumerate(weights.arrays):
-            qkv = self._product(layer.Wqkv, _norm(x, layer.attention_norm, c.eps))  # 2
-            if layer.bqkv is not None:
-                qkv += layer.bqkv
-            q, k, v = np.split(qkv.reshape(-1, c.head_dim), (c.n_heads, c.n_heads + c.n_kv_heads))
-            if layer.q_norm is not None:  # 3
-                q, k = _norm(q, layer.q_norm, c.eps), _norm(k, layer.k_norm, c.eps)
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)  # 4
-            keys, values = cache.keys[index], cache.values[index]
-            keys[:, position], values[:, position] = k, v
-            if first:  # a window: the kernel takes whole tensors, so its tokens are copied together
-                keys, values = (np.ascontiguousarray(t[:, first : position + 1]) for t in (keys, values))
-            mixed = cpu_llm.attention(q, keys, values, position + 1 - first, threads=self.threads)  # 5
-            x = x + self._product(layer.Wo, mixed.reshape(-1))  # 6
-            gate, up = np.split(self._product(layer.W_glu, _norm(x, layer.ffn_norm, c.eps)), 2)  # 7
-            x = x + self._product(layer.W_down, gate / (1 + np.exp(-gate)) * up)  # 8
+        found = token_logits(
+            self.config, weights.arrays, x, cache.keys, cache.values, cache.length, threads=self.threads
+        )  # fmt: skip
         cache.advance(1)
-        return torch.from_numpy(self._product(weights.head_array, _norm(x, weights.norm_array, c.eps)))  # 9
-
-    def _product(self, W, x):
-        """W x; where W is several matrices one above another, a list, their results one after another."""
-        if isinstance(W, list):
-            return np.concatenate([self._product(part, x) for part in W])
-        return cpu_llm.gemv(W, x, threads=self.threads)
+        return torch.from_numpy(found)
 
 
 class Stack:
@@ -170,8 +147,9 @@ def _weights(config, checkpoint, progress):
     norm = take("model.norm.weight").float()
     head = embedding if config.tied else take("lm_head.weight")
     return SimpleNamespace(
-        embedding=embedding, layers=layers, arrays=arrays, norm=norm, norm_array=norm.numpy(), head=head,
-        head_array=_array(head), read_bytes=read_bytes - (0 if config.tied else embedding.nbytes),
+        embedding=embedding, layers=layers, norm=norm, head=head,
+        arrays=SimpleNamespace(layers=arrays, norm=norm.numpy(), head=_array(head)),
+        read_bytes=read_bytes - (0 if config.tied else embedding.nbytes),
     )  # fmt: skip
 
 
@@ -197,13 +175,3 @@ def _array(value):
     if isinstance(value, Stack):
         return value.arrays()
     return (value.view(torch.uint16) if value.dtype == torch.bfloat16 else value).numpy()
-
-
-def _norm(x, weight, eps):
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(eps)) * weight
-
-
-def _rotate(x, cos, sin):
-    """rope of one token's heads (n_heads, head_dim)."""
-    a, b = np.split(x, 2, axis=1)
-    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=1)

@@ -77,3 +77,27 @@ def test_bad_arguments_are_named():
         with pytest.raises(error, match=wanted):
             call()
     assert (q == 1).all()
+
+
+def test_a_token_is_right_in_both_types_and_a_wrong_one_is_not_timed(monkeypatch):
+    from types import SimpleNamespace
+
+    from kernels.cpu_llm import bench
+
+    sizes = {"hidden": 96, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn": 80, "vocab": 70}
+    model = SimpleNamespace(**vars(bench.MODEL) | sizes)
+    monkeypatch.setattr(bench.Ladder, "again", lambda ladder, seconds: [c["call"]() for c in ladder.calls.values()])
+    for name in ("fp16", "bf16"):
+        bench.ladder_of(name, model, 0)
+        weights = bench.random_weights(model, name)
+        x = np.random.default_rng(1).standard_normal(model.hidden, np.float32)
+        cache = np.random.default_rng(2).standard_normal((2, 2, 2, bench.LENGTH + 8, 16)).astype(np.float16)
+        truth = bench.wanted(model, weights, x, cache)
+        found = bench.token_logits(model, weights, x, *cache, bench.LENGTH - 1, threads=2)
+        assert np.linalg.norm(found - truth) < bench.TOLERANCE * np.linalg.norm(truth)
+        if name == "bf16":
+            torch_says = bench.by_torch(model, weights, x, cache).float().numpy()
+            assert np.linalg.norm(torch_says - truth) < 0.03 * np.linalg.norm(truth)
+    monkeypatch.setattr(bench, "token_logits", lambda *arguments, **options: truth + 1)
+    with pytest.raises(ValueError, match="is not right, so it is not timed"):
+        bench.ladder_of("fp16", model, 0)

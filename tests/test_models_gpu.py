@@ -7,7 +7,7 @@ from tiny_models import KINDS, write
 import models
 import models.config
 import models.gpu
-from kernels import attention, fusion, llm
+from kernels import fusion, llm
 from models.config import BadModel
 
 DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
@@ -90,10 +90,10 @@ def test_a_cache_of_few_bits_grows(device, tmp_path, monkeypatch):
 
 
 def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
-    """decode reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
+    """attend reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
     model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")
     seen = []
-    for room, name in ((fusion, "norm_qkv"), (attention, "decode"), (llm, "embed")):
+    for room, name in ((fusion, "norm_qkv"), (llm, "attend"), (llm, "embed")):
         called = getattr(room, name)
 
         def noted(*args, called=called, name=name, **options):
@@ -102,7 +102,7 @@ def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
 
         monkeypatch.setattr(room, name, noted)
     model.engine.step(5)
-    layers = [("norm_qkv", True), ("decode", True)] * 2
+    layers = [("norm_qkv", True), ("attend", True)] * 2
     assert seen == [("embed", False), *layers, ("norm_qkv", True)]  # the last one is the head
 
 

@@ -31,18 +31,13 @@
 #include "../device/pdl.cuh"
 #include "../device/ring.cuh"
 #include "partial.cuh"
+#include "tile_products.cuh"
 #include "tiles.cuh"
 #ifndef RING_STAGES
 #define RING_STAGES 2
 #endif
 
 constexpr int STAGES = RING_STAGES;        // tiles in a ring
-constexpr int SIXTEENS = TILE / 16;        // of a tile's tokens: as many chains of mma side by side
-constexpr int WORDS = HEAD_DIM / 8;        // of 16 bytes, in a token
-constexpr int TILE_SIZE = TILE * HEAD_DIM; // elements; a slot of the ring has keys, then values
-constexpr int BYTES = sizeof(T);
-using Scores = float[SIXTEENS][2][4]; // (heads, tokens) as an mma's sums,
-using Weights = unsigned[SIXTEENS][4]; // and as the left operand of the next
 constexpr int TEAM = HEAD_TILES_PER_BLOCK < HEAD_TILES ? HEAD_TILES_PER_BLOCK : HEAD_TILES; // warps with one ring
 constexpr int TEAMS = WARPS / TEAM;
 constexpr int COPIES = (TILE * WORDS + 32 * TEAM - 1) / (32 * TEAM); // words of keys that a lane copies, at most
@@ -50,14 +45,6 @@ static_assert(HEAD_DIM % 16 == 0, "a token must be whole mma operands");
 static_assert(HEAD_TILES % TEAM == 0 && HEAD_TILES_PER_BLOCK % TEAM == 0, "a team's warps must want the same tokens");
 static_assert(TEAM == 1 || TEAMS < 16, "a team needs a barrier of its own, and there are 16");
 static_assert(!ONE_BLOCK_PER_ROW || !LENS, "a row without a share would get no result");
-
-/* Where a word of a token lies in a tile, in elements. Words are exchanged within aligned groups, so that
-   ldmatrix finds the same word of 8 tokens in different banks, and the 128 bytes that come from memory
-   together stay together: into padded rows, an H200 copies 4 % more slowly. */
-__device__ __forceinline__ int place_of(int token, int word) {
-    constexpr int TURN = WORDS % 8 == 0 ? 8 : WORDS % 4 == 0 ? 4 : 2;
-    return token * HEAD_DIM + (word ^ token / (8 / TURN) % TURN) * 8;
-}
 
 /* Until all warps with the same ring are here. */
 __device__ __forceinline__ void sync_team(int team) {
@@ -70,7 +57,7 @@ __device__ __forceinline__ void sync_team(int team) {
 struct Queries {
     static constexpr int LOADS = (HEADS * WORDS + 31) / 32;
     uint4 loaded[LOADS];
-    unsigned operand[STEPS][4];
+    QueryOperands operand;
 
     __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int lane) {
         const int first = tile.first_head();
@@ -98,11 +85,6 @@ struct Queries {
             ldmatrix_x4(operand[d], shared_address(shared + head * PITCH + 16 * d + lane / 16 * 8));
     }
 };
-
-/* 16 bytes of zeros into shared memory. */
-__device__ __forceinline__ void store_zeros(unsigned to) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
-}
 
 /* The end of a segment: what a head tile's only warp has, or what its warps have laid down. All warps call. */
 template <class Epilogue>
@@ -161,40 +143,6 @@ struct Prefetcher {
     }
 };
 
-/* (heads, tokens), of keys in shared memory. */
-__device__ __forceinline__ void multiply_keys(Scores &s, const Queries &queries, unsigned keys, int lane) {
-#pragma unroll
-    for (int d = 0; d < STEPS; d++)
-#pragma unroll
-        for (int t = 0; t < SIXTEENS; t++) {
-            unsigned b[4];
-            ldmatrix_x4(b, keys + place_of(16 * t + lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * BYTES);
-            mma_m16n8k16(s[t][0], queries.operand[d], b[0], b[1], T());
-            mma_m16n8k16(s[t][1], queries.operand[d], b[2], b[3], T());
-        }
-}
-/* Scores in units of log 2; from the `tokens`-th on, counted from the lane's first, those of no token. */
-__device__ __forceinline__ void scale_and_mask(Scores &s, float scale, int tokens) {
-#pragma unroll
-    for (int t = 0; t < SIXTEENS; t++)
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[t][n][i] = 16 * t + 8 * n + i % 2 < tokens ? s[t][n][i] * scale : MASKED;
-}
-/* Add the values, weighted. */
-__device__ __forceinline__ void mix_values(SoftmaxSums &sums, const Weights &weights, unsigned values, int lane) {
-#pragma unroll
-    for (int t = 0; t < SIXTEENS; t++)
-#pragma unroll
-        for (int d = 0; d < STEPS; d++) {
-            unsigned b[4];
-            ldmatrix_x4_trans(b, values + place_of(16 * t + lane % 16, 2 * d + lane / 16) * BYTES);
-            mma_m16n8k16(sums.values[2 * d], weights[t], b[0], b[1], T());
-            mma_m16n8k16(sums.values[2 * d + 1], weights[t], b[2], b[3], T());
-        }
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *partial_out, float2 *max_and_sum,
        int kv_len, int batch, int rows, int tiles_per_block, int blocks_with_one_more, float scale, int early) {
@@ -246,7 +194,7 @@ decode(const T *q, const T *k, const T *v, const int *kv_lens, T *out, float *pa
 
             // 3. scores
             Scores s = {};
-            multiply_keys(s, queries, keys, lane);
+            multiply_keys(s, queries.operand, keys, lane);
             scale_and_mask(s, scale, schedule.length(here.b) - (here.tile + mine) * TILE - lane % 4 * 2);
 
             // 4. weights, and 5. weighted values

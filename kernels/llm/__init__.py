@@ -2,9 +2,11 @@
 
     embed         the residual stream's beginning: a row of the embedding
     rope_append   biases, norms of heads, rotary positions, and the new token's place in the cache, of 16, 8 or 4 bits
+    attend        the same for a cache of 16 bits, and the whole of attention with it
 
 Token and length lie on the card, so that a CUDA graph of a whole step can be replayed while they change. CUDA tensors
-run on their card, CPU tensors on the SIMT machine. pdl= as in kernels/fusion: both wait before they read anything.
+run on their card, CPU tensors on the SIMT machine. pdl= as in kernels/fusion: embed and rope_append wait before they
+read anything; attend reads the length and the cache of earlier tokens at once.
 
 TypeError or ValueError names the argument, what was expected and what came, before anything is written. What lies on
 the card is not looked at: a token outside of the table gives NaN, a length outside of the cache writes nothing.
@@ -16,13 +18,14 @@ from pathlib import Path
 import torch
 
 from kernels.kv_cache import QuantizedKV
-from kernels.kv_cache.fixed import PEAK
-from kernels.kv_cache.rounding import default_group
+from kernels.llm.arguments import HALVES, expect_heads
+from kernels.llm.attending import attend, attends
 from lab import cuda
 from lab.tensors import DTYPES, expect, expect_first, output
 
+__all__ = ["attend", "attends", "embed", "rope_append"]
+
 HERE = Path(__file__).resolve().parent
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def embed(E, token, *, out=None, pdl=False):
@@ -53,32 +56,9 @@ def rope_append(
     Moves 4 · (n_heads + 2 · n_kv_heads) · head_dim bytes; few bits are fewer.
     """
     where = "rope_append"
-    expect_first(where, "qkv", qkv, ("n_heads + 2 n_kv_heads", "head_dim"), HALVES)
+    n_heads, n_kv_heads, capacity, places = expect_heads(where, qkv, turns, kv_len, k, v, bias, q_norm, k_norm)
     heads, head_dim = qkv.shape
-    if head_dim % 2 or head_dim > 512:
-        raise ValueError(f"{where}: head_dim must be even and at most 512, got {head_dim}")
-    expect(where, "turns", turns, qkv, (head_dim // 2,), (torch.float64,))
-    expect(where, "kv_len", kv_len, qkv, (1,), (torch.int32,))
-    quantised = isinstance(k, QuantizedKV) or isinstance(v, QuantizedKV)
-    if quantised:
-        _expect_quantised(where, k, v, qkv)
-        places = {"k.packed": k.packed, "k.scale": k.scale, "v.packed": v.packed, "v.scale": v.scale}
-    else:
-        expect(where, "k", k, qkv, ("capacity", "n_kv_heads", head_dim))
-        expect(where, "v", v, qkv, tuple(k.shape))
-        places = {"k": k, "v": v}
-    capacity, n_kv_heads, _ = k.shape[-3:]
-    n_heads = heads - 2 * n_kv_heads
-    if n_heads < 1 or n_heads % n_kv_heads:
-        wanted = f"n_heads + 2 · {n_kv_heads} rows, n_heads a multiple of {n_kv_heads}"
-        raise ValueError(f"{where}: qkv must have {wanted}, got {heads}")
-    if bias is not None:
-        expect(where, "bias", bias, qkv, tuple(qkv.shape))
-    if (q_norm is None) != (k_norm is None):
-        raise ValueError(f"{where}: q_norm and k_norm must both be given, or neither")
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None:
-            expect(where, name, weight, qkv, (head_dim,))
+    quantised = isinstance(k, QuantizedKV)
     inputs = {"qkv": qkv, "turns": turns, "kv_len": kv_len, "bias": bias, "q_norm": q_norm, "k_norm": k_norm}
     for name, place in places.items():
         others = {other: tensor for other, tensor in (places | inputs).items() if other != name}
@@ -94,31 +74,6 @@ def rope_append(
         kernel = _kernel("rope_append", qkv.dtype, HEAD_DIM=head_dim).rope_append
     kernel(-(-heads // 4), 128, *tensors, *sizes, float(eps), pdl=pdl)
     return out
-
-
-def _expect_quantised(where, k, v, qkv):
-    """Raise unless these are two caches that rope_append_quantized.cu can write to."""
-    for name, cache, role in (("k", k, "keys"), ("v", v, "values")):
-        if not isinstance(cache, QuantizedKV):
-            raise TypeError(
-                f"{where}: k and v must be two tensors or two QuantizedKV, got {type(cache).__name__} as {name}"
-            )
-        capacity, n_kv_heads, head_dim = cache.shape[1:]
-        if cache.shape[0] != 1 or head_dim != qkv.shape[1]:
-            raise ValueError(
-                f"{where}: {name} must have shape (1, capacity, n_kv_heads, {qkv.shape[1]}), got {tuple(cache.shape)}"
-            )
-        if cache.shape != k.shape or cache.bits != k.bits:
-            raise ValueError(f"{where}: v must be like k, {k!r}, got {v!r}")
-        group = default_group(cache.bits, "token", head_dim) if cache.bits in (8, 4) else None
-        if group is None or (cache.axis, cache.group, cache.role) != ("token", group, role):
-            wanted = f"of 8 or 4 bits, with axis='token', their default group, and role={role!r}"
-            raise ValueError(f"{where}: {name} must be {wanted}, got {cache!r}")
-        if role == "values" and cache.peak < PEAK:
-            raise ValueError(f"{where}: v must be made for scales up to {PEAK:g}, as kernels.kv_cache.empty makes it")
-        if (cache.dtype, cache.device) != (qkv.dtype, qkv.device):
-            wanted, got = f"{qkv.dtype} on {qkv.device}", f"{cache.dtype} on {cache.device}"
-            raise TypeError(f"{where}: {name} must be of {wanted}, like qkv, got {got}")
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import torch
 from kernels import benching, kv_cache, running
 from kernels.attention import decoding
 from kernels.gemv import RING
-from kernels.llm import peers, shapes
+from kernels.llm import attending, peers, shapes
 from kernels.llm.step import OneOperationEach, TorchOperations, best
 from kernels.lowbit import SOURCES as LOWBIT
 from kernels.lowbit import fused
@@ -34,6 +34,7 @@ TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 8e-2}  # of the logits: all la
 HERE = "kernels/llm/"
 STEP = (HERE + "step.py", HERE + "embed.cu", HERE + "rope_append.cu", *decoding.SOURCES)
 FUSION = tuple(f"kernels/fusion/{name}" for name in ("norm_qkv.cu", "norm_glu.cu", "gemv_residual.cu", "launches.py"))
+ATTEND = attending.SOURCES
 ELEMENTS = ("kernels/fusion/rmsnorm.cu", "kernels/fusion/elementwise.cu")
 GEMV = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py")
 FUSED = {16: (*STEP, *FUSION), 8: (*STEP, *fused.SOURCES), 4: (*STEP, *fused.SOURCES)}
@@ -111,9 +112,11 @@ def rungs(shape, bits, weights, length, device=None):
         ring = RING if pdl and bits == 16 else ()  # gemv has it with PDL alone
         yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), (*APART[bits], *ring))
     ready = weights if bits == 16 else shapes.in_pairs(weights)
-    for pdl in (False, True):
-        name = f"norms, GLU and additions in the products{', PDL' * pdl}"
-        yield name, (step(best(ready), pdl, weights=ready), FUSED[bits])
+    for one in (False, True):
+        name = "attention in one launch, too" if one else "norms, GLU and additions in the products"
+        for pdl in (False, True):
+            sources = (*FUSED[bits], *(ATTEND if one else ()))
+            yield name + ", PDL" * pdl, (step(best(ready), pdl, weights=ready, one_attention=one), sources)
     if importlib.util.find_spec("kernels.llm.one_launch"):
         one_launch = importlib.import_module("kernels.llm.one_launch")
         if one_launch.takes(shape, bits):
@@ -126,8 +129,7 @@ def parts(step, cache):
     yield from (step.begin, step.end)
     for part in (step.project, step.back, step.feed, step.down):
         yield functools.partial(part, layer)
-    yield functools.partial(step.rotate, layer, *cache.layer(0))
-    yield functools.partial(step.mix, *cache.layer(0))
+    yield functools.partial(step.attend, layer, *cache.layer(0))
 
 
 def checked(where, step, cache, wanted, dtype):

@@ -22,25 +22,34 @@ __device__ void norm(float (&a)[PAIRS], float (&b)[PAIRS], const T *weight, floa
     }
 }
 
-/* Turn each pair by its angle at a position. Whole turns are left away in double: a float has no digits left for a
-   small angle behind 100,000 tokens. */
-__device__ void rope(float (&a)[PAIRS], float (&b)[PAIRS], const double *turns, int position, int lane) {
-    for (int n = 0; n < PAIRS; n++) {
-        const int i = lane + 32 * n;
-        if (i < HEAD_DIM / 2) {
-            const double turn = position * turns[i];
-            const float angle = 6.283185307179586f * (float)(turn - floor(turn)), x = a[n], y = b[n];
-            float sine, cosine;
-            sincosf(angle, &sine, &cosine);
-            a[n] = x * cosine - y * sine;
-            b[n] = y * cosine + x * sine;
+/* The sines and cosines of a lane's pairs at a position. Whole turns are left away in double: a float has no digits left
+   for a small angle behind 100,000 tokens. */
+struct Turns {
+    float sine[PAIRS], cosine[PAIRS];
+
+    __device__ Turns(const double *turns, int position, int lane) {
+        for (int n = 0; n < PAIRS; n++) {
+            const int i = lane + 32 * n;
+            const double turn = i < HEAD_DIM / 2 ? position * turns[i] : 0;
+            sincosf(6.283185307179586f * (float)(turn - floor(turn)), &sine[n], &cosine[n]);
         }
     }
+    /* Turn each pair by its angle. */
+    __device__ void rope(float (&a)[PAIRS], float (&b)[PAIRS]) const {
+        for (int n = 0; n < PAIRS; n++) {
+            const float x = a[n], y = b[n];
+            a[n] = x * cosine[n] - y * sine[n];
+            b[n] = y * cosine[n] + x * sine[n];
+        }
+    }
+};
+__device__ void rope(float (&a)[PAIRS], float (&b)[PAIRS], const double *turns, int position, int lane) {
+    Turns(turns, position, lane).rope(a, b);
 }
 
-/* row, bias: (HEAD_DIM,) of this head; bias and weight may be null; turned: queries and keys have positions. */
+/* row, bias: (HEAD_DIM,) of this head; bias and weight may be null; so may turns, as values have no position. */
 __device__ void take_head(float (&a)[PAIRS], float (&b)[PAIRS], const T *row, const T *bias, const T *weight,
-                          float eps, bool turned, const double *turns, int position, int lane) {
+                          float eps, const Turns *turns, int lane) {
     for (int n = 0; n < PAIRS; n++) {
         const int i = lane + 32 * n;
         const bool here = i < HEAD_DIM / 2;
@@ -48,7 +57,7 @@ __device__ void take_head(float (&a)[PAIRS], float (&b)[PAIRS], const T *row, co
         b[n] = here ? (float)row[i + HEAD_DIM / 2] + (bias ? (float)bias[i + HEAD_DIM / 2] : 0) : 0;
     }
     if (weight) norm(a, b, weight, eps, lane);
-    if (turned) rope(a, b, turns, position, lane);
+    if (turns) turns->rope(a, b);
 }
 
 __device__ void store_head(T *row, const float (&a)[PAIRS], const float (&b)[PAIRS], int lane) {

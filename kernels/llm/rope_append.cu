@@ -25,8 +25,9 @@ extern "C" __global__ void rope_append(const T *qkv, const T *bias, const T *q_n
     const int kv_head = is_v ? warp - n_heads - n_kv_heads : warp - n_heads, at = warp * HEAD_DIM;
 
     float a[PAIRS], b[PAIRS];
-    take_head(a, b, qkv + at, bias ? bias + at : nullptr, is_v ? nullptr : is_q ? q_norm : k_norm, eps, !is_v, turns,
-              position, lane);
+    const Turns here(turns, position, lane);
+    take_head(a, b, qkv + at, bias ? bias + at : nullptr, is_v ? nullptr : is_q ? q_norm : k_norm, eps,
+              is_v ? nullptr : &here, lane);
     T *row = is_q ? q + at : (is_v ? v : k) + ((long long)position * n_kv_heads + kv_head) * HEAD_DIM;
     store_head(row, a, b, lane);
 }

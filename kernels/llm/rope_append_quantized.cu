@@ -101,8 +101,9 @@ extern "C" __global__ void rope_append_quantized(const T *qkv, const T *bias, co
     const int kv_head = is_v ? warp - n_heads - n_kv_heads : warp - n_heads, at = warp * HEAD_DIM;
 
     float a[PAIRS], b[PAIRS];
-    take_head(a, b, qkv + at, bias ? bias + at : nullptr, is_v ? nullptr : is_q ? q_norm : k_norm, eps, !is_v, turns,
-              position, lane);
+    const Turns here(turns, position, lane);
+    take_head(a, b, qkv + at, bias ? bias + at : nullptr, is_v ? nullptr : is_q ? q_norm : k_norm, eps,
+              is_v ? nullptr : &here, lane);
     if (is_q) return store_head(q + at, a, b, lane);
 
     // From pairs to neighbours, so that a group lies in neighbouring lanes

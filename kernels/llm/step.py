@@ -26,13 +26,14 @@ from ref.llm import rope_frequencies
 
 
 class Step:
-    """Seven launches a layer, and two for the model.
+    """Five launches a layer, and two for the model. Seven a layer without one_attention, or where attention in one
+    launch is not offered, or not the better way (kernels.llm.attends).
 
     token (1,) int64 and kv_len (1,) int32, tokens in the cache with this one: written by the caller. logits (vocab,).
     """
 
-    def __init__(self, config, weights, dtype, device, *, pdl=True):
-        self.config, self.weights, self.pdl = config, weights, pdl
+    def __init__(self, config, weights, dtype, device, *, pdl=True, one_attention=True):
+        self.config, self.weights, self.pdl, self.one_attention = config, weights, pdl, one_attention
         self.device = torch.device(device)
         frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling))
         self.turns = (frequencies / (2 * torch.pi)).to(self.device)
@@ -65,16 +66,28 @@ class Step:
         fusion.norm_qkv(self.x, layer.attention_norm, *matrices, self.config.eps, out=self.qkv, pdl=self.pdl)
 
     def attend(self, layer, keys, values):
-        """Steps 3 to 5: three launches."""
-        self.rotate(layer, keys, values)
-        self.mix(keys, values)
+        """Steps 3 to 5: one launch, or three."""
+        if self.one_attention and self._attends(keys):
+            self._place(llm.attend, layer, keys, values, self.mixed[0])
+        else:
+            self.rotate(layer, keys, values)
+            self.mix(keys, values)
+
+    def _attends(self, keys):
+        c = self.config
+        return isinstance(keys, torch.Tensor) and llm.attends(
+            c.n_heads, c.n_kv_heads, c.head_dim, len(keys), self.device
+        )
 
     def rotate(self, layer, keys, values):
         """Steps 3 and 4."""
+        self._place(llm.rope_append, layer, keys, values, self.q[0])
+
+    def _place(self, launch, layer, keys, values, out):
         c = self.config
-        llm.rope_append(
+        launch(
             self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=self.q[0], pdl=self.pdl,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=out, pdl=self.pdl,
         )  # fmt: skip
 
     def mix(self, keys, values):
@@ -137,6 +150,9 @@ class FewBits(Step):
 
 class OneOperationEach(Step):
     """Twelve launches a layer, and one more for each product in few bits whose columns are split."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options, one_attention=False)
 
     def project(self, layer):
         self.norm(self.x, layer.attention_norm)

@@ -28,12 +28,12 @@ from lab.timing import Timing
 LENGTH = 128
 SHARD = 2 << 30  # bytes of a file of a checkpoint
 PARTS = (
-    (), ("rotate",), ("mix",), ("rotate", "mix"), ("project",), ("back",), ("feed",), ("down",), ("end",),
-    ("feed", "down"), ("project", "rotate", "mix", "back"), ("rotate", "mix", "end"),
+    (), ("attend",), ("project",), ("back",), ("feed",), ("down",), ("end",), ("feed", "down"), ("attend", "end"),
+    ("project", "attend", "back"), ("attend", "feed"), ("back", "down"),
 )  # fmt: skip
 CALLED = {
-    "rotate": "RoPE", "mix": "attention", "project": "QKV", "back": "output projection", "feed": "gate and up",
-    "down": "down", "end": "the head",
+    "attend": "attention", "project": "QKV", "back": "output projection", "feed": "gate and up", "down": "down",
+    "end": "the head",
 }  # fmt: skip
 KV_LENGTHS = (128, 3968, 16384)
 
@@ -83,7 +83,7 @@ def law(shape, bits, weights, cache, pdl, seconds):
         row["the law's µs"] = row["GB"] * 1e15 / rate + fitted["c, µs"] * row["launches"]
     rows["fit"] = fitted | {"read, GB/s": rate / 1e9}
     title = f"The law of a step: {shape.name}, {bench.numbers_of(shape, bits)}, {'PDL' if pdl else 'plain'}"
-    return Table(title, rows, (*bench.FUSED[bits], "kernels/llm/studies.py"))
+    return Table(title, rows, (*bench.FUSED[bits], *bench.ATTEND, "kernels/llm/studies.py"))
 
 
 def fit(rows, rate):
@@ -113,7 +113,7 @@ def bytes_of(weights, cache, parts):
     """What a step without these parts reads."""
     names = {"project": "Wqkv attention_norm", "back": "Wo", "feed": "W_glu ffn_norm", "down": "W_down"}
     gone = sum(getattr(layer, n).nbytes for layer in weights.layers for p in parts for n in names.get(p, "").split())
-    gone += (weights.head.nbytes + weights.norm.nbytes) * ("end" in parts) + cache.bytes * ("mix" in parts)
+    gone += (weights.head.nbytes + weights.norm.nbytes) * ("end" in parts) + cache.bytes * ("attend" in parts)
     return weights.bytes + cache.bytes - gone
 
 
