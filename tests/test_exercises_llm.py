@@ -169,7 +169,7 @@ def test_positions_that_are_all_one_further_change_nothing():
 
 
 def test_the_hazard_does_not_show_in_a_launch_of_its_own(stubs):
-    """As the statement says: never in a debugger. The machine is not told of a launch ahead."""
+    """As the statement says of a debugger. The machine is not told of a launch ahead."""
     rng = np.random.default_rng()
     kernel = simt.compile(stubs["scores_source"], (llm_kernels.COURSE,))["scores"]
     for prompt, kv_len, capacity in llm_kernels.TEXTS:
