@@ -111,6 +111,14 @@ EX4 = {
         _sampler(scaled=lambda line, temperature: (line - line[0]) * temperature),
         "with temperature 0.5",
     ),
+    "a low temperature is taken for 0": (
+        lambda logits, u, temperature, *cut: SAMPLER(logits, u, temperature if temperature > 1e-3 else 0, *cut),
+        "with temperature 0.0001",
+    ),
+    "a high temperature is taken for 10": (
+        lambda logits, u, temperature, *cut: SAMPLER(logits, u, min(temperature, 10), *cut),
+        "with temperature 1000",
+    ),
     "no temperature": (_sampler(scaled=lambda line, temperature: line - line[0]), "with temperature 0.5"),
     "top_k lets in one more": (_sampler(cut=lambda weights, k: slice(k + 1, None)), "top_k = 2"),
     "top_k by value": (_threshold_k, "with four equal logits, top_k = 2"),

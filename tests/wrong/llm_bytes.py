@@ -51,6 +51,10 @@ def _cost(
     return read_bytes, stored_bytes, tokens_per_second
 
 
+def n_kv_heads_of(config):
+    return config.get("num_key_value_heads") or config["num_attention_heads"]
+
+
 def _pops(config, kv_len, bits=16, kv_bits=16):
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return COSTS[0](config, kv_len, bits, kv_bits)
@@ -69,6 +73,24 @@ EX1 = {
     "head_dim is hidden over heads": (
         _cost(head_dim=lambda c: c["hidden_size"] // c["num_attention_heads"]),
         "as if head_dim is hidden_size over the heads",
+    ),
+    "head_dim is hidden over the heads of keys": (
+        _cost(head_dim=lambda c: c.get("head_dim") or c["hidden_size"] // n_kv_heads_of(c)),
+        "head_dim",
+    ),
+    "the embedding's row has few bits": (
+        (
+            lambda c, n, bits=16, kv_bits=16: COSTS[0](c, n, bits, kv_bits) - c["hidden_size"] * (16 - bits) // 8,
+            *COSTS[1:],
+        ),
+        "(config, 3, 8, 16)",
+    ),
+    "no row of a tied embedding": (
+        (
+            lambda c, n, *bits: COSTS[0](c, n, *bits) - 2 * c["hidden_size"] * bool(c.get("tie_word_embeddings")),
+            *COSTS[1:],
+        ),
+        "as if the embedding's row is not counted",
     ),
     "Wo is square": (_cost(wo=lambda hidden, q: (hidden, hidden)), "expected"),
     "two matrices of the feed-forward block": (_cost(ffn=2), "as if one matrix of the feed-forward block is missing"),

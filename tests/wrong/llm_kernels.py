@@ -107,7 +107,15 @@ EX6 = {
     ),
     "uniform-input luck: a prompt of one block": (
         changed(SCORES, ("t < prompt", "t < min(prompt, 8)"), ("t >= prompt", "t >= min(prompt, 8)")),
-        "late: with a prompt of 24 tokens, K[23",
+        "late: with a prompt of 24 tokens, K[12",
+    ),
+    "uniform-input luck: a prompt of 64 tokens": (
+        changed(SCORES, ("t < prompt", "t < min(prompt, 64)"), ("t >= prompt", "t >= min(prompt, 64)")),
+        "right, but late",
+    ),
+    "the next launch starts behind the wait": (
+        changed(SCORES, ("    let_next_kernel_start();\n", ""), (WAIT, WAIT + "    let_next_kernel_start();\n")),
+        "the next launch cannot start early",
     ),
     "the next launch starts late": (
         changed(SCORES, ("    let_next_kernel_start();\n", "")),
@@ -203,7 +211,7 @@ EX7 = {
     "one angle for a head": (changed(ROPE, ("half + i]", "half + head % half]")), "of q differ"),
     "keys go where values belong": (changed(ROPE, ("is_v ? V : K", "is_v ? K : V")), "of K[new]"),
     "as many heads of keys as of queries": (changed(ROPE, (AT, "position * n_heads + kv_head")), "of K[new]"),
-    "the first head of keys only": (changed(ROPE, (AT, "position * n_kv_heads")), "race on V"),
+    "the first head of keys only": (changed(ROPE, (AT, "position * n_kv_heads")), "race on "),
     "row kv_len of the cache": (changed(ROPE, (AT, "(position + 1) * n_kv_heads + kv_head")), "but K has 2 elements"),
     "the cache's first row": (changed(ROPE, (AT, "kv_head")), "of K[new] differ"),
     "dropped tail: whole warps of columns": (
@@ -218,6 +226,11 @@ EX7 = {
         changed(ROPE, ("    if (head >= n_heads + 2 * n_kv_heads) return;\n", "")),
         "but W has 6 elements",
     ),
+    "uniform-input luck: head_dim is at most 64": (
+        changed(ROPE, ("pair % half,", "pair % half % 32,")),
+        "heads of 128, hidden = 20",
+    ),
+    "an endless loop": (changed(ROPE, ("c < hidden; c += 32", "c < hidden; c += 0 * c")), "is there an endless loop?"),
     "sums of one lane": (changed(ROPE, (SUMS, ";")), "of q differ"),
     "one of the two is stored": (changed(ROPE, ("        to[far] = b;\n", "")), "was never set"),
     "registers that were never set": (

@@ -201,6 +201,10 @@ EX3 = {
     ),
     "the window has one token more": (_step(first=-1), "as if attention saw rows 2 to 3 of the cache, not 3 to 3"),
     "the window has one token less": (_step(first=1), "a window of 1"),
+    "no more than 64 tokens are seen": (
+        _step(window_of=lambda w: min(w or 64, 64)),
+        "with 300 tokens in the cache",
+    ),
     "no window": (_step(window_of=lambda w: None), "a window of 1"),
     "a row further": (_step(row=1), "changed row 1 of keys"),
     "zeros behind the newest, so that a row too many hardly shows": (
