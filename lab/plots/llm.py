@@ -170,10 +170,12 @@ def rates(series, roof, title):
     for n, (name, points) in enumerate(series.items()):
         at = np.array([*points.values()])
         axis.plot(at[:, 0] / 1e9, at[:, 1], "os^Dv*X"[n % 7], color=COLOURS[n % len(COLOURS)], label=name, markersize=7)
-    for point, (bytes_, _) in next(iter(series.values())).items():
-        top = max(of[point][1] for of in series.values() if point in of)
-        axis.annotate(point, (bytes_ / 1e9, top), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    for point in dict.fromkeys(point for points in series.values() for point in points):
+        bytes_, least = min((of[point] for of in series.values() if point in of), key=lambda found: found[1])
+        look = {"xytext": (0, -14), "textcoords": "offset points", "ha": "center", "fontsize": 8.5}
+        axis.annotate(point, (bytes_ / 1e9, least), **look)
     axis.set(xscale="log", yscale="log", xlabel="GB that a token reads", ylabel="tokens a second")
+    axis.set_ylim(bottom=0.7 * min(rate for points in series.values() for _, rate in points.values()))
     for one in (axis.xaxis, axis.yaxis):
         one.set_major_formatter(lambda v, _: f"{v:,g}")
         one.set_minor_formatter(lambda v, _: f"{v:,g}" if f"{v:e}"[0] in "25" else "")
