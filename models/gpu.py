@@ -4,6 +4,8 @@ One token is the launches of kernels/llm/step.py, or the one of kernels/llm/one_
 on the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from kernels import lowbit
@@ -16,6 +18,7 @@ from models.gpu_weights import Loader
 from models.prefill import prefill
 from models.sampling import choose, uniform
 
+COMPILERS = 4  # threads
 ROOM = 1024  # a cache's capacity is a multiple of so many tokens
 
 
@@ -37,8 +40,29 @@ class Engine:
         make = one_launch.OneLaunch if engine == "one_launch" else best(self.weights)
         self.token_step = make(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
-        self.cache = None
+        self.cache, self.compiling = None, []
         self.reset()
+        if device.type == "cuda":
+            self._compile_ahead()
+
+    def _compile_ahead(self):
+        """Begin to compile what a step launches, on some threads, while the prompt is worked on. They launch it once,
+        on a cache without tokens: nothing that counts is written."""
+        pool = ThreadPoolExecutor(COMPILERS)
+        self.compiling = [pool.submit(self._once, part) for part in self.token_step.parts(self.cache)]
+        pool.shutdown(wait=False)
+
+    def _once(self, part):
+        with torch.cuda.device(self.device), torch.inference_mode():
+            part()
+
+    def _compiled(self):
+        """Wait for what is compiled ahead; what failed there fails here."""
+        jobs, self.compiling = self.compiling, []
+        for job in jobs:
+            job.result()
+        if jobs:
+            torch.cuda.synchronize(self.device)
 
     @property
     def context(self):
@@ -87,6 +111,7 @@ class Engine:
 
     def launch(self):
         """One token's launches: from self.token at position self.kv_len - 1 to self.logits."""
+        self._compiled()
         self.token_step.launch(self.cache)
 
     @torch.inference_mode()
@@ -100,32 +125,43 @@ class Engine:
         self.token.copy_(choose(logits, places[0], *sampling).reshape(1))
         yield_, text = _Outbox(self.device), self.text
         yield_.put(self.token)
+        self.kv_len.fill_(len(ids) + 1)
+        greedy = sampling[0] == 0
         for position in range(len(ids), last):
             if self.text is not text:
                 raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
-            count = position - len(ids) + 1
-            self.kv_len.fill_(position + 1)
-            self._replay()
-            self.token.copy_(choose(self.logits.float(), places[count], *sampling).reshape(1))
+            self._replay(greedy)
+            if not greedy:
+                place = places[position - len(ids) + 1]
+                self.token.copy_(choose(self.logits.float(), place, *sampling).reshape(1))
+                self.kv_len += 1
             yield_.put(self.token)
             yield yield_.get()
             self.cache.length = position + 1
         yield yield_.get()
 
-    def _replay(self):
-        """The step as one CUDA graph; on the SIMT machine, launch by launch."""
+    def _replay(self, greedy=False):
+        """The step as one CUDA graph, with the choice of the likeliest token at its end if greedy; on the SIMT machine,
+        launch by launch."""
         if self.device.type != "cuda":
-            return self.launch()
-        peaks = self.cache.peaks
+            return self._launch(greedy)
+        key = self.cache.peaks, greedy
         with torch.cuda.device(self.device):
-            if peaks not in self.graphs:
-                self.launch()  # compile, and make what is made once
+            if key not in self.graphs:
+                before = self.token.clone(), self.kv_len.clone()
+                self._launch(greedy)  # compile, and make what is made once
+                self.token.copy_(before[0]), self.kv_len.copy_(before[1])
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):
-                    self.launch()
-                self.graphs = {peaks: graph}  # peaks only rise: an older one is of no more use
-            self.graphs[peaks].replay()
+                    self._launch(greedy)
+                self.graphs = {k: g for k, g in self.graphs.items() if k[0] == key[0]} | {key: graph}  # peaks only rise
+            self.graphs[key].replay()
+
+    def _launch(self, greedy):
+        self.launch()
+        if greedy:
+            self.token_step.choose()
 
 
 class _Outbox:

@@ -6,6 +6,7 @@ import torch
 
 from kernels import lowbit
 from kernels.lowbit import fused
+from models.upload import Upload
 from models.weights import expect_finite
 
 
@@ -27,6 +28,7 @@ class Loader:
         self.config, self.checkpoint, self.progress = config, checkpoint, progress
         self.dtype, self.bits, self.device = dtype, bits, device
         self.read_bytes = 0  # of weights that a step reads
+        self.upload, self.coming = None, []  # to a card; what is on its way: (name, as it is stored, its place)
         self.fused = bits != 16 and self._all_fit()
 
     def _all_fit(self):
@@ -39,8 +41,16 @@ class Loader:
 
     def all(self):
         """What models.prefill says; and parts of joined matrices by their own names, for the steps."""
+        if self.device.type != "cuda":
+            return self._all()
+        with torch.cuda.device(self.device), Upload(self.device, self.progress) as self.upload:
+            found = self._all()
+            self.arrive()
+        return found
+
+    def _all(self):
         c, few = self.config, self.bits != 16
-        embedding = self.take("model.embed_tokens.weight")[0]
+        embedding = (self.taken if few and c.tied else self.take)("model.embed_tokens.weight")[0]
         layers = [self.layer(f"model.layers.{index}.") for index in range(c.n_layers)]
         norm = self.counted(self.take("model.norm.weight")[0])
         if c.tied:
@@ -64,7 +74,7 @@ class Loader:
         layer.ffn_norm = self.vector(at + "post_attention_layernorm.weight")
         names = at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"
         if self.fused:
-            pairs = fused.paired(self.take(*names)[0])
+            pairs = fused.paired(self.taken(*names)[0])
             layer.W_glu = self.counted(fused.Paired(quantized(pairs, self.bits)))
         else:
             layer.W_glu, (layer.W_gate, layer.W_up) = self.matrix(*names)
@@ -77,9 +87,10 @@ class Loader:
     def matrix(self, *names):
         """Matrices one above another, as one, in the bits that were asked for; and in 16 bits each of them, else
         None."""
-        joined, parts = self.take(*names)
         if self.bits == 16:
+            joined, parts = self.take(*names)
             return self.counted(joined), parts
+        joined, parts = self.taken(*names)
         return self.counted(quantized(joined, self.bits)), [None] * len(parts)
 
     def counted(self, weights):
@@ -95,10 +106,37 @@ class Loader:
             self.put(name, part)
         return joined, parts
 
+    def taken(self, *names):
+        """The same, and there."""
+        found = self.take(*names)
+        self.arrive()
+        return found
+
     def put(self, name, place):
+        """Copy a tensor to its place, or begin to: see `arrive`."""
         tensor = self.checkpoint[name]
-        expect_finite(name, tensor)
-        place.copy_(tensor)
-        if tensor.dtype != self.dtype:
-            expect_finite(f"{name}, as {self.dtype}", place)
-        self.progress(tensor.nbytes)
+        if self.upload is None:
+            expect_finite(name, tensor)
+            place.copy_(tensor)
+            if tensor.dtype != self.dtype:
+                expect_finite(f"{name}, as {self.dtype}", place)
+            self.progress(tensor.nbytes)
+            return
+        there = place if tensor.dtype == self.dtype else torch.empty_like(place, dtype=tensor.dtype)
+        self.upload.copy(tensor, there)
+        self.coming.append((name, there, place))
+
+    def arrive(self):
+        """Until all that was put has arrived, and is found to be finite: a sum that is not says where to look."""
+        if self.upload is None:
+            return
+        self.upload.wait()
+        coming, self.coming = self.coming, []
+        for _, there, place in coming:
+            if there is not place:
+                place.copy_(there)
+        sums = [torch.stack([t.sum(dtype=torch.float32) for t in (there, place)]) for _, there, place in coming]
+        if sums and not torch.isfinite(torch.stack(sums)).all():
+            for name, there, place in coming:
+                expect_finite(name, there)
+                expect_finite(f"{name}, as {self.dtype}", place)

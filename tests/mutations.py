@@ -514,6 +514,46 @@ MUTATIONS = [
         "tests/test_llm_quantized.py -k test_numbers_between_two_codes_go_where_quantize_puts_them",
         "rintf(x[n] * (1 / unit))",
     ),
+    # A token's launches.
+    Mutation(
+        "attend sends before the other blocks have begun",
+        "kernels/llm/attend.cu",
+        "    cluster_wait(); // all blocks have begun, and can be sent something\n",
+        "tests/test_llm_attend.py -k test_no_race",
+    ),
+    Mutation(
+        "attend adds up before all have sent",
+        "kernels/llm/attend.cu",
+        "    cluster_arrive();\n    cluster_wait();\n",
+        "tests/test_llm_attend.py -k test_no_race",
+    ),
+    Mutation(
+        "attend leaves the newest token's key out",
+        "kernels/llm/attend.cu",
+        "            tiles.lay_down(here_in_ring, key[0], key[1], lane);\n",
+        "tests/test_llm_attend.py -k test_it_is_the_reference",
+    ),
+    Mutation(
+        "lowbit's fused norm leaves out the other warps' squares",
+        "kernels/lowbit/fused_row.cu",
+        "for (int w = 0; w < B::WARPS_PER_TEAM; w++) total",
+        "tests/test_lowbit_fused.py -k test_each_is_what_its_parts_make",
+        "for (int w = 0; w < 1; w++) total",
+    ),
+    Mutation(
+        "lowbit's GLU takes another row's partner",
+        "kernels/lowbit/fused_row.cu",
+        "product_of(sum_of(n) + 8, sums",
+        "tests/test_lowbit_fused.py -k test_each_is_what_its_parts_make",
+        "product_of(sum_of(n) + 7, sums",
+    ),
+    Mutation(
+        "greedy takes the last of equal logits",
+        "kernels/llm/greedy.cu",
+        "order << 32 | ~place",
+        "tests/test_llm_kernels.py -k test_greedy",
+        "order << 32 | place",
+    ),
 ]
 
 # Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place).

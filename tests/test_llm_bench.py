@@ -12,8 +12,10 @@ import torch
 
 import models
 from kernels import benching
-from kernels.llm import bench, peers, shapes, studies
+from kernels.llm import bench, peers, shapes, starting, studies
 from kernels.llm.step import Step
+from lab import Ladder
+from lab.figure import Figure
 
 TINY = shapes.Shape("tiny", 128, 2, 4, 2, 32, 256, 100, torch.float16)
 
@@ -87,12 +89,12 @@ def test_the_law_finds_its_constant():
 
 
 def test_a_checkpoint_is_one_that_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "SHARD", 20_000)
-    studies.write_checkpoint(tmp_path, TINY)
+    monkeypatch.setattr(starting, "SHARD", 20_000)
+    starting.write_checkpoint(tmp_path, TINY)
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     model = models.load(tmp_path, device="cpu")
     assert model.config.n_layers == 2 and torch.isfinite(model.logits([3, 4])).all()
-    said = studies._first_token(str(tmp_path))
+    said = starting._first_token(str(tmp_path))
     assert 0 < said["imports"] < said["to the first token"] and "weights on the card" in said
 
 
@@ -146,11 +148,14 @@ def test_a_file_of_calms_layout_is_whole(tmp_path):
         assert end - begin == each * np.prod(entry["shape"]) and 8 + size + end <= len(raw), name
 
 
-def test_a_peer_has_a_row_among_ours(monkeypatch, capsys):
-    said = SimpleNamespace(measured=lambda: ("peer", bench.Figure and studies.Timing.of([0.01, 0.02, 0.03])))
-    figure = bench._figure(said, 4e12, {"bytes": 4 * 10**9, "flops": 1})
+def test_a_peer_has_a_row_among_ours():
+    timing = starting.Timing.of([0.01, 0.02, 0.03])
+    ours = Figure("ours", 4 * 10**9, 7, starting.Timing.of([0.002]), 0.5, "read", sources=("a",))
+    ladder = Ladder("a", "read", [ours])  # so the roof is 4e12
+    figure = bench._figure(SimpleNamespace(measured=lambda: ("peer", timing)), ladder)
     assert figure.name == "peer" and figure.share == pytest.approx(0.05) and not figure.sources
-    assert bench._figure(SimpleNamespace(measured=lambda: None), 4e12, {}) is None
+    assert (figure.bytes, figure.flops) == (ours.bytes, ours.flops)
+    assert bench._figure(SimpleNamespace(measured=lambda: None), ladder) is None
 
 
 def test_a_bench_of_a_model_is_a_command():

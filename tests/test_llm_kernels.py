@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ref.llm
-from kernels.llm import embed, rope_append
+from kernels.llm import embed, greedy, rope_append
 from ref.fusion import rmsnorm
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
@@ -107,3 +107,42 @@ def test_bad_arguments_are_named():
         embed(E, torch.tensor([1], dtype=torch.int32))
     with pytest.raises(ValueError, match=r"embed: token must have shape \(1,\)"):
         embed(E, torch.tensor([1, 2]))
+
+
+@on_both
+@in_both
+def test_greedy(dtype, device):
+    """The argmax, as PyTorch has it; of equal ones the first; and all is as it was for the next."""
+    token, kv_len = (
+        torch.zeros(1, dtype=torch.int64, device=device),
+        torch.tensor([4], dtype=torch.int32, device=device),
+    )
+    state = torch.zeros(2, dtype=torch.int64, device=device)
+    for count, vocab in enumerate((1, 255, 1025, 5000)):
+        logits = torch.randn(vocab).to(dtype).to(device)
+        assert greedy(logits, token, kv_len, state) is token
+        assert int(token) == int(logits.float().argmax()) and int(kv_len) == 5 + count and (state == 0).all()
+    for values, wanted in (
+        ([-3, -2, -2, -5], 1),
+        ([-0.0, 0, -0.0], 0),
+        ([1, math.nan, math.inf, math.nan], 1),
+        ([-math.inf] * 3, 0),
+    ):
+        greedy(torch.tensor(values).to(dtype).to(device), token, kv_len, state)
+        assert int(token) == wanted
+    logits = torch.full((3000,), 2.0).to(dtype).to(device)
+    logits[[1500, 2900]] = 7
+    greedy(logits, token, kv_len, state, pdl=True)
+    assert int(token) == 1500
+
+
+def test_greedy_says_what_cannot_be():
+    logits, token, kv_len = torch.randn(9).half(), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
+    state = torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="greedy: logits must"):
+        greedy(logits[:0], token, kv_len, state)
+    with pytest.raises(TypeError, match="greedy: token must be"):
+        greedy(logits, token.int(), kv_len, state)
+    with pytest.raises(ValueError, match="greedy: out must not share memory with state"):
+        greedy(logits, state[:1], kv_len, state)
+    assert int(kv_len) == 1 and (state == 0).all()

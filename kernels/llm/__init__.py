@@ -2,6 +2,7 @@
 
     embed         the residual stream's beginning: a row of the embedding
     rope_append   biases, norms of heads, rotary positions, and the new token's place in the cache, of 16, 8 or 4 bits
+    greedy        the likeliest token becomes the next one, and the length counts it
     attend        the same for a cache of 16 bits, and the whole of attention with it
 
 Token and length lie on the card, so that a CUDA graph of a whole step can be replayed while they change. CUDA tensors
@@ -23,8 +24,9 @@ from kernels.llm.attending import attend, attends
 from lab import cuda
 from lab.tensors import DTYPES, expect, expect_first, output
 
-__all__ = ["attend", "attends", "embed", "rope_append"]
+__all__ = ["attend", "attends", "embed", "greedy", "rope_append"]
 
+PER_BLOCK = 1024  # logits that a block of greedy looks at, about
 HERE = Path(__file__).resolve().parent
 
 
@@ -36,6 +38,28 @@ def embed(E, token, *, out=None, pdl=False):
     vocab, hidden = E.shape
     _kernel("embed", E.dtype).embed(-(-hidden // 256), 256, E, token, out, vocab, hidden, pdl=pdl)
     return out
+
+
+def greedy(logits, token, kv_len, state, *, pdl=False):
+    """token[0] = argmax of logits, the first of equal ones; kv_len[0] += 1. Returns token.
+
+    logits (vocab,) float16 or bfloat16, token (1,) int64, kv_len (1,) int32, state (2,) int64: zeros, and zeros again
+    when it is done; apart from each other. Moves 2 · vocab bytes.
+    """
+    where = "greedy"
+    expect_first(where, "logits", logits, ("vocab",), HALVES)
+    if not 0 < logits.numel() < 1 << 31:
+        raise ValueError(f"{where}: logits must have from 1 to {(1 << 31) - 1} numbers, got {logits.numel()}")
+    expect(where, "token", token, logits, (1,), (torch.int64,))
+    expect(where, "kv_len", kv_len, logits, (1,), (torch.int32,))
+    expect(where, "state", state, logits, (2,), (torch.int64,))
+    written = {"token": token, "kv_len": kv_len, "state": state}
+    for name, tensor in written.items():
+        others = {other: t for other, t in (written | {"logits": logits}).items() if other != name}
+        output(where, tensor, tensor, tuple(tensor.shape), **others)
+    blocks = -(-logits.numel() // PER_BLOCK)
+    _kernel(where, logits.dtype).greedy(min(blocks, 1024), 256, logits, token, kv_len, state, logits.numel(), pdl=pdl)
+    return token
 
 
 def rope_append(

@@ -6,7 +6,6 @@ of every weight, of a row of the embedding, and of the keys and values of the to
 (kernels/llm/peers), timed by their own clock, one after another, alone on the card.
 """
 
-import contextlib
 import functools
 import importlib.util
 import itertools
@@ -37,21 +36,34 @@ FUSION = tuple(f"kernels/fusion/{name}" for name in ("norm_qkv.cu", "norm_glu.cu
 ATTEND = attending.SOURCES
 ELEMENTS = ("kernels/fusion/rmsnorm.cu", "kernels/fusion/elementwise.cu")
 GEMV = ("kernels/gemv/gemv.cu", "kernels/gemv/plan.py")
+KV_SOURCES = (*kv_cache.SOURCES, HERE + "rope_append_quantized.cu")
 FUSED = {16: (*STEP, *FUSION), 8: (*STEP, *fused.SOURCES), 4: (*STEP, *fused.SOURCES)}
 APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STEP, *ELEMENTS, *LOWBIT)}
 
 
-def ladders(seconds=0.3):
-    """Check, then time, every rung and peer. Returns a Ladder for each model, bits of a weight, and length."""
+def ladders(seconds=0.2):
+    """Check, then time, every rung and peer. Returns a Ladder for each model, bits of a weight, and length.
+
+    Peers make themselves ready first, all at once, which takes a minute or two; then ours are timed, and then peers,
+    one after another.
+    """
     cuda_timing.expect_gpu("the ladder of a whole model")
     cases = [case for case in _cases() if running.wants(title(*case))]
-    others = () if running.only_called() else cases
-    with peers.started(others) as beside:
-        return [
-            found
-            for (shape, bits), group in itertools.groupby(cases, key=lambda case: case[:2])
-            for found in _of_model(shape, bits, [length for _, _, length in group], beside, seconds)
-        ]
+    found = {}
+    with peers.started(() if running.only_called() else cases) as beside:
+        peers.wait(beside)
+        for (shape, bits), group in itertools.groupby(cases, key=lambda case: case[:2]):
+            benching.empty()
+            weights = shapes.random_weights(shape, bits, benching.DEVICE)
+            for case in group:
+                found[case] = ladder_of(*case, weights, seconds)
+            del weights
+        benching.empty()
+        for case, ladder in found.items():
+            if others := [figure for peer in beside.get(case, ()) if (figure := _figure(peer, ladder))]:
+                ladder.figures += others
+                running.done(ladder)
+    return list(found.values())
 
 
 def _cases():
@@ -68,32 +80,21 @@ def numbers_of(shape, bits):
     return NUMBERS[16][shape.dtype] if bits == 16 else NUMBERS[bits]
 
 
-def _of_model(shape, bits, lengths, beside, seconds):
-    benching.empty()
-    weights = shapes.random_weights(shape, bits, benching.DEVICE)
-    for length in lengths:
-        yield ladder_of(shape, bits, weights, length, beside.get((shape, bits, length), ()), seconds)
-
-
-def ladder_of(shape, bits, weights, length, others, seconds):
-    """One ladder. others: its peers' processes"""
+def ladder_of(shape, bits, length, weights, seconds):
+    """The ladder of our rungs."""
     cache = shapes.RandomCache(shape, length, ROOMS[length], device=benching.DEVICE)
     wanted = shapes.wanted_logits(shape, weights, cache, TOKEN)
     facts = {"bytes": weights.bytes + cache.bytes, "flops": flops_of(shape, length)}
     ladder = Ladder(title(shape, bits, length), **benching.BOUND)
     steps = dict(rungs(shape, bits, weights, length))
     ours = {name: step for name, (step, _) in steps.items() if not name.startswith("PyTorch")}
-    benching.ahead(part for step in ours.values() for part in parts(step, cache))
+    benching.ahead(part for step in ours.values() for part in step.parts(cache))
     for name, (step, sources) in steps.items():
         error = checked(f"{ladder.title}: {name}", step, cache, wanted, shape.dtype)
         verdict = Verdict(shapes=1, error=error)
         ladder.plan(name, functools.partial(step.launch, cache), verdict=verdict, sources=sources, **facts)
     benching.measure(ladder, seconds, sustain=list(ours)[-2:])
     ladder.calls.clear()
-    with contextlib.suppress(RuntimeError):
-        torch.cuda.synchronize()
-    roof = float(np.median([figure.roof for figure in ladder.figures]))
-    ladder.figures += [figure for peer in others if (figure := _figure(peer, roof, facts))]
     return running.done(ladder)
 
 
@@ -123,15 +124,6 @@ def rungs(shape, bits, weights, length, device=None):
             yield "one launch", (step(one_launch.OneLaunch), (HERE + "step.py", *one_launch.SOURCES))
 
 
-def parts(step, cache):
-    """The step's parts, each a call: what they compile is compiled side by side."""
-    layer = step.weights.layers[0]
-    yield from (step.begin, step.end)
-    for part in (step.project, step.back, step.feed, step.down):
-        yield functools.partial(part, layer)
-    yield functools.partial(step.attend, layer, *cache.layer(0))
-
-
 def checked(where, step, cache, wanted, dtype):
     """The error of a step's logits by the norm; ValueError if it is wrong."""
     step.logits.fill_(torch.nan)
@@ -150,19 +142,11 @@ def flops_of(shape, length):
     return 2 * (shape.n_layers * layer + shape.vocab * shape.hidden) + mix
 
 
-def _figure(peer, roof, facts):
-    """A peer's row. roof: bytes/s"""
+def _figure(peer, ladder):
+    """A peer's row beside ours, by the same bytes and the same roof; None, after a sentence, if it has none."""
     if (found := peer.measured()) is None:
         return None
-    name, timing = found
-    return Figure(name, timing=timing, share=facts["bytes"] / timing.median / roof, bound="read", **facts)
-
-
-def tables():
-    """The law of a step, what bits of the cache cost, and the way to a first token: kernels/llm/studies.py."""
-    from kernels.llm import studies
-
-    return studies.tables()
-
-
-KV_SOURCES = (*kv_cache.SOURCES, HERE + "rope_append_quantized.cu")
+    (name, timing), ours = found, ladder.figures[0]
+    roof = float(np.median([figure.roof for figure in ladder.figures if figure.sources]))
+    share = ours.bytes / timing.median / roof
+    return Figure(name, bytes=ours.bytes, flops=ours.flops, timing=timing, share=share, bound="read")

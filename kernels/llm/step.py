@@ -17,6 +17,8 @@ writes the length comes before the first launch.
     config    hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, eps, theta and scaling (ref.llm.rope_frequencies)
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -39,6 +41,7 @@ class Step:
         self.turns = (frequencies / (2 * torch.pi)).to(self.device)
         make = lambda *shape, dtype=dtype: torch.zeros(shape, dtype=dtype, device=self.device)  # noqa: E731
         self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
+        self.state = make(2, dtype=torch.int64)  # of `choose`
         heads = config.n_heads + 2 * config.n_kv_heads
         self.x, self.h, self.normed, self.part = (make(config.hidden) for _ in range(4))
         self.qkv, self.q = make(heads * config.head_dim), make(1, config.n_heads, config.head_dim)
@@ -55,6 +58,14 @@ class Step:
             self.feed(layer)
             self.down(layer)
         self.end()
+
+    def parts(self, cache):
+        """The launches of the beginning, the first layer and the end, each a call: what they compile can be compiled
+        side by side, ahead of the first token."""
+        layer = self.weights.layers[0]
+        yield from (self.begin, self.end, functools.partial(self.attend, layer, *cache.layer(0)))
+        for part in (self.project, self.back, self.feed, self.down):
+            yield functools.partial(part, layer)
 
     def begin(self):
         """Step 1. Not a dependent launch: see above."""
@@ -117,6 +128,10 @@ class Step:
         third = self.config.vocab // 3
         parts = self.weights.head.split((self.config.vocab - 2 * third, third, third))
         fusion.norm_qkv(self.x, self.weights.norm, *parts, self.config.eps, out=self.logits, pdl=self.pdl)
+
+    def choose(self):
+        """The likeliest token becomes self.token, and self.kv_len counts it."""
+        llm.greedy(self.logits, self.token, self.kv_len, self.state, pdl=self.pdl)
 
     def norm(self, x, weight):
         """self.normed = RMSNorm of x."""

@@ -7,26 +7,18 @@ start      from the command `python -m models.generate` to its first token, for 
 """
 
 import functools
-import json
 import math
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from kernels import benching
-from kernels.llm import bench, shapes
+from kernels.llm import bench, shapes, starting
 from kernels.llm.step import Step, best
 from lab import cuda_timing
 from lab.table import Table
-from lab.timing import Timing
 
 LENGTH = 128
-SHARD = 2 << 30  # bytes of a file of a checkpoint
 PARTS = (
     (), ("attend",), ("project",), ("back",), ("feed",), ("down",), ("end",), ("feed", "down"), ("attend", "end"),
     ("project", "attend", "back"), ("attend", "feed"), ("back", "down"),
@@ -41,7 +33,7 @@ KV_LENGTHS = (128, 3968, 16384)
 def tables():
     """All of them."""
     cuda_timing.expect_gpu("the studies of a whole model")
-    return [*laws(), kv_bits(), start()]
+    return [*laws(), kv_bits(), starting.start()]
 
 
 # The law
@@ -163,143 +155,3 @@ def kv_bits(seconds=0.1):
             row[f"{bits} bits, MB of cache"] = caches[bits].bytes / 1e6
     sources = (*bench.FUSED[16], *bench.KV_SOURCES, "kernels/llm/studies.py")
     return Table("A step of eight layers of Mistral-7B, fp16, PDL, by the cache's bits", rows, sources)
-
-
-# The way to a first token
-
-CHILD = """
-import sys, time
-begin = float(sys.argv.pop(1))
-import models.generate as generate
-said = {"imports": time.time() - begin}
-load = generate.load
-def timed_load(*arguments, **options):
-    before = time.time()
-    model = load(*arguments, **options)
-    said["weights on the card"] = time.time() - before
-    return model
-generate.load = timed_load
-class Out:
-    def write(self, text):
-        said.setdefault("to the prompt's echo", time.time() - begin)
-    def flush(self):
-        pass
-class Clock(generate.Clock):
-    def __iter__(self):
-        for item in super().__iter__():
-            said.setdefault("to the first token", time.time() - begin)
-            yield item
-generate.Clock, generate.report = Clock, lambda *arguments: ""
-quiet, sys.stdout = sys.stdout, Out()
-status = generate.main(sys.argv[1:])
-sys.stdout = quiet
-import json
-print("said: " + json.dumps(said | {"status": status}))
-"""
-
-
-def start(runs=3, shape=shapes.MISTRAL_7B):
-    """`python -m models.generate FOLDER` in a process of its own, from its start to the first token: seconds."""
-    room = Path("/dev/shm")
-    home = room if room.is_dir() and _free(room) > 20e9 else Path(tempfile.gettempdir())
-    with tempfile.TemporaryDirectory(dir=home) as folder:
-        begin = time.perf_counter()
-        write_checkpoint(Path(folder), shape)
-        written = time.perf_counter() - begin
-        found = [_first_token(folder) for _ in range(runs)]
-    parts = list(dict.fromkeys(part for one in found for part in one))
-    rows = {
-        part: dict(zip(("s", "least", "most"), _spread([one[part] for one in found if part in one]))) for part in parts
-    }
-    print(f"a checkpoint of {shape.name} was written to {home} in {written:.1f} s", flush=True)
-    sources = ("kernels/llm/studies.py", "models/generate.py", "models/gpu_weights.py", "models/weights.py")
-    return Table(f"From the command to the first token: {shape.name}, fp16, in the page cache", rows, sources)
-
-
-def _spread(values):
-    found = Timing.of(values)
-    return found.median, min(values), max(values)
-
-
-def _first_token(folder):
-    command = [sys.executable, "-c", CHILD, str(time.time()), folder, "--prompt", "a b c d", "--max-tokens", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("said: ")), None)
-    if line is None:
-        raise RuntimeError(f"models.generate ended without a word: {done.stderr[-500:]}")
-    said = json.loads(line.removeprefix("said: "))
-    if said.pop("status"):
-        raise RuntimeError(f"models.generate failed: {done.stderr[-500:]}")
-    return said
-
-
-def _free(folder):
-    import shutil
-
-    return shutil.disk_usage(folder).free
-
-
-def write_checkpoint(folder, shape):
-    """config.json, tokenizer.json and random weights as Hugging Face lays them out, in files of about 2 GB, each
-    written at once from the card's random numbers."""
-    config = {
-        "architectures": ["MistralForCausalLM"], "model_type": "mistral", "hidden_size": shape.hidden,
-        "num_hidden_layers": shape.n_layers, "num_attention_heads": shape.n_heads, "head_dim": shape.head_dim,
-        "num_key_value_heads": shape.n_kv_heads, "intermediate_size": shape.ffn, "vocab_size": shape.vocab,
-        "rms_norm_eps": shape.eps, "rope_theta": shape.theta, "max_position_embeddings": 32768,
-        "sliding_window": None, "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 1,
-        "eos_token_id": 2, "torch_dtype": "float16",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    words = {word: i for i, word in enumerate(["<unk>", "<s>", "</s>", *"abcdefgh"])}
-    words |= {f"<{i}>": i for i in range(len(words), shape.vocab)}
-    tokenizer = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    shard, size, index = {}, 0, {}
-    for name, dims in [*_tensors(shape), (None, None)]:
-        if name:
-            bytes_ = 2 * math.prod(dims)
-        if name is None or size + bytes_ > SHARD:
-            file = f"model-{len(set(index.values())):05}.safetensors"
-            _write_shard(folder / file, shard)
-            index |= dict.fromkeys(shard, file)
-            shard, size = {}, 0
-        if name:
-            shard[name], size = dims, size + bytes_
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-
-
-def _tensors(shape):
-    yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
-    for i in range(shape.n_layers):
-        at = f"model.layers.{i}."
-        yield at + "input_layernorm.weight", (shape.hidden,)
-        yield at + "self_attn.q_proj.weight", (shape.q_rows, shape.hidden)
-        yield at + "self_attn.k_proj.weight", (shape.kv_rows, shape.hidden)
-        yield at + "self_attn.v_proj.weight", (shape.kv_rows, shape.hidden)
-        yield at + "self_attn.o_proj.weight", (shape.hidden, shape.q_rows)
-        yield at + "post_attention_layernorm.weight", (shape.hidden,)
-        yield at + "mlp.gate_proj.weight", (shape.ffn, shape.hidden)
-        yield at + "mlp.up_proj.weight", (shape.ffn, shape.hidden)
-        yield at + "mlp.down_proj.weight", (shape.hidden, shape.ffn)
-    yield "model.norm.weight", (shape.hidden,)
-    yield "lm_head.weight", (shape.vocab, shape.hidden)
-
-
-def _write_shard(path, shapes_):
-    """A safetensors file: the length of its header, the header, the numbers."""
-    header, at = {}, 0
-    for name, dims in shapes_.items():
-        end = at + 2 * math.prod(dims)
-        header[name] = {"dtype": "F16", "shape": dims, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    numbers = torch.empty(at // 2, dtype=torch.float16, device=benching.DEVICE).normal_(0, 0.015)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.write(memoryview(numbers.cpu().numpy()).cast("B"))

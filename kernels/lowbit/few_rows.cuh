@@ -1,5 +1,5 @@
-/* Digits of x times units of codes: what the kernels for up to four rows of x share. They compile it with MATRIX, INPUT,
-   BLOCK, RING, TILES_IN_PHASE, X_IN_REGISTERS and Y (few_rows.cu). */
+/* Digits of x times units of codes: what the kernels for up to four rows of x share. They compile it with MATRIX,
+   INPUT, BLOCK, RING, TILES_IN_PHASE, X_IN_REGISTERS and Y (few_rows.cu). */
 #pragma once
 #include "../device/mma.cuh"
 #include "team_sums.cuh"

@@ -163,6 +163,5 @@ def _plan(shape, bits, group, dtype, room, aligned, pdl):
 
 @functools.cache
 def _kernel(options, normed, glu):
-    further = {"NORM": normed, "GLU": glu, "RESIDUAL": not normed}
-    further = [f"-D{name}={str(value).lower()}" for name, value in further.items()]
-    return cuda.load(HERE / "fused_row.cu", [*options, *further]).fused_row
+    around = ", ".join(str(value).lower() for value in (normed, glu, not normed))
+    return cuda.load(HERE / "fused_row.cu", [*options, f"-DAROUND=Around<{around}>"]).fused_row

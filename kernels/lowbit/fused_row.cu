@@ -9,7 +9,7 @@
    - RESIDUAL: y = residual + W x.
 
    Moves what few_rows does, and the norm's weight or the residual once. Compile as few_rows.cu with one row of x, and
-   with NORM, GLU and RESIDUAL, each true or false; y is like x, and the columns are not split. norm (cols,), residual
+   with AROUND, which says what of these there is; y is like x, and the columns are not split. norm (cols,), residual
    (rows,): where they are not asked for, anything. */
 #ifndef MATRIX
 #define MATRIX Matrix<__half, 4, 128>
@@ -19,13 +19,18 @@
 #define TILES_IN_PHASE 8
 #define X_IN_REGISTERS true
 #define Y __half
-#define NORM true
-#define GLU true
-#define RESIDUAL false
+#define AROUND Around<true, true, false>
 #endif
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "few_rows.cuh"
+
+/* What stands around the product. */
+template <bool Norm, bool Glu, bool Residual> struct Around {
+    static constexpr bool NORM = Norm, GLU = Glu, RESIDUAL = Residual;
+};
+constexpr bool NORM = AROUND::NORM, GLU = AROUND::GLU, RESIDUAL = AROUND::RESIDUAL;
+
 using X = I::X;
 constexpr int UNITS = B::UNITS;
 static_assert(I::ROWS == 1 && !SPLIT, "one row of x, whole sums");

@@ -101,6 +101,14 @@ class Peer:
         self.log.close()
 
 
+def wait(started):
+    """Until each of these is ready, has given up, or has taken too long."""
+    begin, every = time.perf_counter(), [peer for found in started.values() for peer in found]
+    ready = sum(peer.ready() for peer in every)
+    if every:
+        print(f"{ready} of {len(every)} peers ready after {time.perf_counter() - begin:.0f} s", flush=True)
+
+
 @contextlib.contextmanager
 def started(cases):
     """{case: [Peer]} for (shape, bits, length) each; they end with the context."""
