@@ -16,7 +16,7 @@ from lab.source import inlined
 from models.config import BadModel
 
 DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
-KINDS = "llama3", "qwen2", "qwen3", "mistral_head_dim"
+KINDS = "llama3", "qwen2", "qwen3", "qwen3_one_kv_head"
 TOKENS = [int(t) for t in torch.randint(0, 101, (70,), generator=torch.Generator().manual_seed(5))]
 
 
@@ -88,7 +88,7 @@ def test_any_number_of_blocks_ends(order, tmp_path):
         step.logits.fill_(torch.nan)
         step.launch(engine.cache, order=order, places=places)
         assert torch.equal(step.logits, wanted)
-    assert step.state.tolist() == [0, 3, 0]
+    assert step.tickets.tolist() == [0, 3, 0]
 
 
 def test_a_number_that_is_taken_too_early_is_noticed(tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_lengths_outside_of_the_cache_do_nothing(tmp_path):
         step.kv_len.fill_(length)
         step.logits.fill_(5)
         step.launch(engine.cache)
-        assert (step.logits == 5).all() and step.state.tolist() == [0, 0, 0]
+        assert (step.logits == 5).all() and step.tickets.tolist() == [0, 0, 0]
     step.kv_len.fill_(4)
     step.token.fill_(101)
     step.launch(engine.cache)
@@ -136,8 +136,10 @@ def test_what_it_does_not_take_is_said(tmp_path):
         models.load(folder, device="simt", engine="graphs")
     with pytest.raises(BadModel, match="ffn must be a multiple of 8, got 84"):
         models.load(write(tmp_path / "b", intermediate_size=84), device="simt", engine="one_launch")
-    with pytest.raises(BadModel, match="at most 16 query heads may share a kv head, got 17"):
-        heads = {"num_attention_heads": 17, "num_key_value_heads": 1, "head_dim": 8}
+    with pytest.raises(BadModel, match="head_dim must be a multiple of 16, got 24"):
+        models.load(write(tmp_path / "d", "mistral_head_dim"), device="simt", engine="one_launch")
+    with pytest.raises(BadModel, match="at most 8 query heads may share a kv head, got 9"):
+        heads = {"num_attention_heads": 9, "num_key_value_heads": 1, "head_dim": 16}
         models.load(write(tmp_path / "c", "mistral_head_dim", **heads), device="simt", engine="one_launch")
     large = dataclasses.replace(MISTRAL_7B, ffn=2**17)
     assert "two rows of each matrix must fit into shared memory, got" in one_launch.refusal(large, device="cpu")
@@ -151,5 +153,5 @@ def test_the_plan_leaves_a_block_all_it_needs():
     assert one_launch.plan(mistral, room)[:2] == (32768, 6)
     for sizes in (mistral, qwen, llama, (896, 14, 2, 64, 4864), (2048, 32, 8, 64, 8192)):
         found = one_launch.plan(sizes, room)
-        assert found.stages >= 2 and found.shared <= room
+        assert found.slots >= 2 and found.shared <= room
         one_launch.kernel(torch.float16, sizes, False, False, found).module.cubin()

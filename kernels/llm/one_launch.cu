@@ -22,11 +22,12 @@
 constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
 struct Memory {
-    Slots slots;
+    Taken taken;
     AttentionMemory attention;
     MergeMemory merges[2];
-    float partial[2][MOST_ROWS][WARPS + 1];
-    float squares[2][WARPS];
+    float partial[2][MOST_ROWS][MULTIPLIERS + 1];
+    float squares[2][MULTIPLIERS];
+    Turns turns[32]; // of each lane
 };
 
 constexpr int PER_GATE = HALF % 2 ? 8 : 4; // a task's gates are published by twos, where there are two
@@ -82,7 +83,6 @@ template <class R> struct Part {
 struct Worker {
     Model model;
     Line line;
-    const double *turns;
     T *logits, *slots_memory;
     Vectors vectors;
     Memory &memory;
@@ -90,20 +90,28 @@ struct Worker {
     float eps;
     int thread;
     long long token;
-    Phase<STAGES> phase;
-    unsigned count = 0, norms = 0; // tasks done, and vectors normed
+    Phase<QUEUE> task_phase;
+    Phase<S::SLOTS> phase;
+    unsigned count = 0, norms = 0, attends = 0; // tasks done, vectors normed, tasks of attention
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
+    /* The next task, and what it needs of weights or tokens. */
     __device__ __forceinline__ Task wait_task() const {
-        memory.slots.ring.wait_full(phase);
-        return memory.slots.tasks[phase.stage];
+        memory.taken.tasks.wait_full(task_phase);
+        const Task task = memory.taken.queue[task_phase.stage];
+        if (task.has_slot()) memory.taken.slots.wait_full(phase);
+        return task;
     }
     __device__ __forceinline__ T *slot() const { return slots_memory + phase.stage * (SLOT / 2); }
-    /* Its slot has been read by this warp. */
-    __device__ __forceinline__ void release() {
+    /* This warp needs task and slot no more. */
+    __device__ __forceinline__ void release(Task task) {
         __syncwarp();
-        if (thread % 32 == 0) memory.slots.ring.release(phase);
-        phase.advance();
+        if (thread % 32 == 0) {
+            if (task.has_slot()) memory.taken.slots.release(phase);
+            memory.taken.tasks.release(task_phase);
+        }
+        if (task.has_slot()) phase.advance();
+        task_phase.advance();
         count++;
     }
 
@@ -112,20 +120,28 @@ struct Worker {
             const Task task = wait_task();
             const unsigned now = date(task.layer);
             switch (task.kind) {
-            case EMBED: embed(now); break;
+            case EMBED:
+                embed(now);
+                release(task);
+                break;
             case QKV:
-                normed(task, vectors.x, model.part(task.layer, ATTENTION_NORM), [=](int row, float sum) { publish(vectors.qkv + row, sum, now); });
+                normed(task, vectors.x, model.part(task.layer, ATTENTION_NORM),
+                       [=](int row, float sum) { publish(vectors.qkv + row, sum, now); });
                 break;
             case ATTEND: {
-                const NewHeads heads = {vectors.qkv, model, task.layer, turns, line.tokens, eps};
-                attend(slot(), memory.attention, heads, task, line, vectors.partials, now, thread);
-                fence_async_proxy();
-                release();
+                const int team = thread / 32 / TILES, warp = thread / 32 % TILES, lane = thread % 32;
+                const Attention attention = {model, memory.turns[lane], memory.attention, vectors.qkv, vectors.partials, line.tokens,
+                                             eps, team, warp, lane};
+                if (attends++ % TEAMS == team) {
+                    attention.attend(task, slot(), now);
+                    fence_async_proxy(); // the slot has been written to
+                }
+                release(task);
                 break;
             }
             case MERGE:
                 merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
-                release();
+                release(task);
                 break;
             case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
@@ -144,7 +160,6 @@ struct Worker {
         const bool there = token >= 0 && token < line.vocab;
         for (int i = thread; i < S::HIDDEN; i += THREADS)
             publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
-        release();
     }
 
     /* The rows in the slot times x: each warp's part of the sums, laid down. valid(r): whether there is a row r. */
@@ -176,9 +191,9 @@ struct Worker {
         return total;
     }
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
-    __device__ __forceinline__ bool summed() {
-        const int turn = count % WARPS;
-        release();
+    __device__ __forceinline__ bool summed(Task task) {
+        const int turn = count % MULTIPLIERS;
+        release(task);
         sync_multipliers();
         return thread / 32 == turn;
     }
@@ -208,7 +223,7 @@ struct Worker {
         for (Task task = first; task.like(first); task = wait_task()) {
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;
-            if (summed())
+            if (summed(task))
                 for (int r = thread % 32; r < task.count; r += 32)
                     store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
         }
@@ -221,10 +236,12 @@ struct Worker {
         x.template load<EACH>(from, now, thread);
         for (Task task = first; task.like(first); task = wait_task()) {
             const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
-            const Dated seen = look(residual + Spread<8>::place(row)); // asked for early: it has been there for long
+            Dated seen = 0;
+            if (thread / 32 == count % MULTIPLIERS) // whose turn it will be: asked for early, as it has been there for long
+                seen = look(residual + Spread<8>::place(row));
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;
-            if (summed())
+            if (summed(task))
                 for (int r = thread % 32; r < task.count; r += 32) {
                     const int place = Spread<8>::place(task.number * R::ROWS + r);
                     const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
@@ -239,7 +256,7 @@ struct Worker {
         for (Task task = first; task.like(first); task = wait_task()) {
             multiply(x, [=](int r) { return r % HALF < task.count; });
             const unsigned mine = count;
-            if (summed()) {
+            if (summed(task)) {
                 const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
                 const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
                 const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
@@ -259,23 +276,27 @@ one_launch(const T *weights, const long long *places, const double *turns, const
            long long norm_at, long long head_at, float eps) {
     extern __shared__ __align__(128) unsigned char shared[];
     static_assert(sizeof(Memory) <= MEMORY, "as one_launch.py reckons");
-    Memory &memory = *reinterpret_cast<Memory *>(shared + STAGES * SLOT);
+    Memory &memory = *reinterpret_cast<Memory *>(shared + S::SLOTS * SLOT);
     const int thread = threadIdx.x, tokens = *kv_len - 1;
     if (tokens < 0 || tokens >= capacity) return;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
-    if (thread == 0) memory.slots.ring.init(1, WARPS);
+    if (thread == 0) {
+        memory.taken.tasks.init(1, MULTIPLIERS);
+        memory.taken.slots.init(32, MULTIPLIERS);
+    }
+    if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread);
     __syncthreads(); // behind it nobody needs the number of launches any more
 
     const Model model = {weights, keys, values, places, norm_at, head_at};
     const Line line = {n_layers, tokens / TOKENS + 1, tokens, vocab};
     if (thread < THREADS) {
         const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
-        Worker worker = {model, line, turns, logits, reinterpret_cast<T *>(shared), Vectors(vectors), memory, date, eps, thread,
-                         *token};
+        Worker worker = {model, line, logits, reinterpret_cast<T *>(shared),
+                         Vectors(vectors), memory, date, eps, thread, *token};
         worker.run();
         return;
     }
-    Loader loader = {model, line, memory.slots, shared_address(shared), state, thread % 32};
+    Loader loader = {model, line, memory.taken, shared_address(shared), state, thread % 32};
     loader.run();
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (thread == THREADS && add_acquire_release(state + 2, 1) == gridDim.x - 1) {

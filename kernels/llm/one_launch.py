@@ -18,17 +18,18 @@ from lab.tensors import DTYPES, expect
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")
 THREADS, WARPS = 512, 16  # that multiply; one warp more copies
-SLOT, TOKENS, CHUNK = 32768, 64, 32  # bytes of a slot, at least; tokens and channels of a task, at most
-MOST_GROUP = 16  # query heads of a kv head
+SLOT, TILE, TILES, CHUNK = 32768, 16, 4, 32  # bytes of a slot, at least; tokens of a tile; tiles, channels of a task
+AHEAD = 4  # slots that may be on their way at a time
+MOST_GROUP = 8  # query heads of a kv head
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "attention_norm Wqkv bqkv q_norm k_norm Wo ffn_norm W_gate W_up W_down".split()  # as token_tasks.cuh has them
 
 
 class Plan(NamedTuple):
-    """Bytes of a slot, how many there are, and bytes of shared memory; tokens of a task of attention."""
+    """Bytes of a slot, how many there are, bytes of shared memory, and tokens of a task of attention."""
 
     slot: int
-    stages: int
+    slots: int
     shared: int
     tokens: int
 
@@ -36,16 +37,16 @@ class Plan(NamedTuple):
 def refusal(config, bits=16, kv_bits=16, device=None):
     """Why a model cannot be run so, as the end of a sentence; None if it can.
 
-    Weights and cache must have 16 bits; hidden, ffn and head_dim be multiples of 8; at most 16 query heads share a kv
-    head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or newer.
-    device: None stands for a card where there is one, else for the SIMT machine.
+    Weights and cache must have 16 bits; hidden and ffn be multiples of 8, head_dim of 16; at most 8 query heads share a
+    kv head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or newer. device:
+    None stands for a card where there is one, else for the SIMT machine.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if bits != 16 or kv_bits != 16:
         return f"weights and cache must have 16 bits, got bits={bits} and kv_bits={kv_bits}"
-    for name in ("hidden", "ffn", "head_dim"):
-        if getattr(config, name) % 8:
-            return f"{name} must be a multiple of 8, got {getattr(config, name)}"
+    for name, unit in (("hidden", 8), ("ffn", 8), ("head_dim", 16)):
+        if getattr(config, name) % unit:
+            return f"{name} must be a multiple of {unit}, got {getattr(config, name)}"
     if config.n_heads // config.n_kv_heads > MOST_GROUP:
         return f"at most {MOST_GROUP} query heads may share a kv head, got {config.n_heads // config.n_kv_heads}"
     if plan(_sizes(config), shared_memory(device)) is None:
@@ -65,13 +66,13 @@ def plan(sizes, room):
     """The Plan for a model's sizes and so many bytes of shared memory; None if they are too few."""
     hidden, n_heads, n_kv_heads, head_dim, ffn = sizes[:5]
     slot = -(-max(SLOT, 4 * hidden, 2 * n_heads * head_dim, 2 * ffn) // 128) * 128
-    tokens = min(TOKENS, slot // (4 * head_dim) // 8 * 8)
-    group, slices = n_heads // n_kv_heads, THREADS // (head_dim // 2)
-    attention = group * (2 * head_dim + 4 * tokens + 4 * slices * head_dim)
+    group, tiles = n_heads // n_kv_heads, min(TILES, slot // (4 * TILE * head_dim))
+    attention = WARPS // tiles * (2 * group * (head_dim + 8) + 4 * head_dim + 8 * tiles * group)
     rows = max(_rows(slot, cols) for cols in (hidden, n_heads * head_dim, ffn))
     fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + 2 * rows * (WARPS + 1) * 4 + 8 * WARPS + 1024
-    stages = (room - fixed) // slot
-    return Plan(slot, stages, stages * slot + fixed, tokens) if stages >= 2 else None
+    fixed += 32 * 8 * -(-head_dim // 64)
+    slots = (room - fixed) // slot
+    return Plan(slot, slots, slots * slot + fixed, tiles * TILE) if slots >= 2 else None
 
 
 def _rows(slot, cols):
@@ -91,14 +92,19 @@ def _sizes(config):
 @functools.cache
 def kernel(dtype, sizes, biases, head_norms, plan):
     """one_launch.cu, compiled for a model's sizes."""
-    numbers = (*sizes, str(biases).lower(), str(head_norms).lower(), plan.slot, plan.stages)
-    options = f"-DSIZES=Sizes<{', '.join((DTYPES[dtype], *map(str, numbers)))}>", f"-DHEAD_DIM={sizes[3]}"
-    options += f"-DDTYPE={DTYPES[dtype]}", f"-DMEMORY={plan.shared - plan.stages * plan.slot}"
+    hidden, n_heads, n_kv_heads, head_dim, ffn = sizes
+    numbers = hidden, n_heads, ffn, str(biases).lower(), str(head_norms).lower(), plan.slot, plan.slots
+    options = (
+        f"-DSIZES=Sizes<{', '.join(map(str, numbers))}, {min(AHEAD, plan.slots)}>",
+        f"-DSHAPE=Shape<{DTYPES[dtype]}, {head_dim}, {n_heads // n_kv_heads}>",
+        f"-DSCHEDULE=Schedule<{TILES}, {TILE}, 1, false, false>",
+        f"-DMEMORY={plan.shared - plan.slots * plan.slot}",
+    )
     return cuda.load(HERE / "one_launch.cu", options, arch="sm_90a").one_launch
 
 
 class OneLaunch(Step):
-    """A token in one launch. Arguments, token, kv_len and logits as in Step; pdl is of no use to a single launch.
+    """A token in one launch. Arguments, token, kv_len and logits as in Step; pdl is for `choose` alone.
 
     Weights stay where they are: the kernel is told how far from the embedding each of them begins. It keeps numbers of
     its own between launches, so one at a time: two launches of one OneLaunch on two streams disturb each other.
@@ -118,7 +124,7 @@ class OneLaunch(Step):
         self.base = weights.embedding
         if self.device.type == "cpu":
             self.base, self.pieces = _joined([weights.embedding, *self.pieces])
-        self.state = torch.zeros(3, dtype=torch.int32, device=self.device)
+        self.tickets = torch.zeros(3, dtype=torch.int32, device=self.device)
         self.cache = None
 
     def _pieces(self):
@@ -157,14 +163,18 @@ class OneLaunch(Step):
             self._prepare(cache)
         c = self.config
         args = (self.base, self.places, self.turns, self.token, self.kv_len, self.keys, self.values, self.logits)
-        args += (self.vectors, self.state, len(self.weights.layers), c.vocab, self.capacity, *self.ends, float(c.eps))
+        args += (self.vectors, self.tickets, len(self.weights.layers), c.vocab, self.capacity, *self.ends, float(c.eps))
         try:
             return self.kernel(self.grid, THREADS + 32, *args, shared=self.plan.shared, **options)
         except BaseException:
             if self.device.type == "cpu":  # a run of the SIMT machine that was interrupted has taken tickets
-                self.state.zero_()
+                self.tickets.zero_()
                 self.vectors.zero_()
             raise
+
+    def parts(self, cache):
+        """The launch: there is nothing else to compile."""
+        yield functools.partial(self.launch, cache)
 
     def _prepare(self, cache):
         """Tables for this cache, and memory for what blocks hand to each other."""
@@ -185,7 +195,7 @@ class OneLaunch(Step):
         partials = -(-self.capacity // self.plan.tokens) * c.n_heads * (c.head_dim + 2)
         rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         self.vectors = torch.zeros(spread + rows + partials, dtype=torch.int64, device=self.device)
-        self.state.zero_()
+        self.tickets.zero_()
         self.cache = cache
 
 

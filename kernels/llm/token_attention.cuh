@@ -1,159 +1,170 @@
 /* Attention of one token as tasks: a group of tokens of a kv head each, and then parts of the merge. */
 #pragma once
 #include "../device/hopper/warpgroup.cuh"
-#include "../device/math.cuh"
 #include "dated.cuh"
-#include "head.cuh"
 #include "token_tasks.cuh"
+#define DTYPE SHAPE::T
+#include "head.cuh"
 
-constexpr int PARTIAL = S::DIM + 2;            // numbers of a query head and a group of tokens: maximum, sum, channels
-constexpr int LANES = 8;                       // that share a token: THREADS / 64
-constexpr int COLUMNS = S::DIM / 2, SLICES = THREADS / COLUMNS; // pairs of channels; tokens mixed side by side
-constexpr int MERGE_DEPTH = 4;                 // groups of tokens that a warp asks for at once
-constexpr float LOWEST = -3.4028235e38f;
+constexpr int PARTIAL = HEAD_DIM + 2; // numbers of a query head and a group of tokens: maximum, sum, channels
+constexpr int TEAMS = MULTIPLIERS / TILES; // of warps: each has a task of its own, and a warp of it a tile
+constexpr int NEW_HEADS = (GROUP + 2 + TILES - 1) / TILES; // that a warp makes ready, at most
+constexpr int MERGE_DEPTH = 4; // groups of tokens that a warp asks for at once
 
-/* Until all threads that multiply are here. */
+/* Until all threads that multiply are here; until those of a team are. */
 __device__ __forceinline__ void sync_multipliers() { named_barrier<THREADS>(1); }
+__device__ __forceinline__ void sync_team(int team) { named_barrier<32 * TILES>(2 + team); }
 
 struct AttentionMemory {
-    alignas(16) T q[GROUP][S::DIM];
-    float scores[TOKENS][GROUP]; // then weights
-    float sums[SLICES][GROUP][S::DIM];
+    alignas(16) T q[TEAMS][GROUP][PITCH];
+    T fresh[TEAMS][2][HEAD_DIM]; // the newest token's key and value
+    float2 max_and_sum[TEAMS][TILES][GROUP];
 };
 struct MergeMemory {
-    float sums[WARPS][CHUNK];
-    float2 max_and_sum[WARPS];
+    float sums[MULTIPLIERS][CHUNK];
+    float2 max_and_sum[MULTIPLIERS];
 };
 
-/* A head of q, k or v of the new token, as the product left it, made ready: bias, norm, position (head.cuh). By a warp. */
-struct NewHeads {
-    const Dated *qkv;
+/* What a team needs beside its slot. */
+struct Attention {
     const Model &model;
-    int layer;
-    const double *turns;
-    int position;
+    const Turns &turns;
+    AttentionMemory &memory;
+    const Dated *qkv;
+    Dated *partials;
+    int position; // of the new token: as many lie in the cache
     float eps;
+    int team, warp, lane; // warp: of the team
 
-    __device__ __forceinline__ void take(T *to, int head, unsigned date, int lane) const {
-        const bool is_q = head < S::HEADS, is_v = head >= S::HEADS + S::KV_HEADS;
-        const Dated *row = qkv + head * S::DIM;
-        const T *bias = S::BIASES ? model.part(layer, BIAS) + head * S::DIM : nullptr;
-        float both[2 * PAIRS], a[PAIRS], b[PAIRS];
-        auto place = [&](int n) { return min(lane + 32 * (n / 2), S::DIM / 2 - 1) + n % 2 * (S::DIM / 2); };
-        wait_for_all(both, date, [&](int n) { return row + place(n); });
-        for (int n = 0; n < PAIRS; n++) {
-            const bool here = lane + 32 * n < S::DIM / 2;
-            a[n] = here ? both[2 * n] + (S::BIASES ? (float)bias[place(2 * n)] : 0) : 0;
-            b[n] = here ? both[2 * n + 1] + (S::BIASES ? (float)bias[place(2 * n + 1)] : 0) : 0;
+    /* Steps 3 and 4 for the queries of a kv head, and where they are wanted for its newest key and value: bias, norm,
+       position (head.cuh). A warp has every TILES-th of these heads. */
+    __device__ __forceinline__ void make_heads_ready(int layer, int kv_head, bool newest, unsigned date) const {
+        const int heads = GROUP + 2 * newest;
+        auto head_of = [&](int n) { // its place among all of q, k and v
+            const int head = min(warp + n * TILES, heads - 1);
+            return head < GROUP ? kv_head * GROUP + head : S::HEADS + (head - GROUP) * KV_HEADS + kv_head;
+        };
+        auto channel = [&](int n) { return min(lane + 32 * (n / 2), HEAD_DIM / 2 - 1) + n % 2 * (HEAD_DIM / 2); };
+        float found[NEW_HEADS * 2 * PAIRS];
+        wait_for_all(found, date, [&](int n) {
+            return qkv + head_of(n / (2 * PAIRS)) * HEAD_DIM + channel(n % (2 * PAIRS));
+        });
+#pragma unroll
+        for (int n = 0; n < NEW_HEADS; n++) {
+            const int head = warp + n * TILES;
+            if (head >= heads) break;
+            const bool is_q = head < GROUP, is_v = head > GROUP;
+            float a[PAIRS], b[PAIRS];
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++) {
+                const bool here = lane + 32 * i < HEAD_DIM / 2;
+                const T *bias = S::BIASES ? model.part(layer, BIAS) + head_of(n) * HEAD_DIM : nullptr;
+                a[i] = here ? found[2 * (n * PAIRS + i)] + (S::BIASES ? (float)bias[channel(2 * i)] : 0) : 0;
+                b[i] = here ? found[2 * (n * PAIRS + i) + 1] + (S::BIASES ? (float)bias[channel(2 * i + 1)] : 0) : 0;
+            }
+            if (S::HEAD_NORMS && !is_v) norm(a, b, model.part(layer, is_q ? Q_NORM : K_NORM), eps, lane);
+            if (!is_v) turns.rope(a, b);
+            store_head(is_q ? memory.q[team][head] : memory.fresh[team][is_v], a, b, lane);
         }
-        if (S::HEAD_NORMS && !is_v) norm(a, b, model.part(layer, is_q ? Q_NORM : K_NORM), eps, lane);
-        if (!is_v) rope(a, b, turns, position, lane);
-        store_head(to, a, b, lane);
+    }
+    /* Key and value of the newest token into their tile, and into the cache for later launches. By a warp. */
+    __device__ __forceinline__ void append(T *slot, int layer, int kv_head, int token) const {
+        for (int i = lane; i < 2 * HEAD_DIM; i += 32) {
+            const int is_v = i / HEAD_DIM, channel = i % HEAD_DIM;
+            const T number = memory.fresh[team][is_v][channel];
+            T *tile = slot + token / TILE * 2 * TILE_SIZE + is_v * TILE_SIZE;
+            tile[place_of(token % TILE, channel / 8) + channel % 8] = number;
+            T *cache = is_v ? model.values_of(layer) : model.keys_of(layer);
+            cache[(long long)position * KV_ROWS + kv_head * HEAD_DIM + channel] = number;
+        }
+    }
+    /* A warp's tile: its weighted values take the place of its keys, (GROUP, HEAD_DIM) floats. */
+    __device__ __forceinline__ void mix_tile(T *tile, int tokens) const {
+        const unsigned keys = shared_address(tile);
+        Scores s = {};
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) { // queries step by step: all at once would be too many registers
+            unsigned q[4], k[4];
+            ldmatrix_x4(q, shared_address(memory.q[team][min(lane % 16, GROUP - 1)] + 16 * d + lane / 16 * 8));
+            ldmatrix_x4(k, keys + place_of(lane % 8 + lane / 16 * 8, 2 * d + lane / 8 % 2) * BYTES);
+            mma_m16n8k16(s[0][0], q, k[0], k[1], T());
+            mma_m16n8k16(s[0][1], q, k[2], k[3], T());
+        }
+        scale_and_mask(s, LOG2_E * rsqrtf((float)HEAD_DIM), tokens - lane % 4 * 2);
+
+        // Rows g of s are the queries; rows g + 8 repeat one of them, and are left alone
+        const float four = fmaxf(fmaxf(s[0][0][0], s[0][0][1]), fmaxf(s[0][1][0], s[0][1][1]));
+        const float high = fmaxf(row_max(four), LOWEST); // a tile without tokens has one, too
+        unsigned w[4] = {};
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            w[2 * n] = pack(exp2_approx(s[0][n][0] - high), exp2_approx(s[0][n][1] - high), T());
+        float total[4] = {};
+        const unsigned ones = pack(1, 1, T());
+        mma_m16n8k16(total, w, ones, ones, T());
+
+        const int g = lane / 4, c = lane % 4;
+        float *sums = reinterpret_cast<float *>(tile) + g * HEAD_DIM + 2 * c;
+        __syncwarp(); // all lanes have read the keys
+#pragma unroll
+        for (int d = 0; d < STEPS; d++) {
+            unsigned b[4];
+            ldmatrix_x4_trans(b, keys + (TILE_SIZE + place_of(lane % 16, 2 * d + lane / 16)) * BYTES);
+            float low[4] = {}, high_half[4] = {};
+            mma_m16n8k16(low, w, b[0], b[1], T());
+            mma_m16n8k16(high_half, w, b[2], b[3], T());
+            if (g < GROUP) {
+                *reinterpret_cast<float2 *>(sums + 16 * d) = make_float2(low[0], low[1]);
+                *reinterpret_cast<float2 *>(sums + 16 * d + 8) = make_float2(high_half[0], high_half[1]);
+            }
+        }
+        if (g < GROUP && c == 0) memory.max_and_sum[team][warp][g] = make_float2(high, total[0]);
+    }
+    /* What the tiles have, relative to one maximum. */
+    __device__ __forceinline__ void hand_on(const T *slot, Dated *to, unsigned date) const {
+        for (int i = 32 * warp + lane; i < GROUP * HEAD_DIM; i += 32 * TILES) {
+            const int head = i / HEAD_DIM, channel = i % HEAD_DIM;
+            float high = LOWEST, total = 0, sum = 0;
+#pragma unroll
+            for (int t = 0; t < TILES; t++) high = fmaxf(high, memory.max_and_sum[team][t][head].x);
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                const float2 pair = memory.max_and_sum[team][t][head];
+                const float weight = exp2_approx(pair.x - high);
+                total += weight * pair.y;
+                sum += weight * reinterpret_cast<const float *>(slot + t * 2 * TILE_SIZE)[i];
+            }
+            publish(to + head * PARTIAL + 2 + channel, sum, date);
+            if (channel < 2) publish(to + head * PARTIAL + channel, channel ? total : high, date);
+        }
+    }
+    /* A group of tokens of a kv head for its query heads, by the warps of a team. */
+    __device__ __forceinline__ void attend(Task task, T *slot, unsigned date) const {
+        const int kv_head = task.number % KV_HEADS, newest = position - task.number / KV_HEADS * TOKENS;
+        const bool last = newest < TOKENS;
+        make_heads_ready(task.layer, kv_head, last, date);
+        sync_team(team);
+        if (last && warp == newest / TILE) append(slot, task.layer, kv_head, newest);
+        __syncwarp();
+        mix_tile(slot + warp * 2 * TILE_SIZE, (last ? newest + 1 : TOKENS) - warp * TILE);
+        sync_team(team);
+        hand_on(slot, partials + (long long)task.number * GROUP * PARTIAL, date);
     }
 };
 
-/* One group of tokens of a kv head for its query heads. slot: [2][TOKENS][DIM], keys and values; the newest token's are
-   put there, and into the cache, by the task that has the last group. */
-__device__ __forceinline__ void attend(T *slot, AttentionMemory &memory, const NewHeads &heads, Task task, Line line,
-                                       Dated *partials, unsigned date, int thread) {
-    const int warp = thread / 32, lane = thread % 32, kv_head = task.number % S::KV_HEADS;
-    const int group = task.number / S::KV_HEADS, newest = line.tokens - group * TOKENS;
-    const bool last = newest < TOKENS; // always so in one group: newest >= 0
-    const int count = last ? newest + 1 : TOKENS;
-
-    // 1. queries, and the newest token
-    for (int head = warp; head < GROUP + 2 * last; head += WARPS) {
-        const int kv = head - GROUP; // 0: key, 1: value
-        T *to = kv < 0 ? memory.q[head] : slot + (kv * TOKENS + newest) * S::DIM;
-        heads.take(to, kv < 0 ? kv_head * GROUP + head : S::HEADS + kv * S::KV_HEADS + kv_head, date, lane);
-        if (kv >= 0) {
-            __syncwarp();
-            T *cache = kv ? heads.model.values_of(task.layer) : heads.model.keys_of(task.layer);
-            cache += ((long long)line.tokens * S::KV_HEADS + kv_head) * S::DIM;
-            for (int i = lane; i < S::DIM; i += 32) cache[i] = to[i]; // for later launches
-        }
-    }
-    sync_multipliers();
-
-    // 2. scores, in units of log 2: eight lanes for a token
-    const float scale = LOG2_E * rsqrtf((float)S::DIM);
-    for (int token = thread / LANES; token < TOKENS; token += THREADS / LANES) { // lanes of a warp go together
-        float s[GROUP] = {};
-        if (token < count)
-            for (int word = thread % LANES; word < S::DIM / 8; word += LANES) {
-                float k[8];
-                widen(reinterpret_cast<const uint4 *>(slot + token * S::DIM)[word], k, T());
-#pragma unroll
-                for (int g = 0; g < GROUP; g++) {
-                    float q[8];
-                    widen(reinterpret_cast<const uint4 *>(memory.q[g])[word], q, T());
-#pragma unroll
-                    for (int i = 0; i < 8; i++) s[g] += q[i] * k[i];
-                }
-            }
-#pragma unroll
-        for (int g = 0; g < GROUP; g++) {
-#pragma unroll
-            for (int mask = LANES / 2; mask; mask /= 2) s[g] += __shfl_xor_sync(~0u, s[g], mask);
-            if (thread % LANES == 0) memory.scores[token][g] = token < count ? s[g] * scale : LOWEST;
-        }
-    }
-    sync_multipliers();
-
-    // 3. weights: a warp for a head
-    Dated *to = partials + (long long)task.number * GROUP * PARTIAL;
-    for (int g = warp; g < GROUP; g += WARPS) {
-        float high = LOWEST, total = 0;
-        for (int token = lane; token < count; token += 32) high = fmaxf(high, memory.scores[token][g]);
-#pragma unroll
-        for (int mask = 16; mask; mask /= 2) high = fmaxf(high, __shfl_xor_sync(~0u, high, mask));
-        for (int token = lane; token < count; token += 32) {
-            const float w = exp2_approx(memory.scores[token][g] - high);
-            memory.scores[token][g] = w;
-            total += w;
-        }
-        total = warp_sum(total);
-        if (lane < 2) publish(to + g * PARTIAL + lane, lane ? total : high, date);
-    }
-    sync_multipliers();
-
-    // 4. weighted values: a pair of channels of every SLICES-th token for a thread
-    const int column = thread % COLUMNS, slice = thread / COLUMNS;
-    if (slice < SLICES) {
-        float2 sums[GROUP] = {};
-        for (int token = slice; token < count; token += SLICES) {
-            const float2 v = unpack(reinterpret_cast<const unsigned *>(slot + (TOKENS + token) * S::DIM)[column], T());
-#pragma unroll
-            for (int g = 0; g < GROUP; g++) {
-                const float w = memory.scores[token][g];
-                sums[g].x += w * v.x, sums[g].y += w * v.y;
-            }
-        }
-#pragma unroll
-        for (int g = 0; g < GROUP; g++) reinterpret_cast<float2 *>(memory.sums[slice][g])[column] = sums[g];
-    }
-    sync_multipliers();
-    for (int i = thread; i < GROUP * S::DIM; i += THREADS) {
-        float sum = 0;
-#pragma unroll
-        for (int slice = 0; slice < SLICES; slice++) sum += memory.sums[slice][i / S::DIM][i % S::DIM];
-        publish(to + i / S::DIM * PARTIAL + 2 + i % S::DIM, sum, date);
-    }
-}
-
-/* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every WARPS-th
+/* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every MULTIPLIERS-th
    group. */
 __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups, const Dated *partials, Dated *mixed,
                                       unsigned date, int thread) {
     const int warp = thread / 32, lane = thread % 32, head = task.number / CHUNKS;
-    const int channel = task.number % CHUNKS * CHUNK + lane, there = min(channel, S::DIM - 1);
+    const int channel = task.number % CHUNKS * CHUNK + lane, there = min(channel, HEAD_DIM - 1);
     const int kv_head = head / GROUP, of_group = head % GROUP;
     float high = LOWEST, total = 0, sum = 0;
-    for (int group = warp; group < groups; group += MERGE_DEPTH * WARPS) {
+    for (int group = warp; group < groups; group += MERGE_DEPTH * MULTIPLIERS) {
         float found[3 * MERGE_DEPTH];
         wait_for_all(found, date, [&](int n) {
-            const int mine = min(group + n / 3 * WARPS, groups - 1);
-            const long long row = ((long long)mine * S::KV_HEADS + kv_head) * GROUP + of_group;
+            const int mine = min(group + n / 3 * MULTIPLIERS, groups - 1);
+            const long long row = ((long long)mine * KV_HEADS + kv_head) * GROUP + of_group;
             return partials + row * PARTIAL + (n % 3 < 2 ? n % 3 : 2 + there);
         });
         const float before = high;
@@ -163,7 +174,7 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
         total *= scale, sum *= scale;
 #pragma unroll
         for (int d = 0; d < MERGE_DEPTH; d++) {
-            const float w = group + d * WARPS < groups ? exp2_approx(found[3 * d] - high) : 0;
+            const float w = group + d * MULTIPLIERS < groups ? exp2_approx(found[3 * d] - high) : 0;
             total += w * found[3 * d + 1], sum += w * found[3 * d + 2];
         }
     }
@@ -172,10 +183,10 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
     sync_multipliers();
     if (warp) return;
     high = LOWEST, total = 0, sum = 0;
-    for (int w = 0; w < WARPS; w++) high = fmaxf(high, memory.max_and_sum[w].x);
-    for (int w = 0; w < WARPS; w++) {
+    for (int w = 0; w < MULTIPLIERS; w++) high = fmaxf(high, memory.max_and_sum[w].x);
+    for (int w = 0; w < MULTIPLIERS; w++) {
         const float weight = exp2_approx(memory.max_and_sum[w].x - high);
         total += weight * memory.max_and_sum[w].y, sum += weight * memory.sums[w][lane];
     }
-    if (channel < S::DIM) publish(mixed + Spread<8>::place(head * S::DIM + channel), sum / total, date);
+    if (channel < HEAD_DIM) publish(mixed + Spread<8>::place(head * HEAD_DIM + channel), sum / total, date);
 }

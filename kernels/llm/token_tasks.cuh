@@ -11,27 +11,24 @@
    What a task needs of weights and of older tokens is copied as soon as the block has a slot free, long before what it
    waits for is there. */
 #pragma once
-#include "../device/half2.cuh"
+#include "../attention/tile_products.cuh"
+#include "../device/hidden.cuh"
 #include "../device/hopper/tma.cuh"
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
-template <typename Type, int Hidden, int Heads, int KvHeads, int HeadDim, int Ffn, bool Biases, bool HeadNorms, int Slot,
-          int Stages>
-struct Sizes {
-    using T = Type;
-    static constexpr int HIDDEN = Hidden, HEADS = Heads, KV_HEADS = KvHeads, DIM = HeadDim, FFN = Ffn;
+template <int Hidden, int Heads, int Ffn, bool Biases, bool HeadNorms, int Slot, int Slots, int Ahead> struct Sizes {
+    static constexpr int HIDDEN = Hidden, HEADS = Heads, FFN = Ffn; // those of a head: SHAPE
     static constexpr bool BIASES = Biases, HEAD_NORMS = HeadNorms;
-    static constexpr int SLOT = Slot, STAGES = Stages; // bytes of a slot, and how many there are
+    static constexpr int SLOT = Slot, SLOTS = Slots; // bytes of a slot, and how many there are
+    static constexpr int AHEAD = Ahead;              // of them may be on their way at a time
 };
 using S = SIZES;
-using T = S::T;
-constexpr int SLOT = S::SLOT, STAGES = S::STAGES;
-constexpr int GROUP = S::HEADS / S::KV_HEADS; // query heads of a kv head
-constexpr int Q_ROWS = S::HEADS * S::DIM, KV_ROWS = S::KV_HEADS * S::DIM, QKV_ROWS = Q_ROWS + 2 * KV_ROWS;
-constexpr int THREADS = 512, WARPS = THREADS / 32; // that multiply; one warp more copies
-constexpr int TOKENS = 64 < SLOT / (4 * S::DIM) ? 64 : SLOT / (4 * S::DIM) / 8 * 8; // of a group
-constexpr int CHUNK = 32, CHUNKS = (S::DIM + CHUNK - 1) / CHUNK; // channels of a merge's part
+constexpr int SLOT = S::SLOT, QUEUE = 2 * S::SLOTS; // tasks that a block has taken
+constexpr int KV_HEADS = S::HEADS / GROUP, Q_ROWS = S::HEADS * HEAD_DIM, KV_ROWS = KV_HEADS * HEAD_DIM;
+constexpr int QKV_ROWS = Q_ROWS + 2 * KV_ROWS;
+constexpr int MULTIPLIERS = 16, THREADS = 32 * MULTIPLIERS; // warps that multiply; one more copies
+constexpr int FIT = SLOT / (4 * TILE_SIZE), TILES = FIT < 4 ? FIT : 4, TOKENS = TILES * TILE; // of a group of tokens
+constexpr int CHUNK = 32, CHUNKS = (HEAD_DIM + CHUNK - 1) / CHUNK; // channels of a merge's part
+static_assert(GROUP <= 8 && TILE == 16 && TILES > 0, "a kv head's queries are half the rows of an mma");
 
 /* The parts of a layer. Its matrices are (outputs, inputs), W_q, W_k and W_v one above another. */
 enum Piece { ATTENTION_NORM, W_QKV, BIAS, Q_NORM, K_NORM, W_OUTPUT, FFN_NORM, W_GATE, W_UP, W_DOWN, KEYS, VALUES, PIECES };
@@ -76,6 +73,7 @@ enum Kind { EMBED, QKV, ATTEND, MERGE, OUTPUT, GLU, DOWN, HEAD, END };
 struct Task {
     int kind, layer, number, count; // count: rows or tokens that there are, of those of a group
     __device__ __forceinline__ bool like(Task other) const { return kind == other.kind && layer == other.layer; }
+    __device__ __forceinline__ bool has_slot() const { return kind != EMBED && kind != MERGE && kind != END; }
 };
 
 /* The line: one EMBED, then for each layer QKV … DOWN, then HEAD. */
@@ -83,7 +81,7 @@ struct Line {
     int n_layers, token_groups, tokens; // tokens that lie in the cache: all but the newest
     long long vocab;
 
-    __device__ __forceinline__ int attends() const { return token_groups * S::KV_HEADS; }
+    __device__ __forceinline__ int attends() const { return token_groups * KV_HEADS; }
     /* Ticket number n of the launch. */
     __device__ __forceinline__ Task task(unsigned n) const {
         constexpr int qkv = HiddenRows::groups(QKV_ROWS), merges = S::HEADS * CHUNKS, out = HeadRows::groups(S::HIDDEN),
@@ -98,7 +96,7 @@ struct Line {
             return {HEAD, n_layers, i, (int)min((long long)HiddenRows::ROWS, vocab - (long long)i * HiddenRows::ROWS)};
         }
         if (i < qkv) return {QKV, layer, i, min(HiddenRows::ROWS, QKV_ROWS - i * HiddenRows::ROWS)};
-        if ((i -= qkv) < attends()) return {ATTEND, layer, i, min(TOKENS, tokens - i / S::KV_HEADS * TOKENS)};
+        if ((i -= qkv) < attends()) return {ATTEND, layer, i, min(TOKENS, tokens - i / KV_HEADS * TOKENS)};
         if ((i -= attends()) < merges) return {MERGE, layer, i, 0};
         if ((i -= merges) < out) return {OUTPUT, layer, i, min(HeadRows::ROWS, S::HIDDEN - i * HeadRows::ROWS)};
         if ((i -= out) < glu) return {GLU, layer, i, min(HALF, S::FFN - i * HALF)};
@@ -107,85 +105,137 @@ struct Line {
     }
 };
 
-/* Slots of shared memory for what tasks need, and the tasks themselves. */
-struct Slots {
-    Ring<STAGES> ring;
-    Task tasks[STAGES];
+/* What a block has taken: tasks, and slots of shared memory for what those that need something read. */
+struct Taken {
+    Ring<QUEUE> tasks;
+    Ring<S::SLOTS> slots;
+    Task queue[QUEUE];
 };
 
 /* Start to copy `bytes` bytes, a multiple of 16, which arrive at `full`. */
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full, CachePolicy policy) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-                 "%4;" ::"r"(to), "l"(from), "r"(bytes), "r"(full.at()), "l"(policy) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(full.at()), "l"(policy) : "memory");
+}
+
+/* Let so many bytes come as far as L2. */
+__device__ __forceinline__ void prefetch_bulk(const void *from, int bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+/* Whether a phase of this parity has ended. */
+__device__ __forceinline__ bool is_over(const Barrier &barrier, unsigned parity) {
+    unsigned over;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(over) : "r"(barrier.at()), "r"(parity) : "memory");
+    return over;
 }
 
 /* The warp that takes tickets and copies. All its lanes call. */
 struct Loader {
     Model model;
     Line line;
-    Slots &slots;
+    Taken &taken;
     unsigned memory; // of the slots
     unsigned *ticket;
     int lane;
-    Phase<STAGES> phase;
+    Phase<QUEUE> task_phase;
+    Phase<S::SLOTS> phase, landed; // the slot to be filled, and the oldest that may be on its way
+    int filled = 0;
 
     __device__ __forceinline__ unsigned take() const { return lane == 0 ? atomicAdd(ticket, 1u) : 0; }
 
     __device__ __forceinline__ void run() {
         unsigned first = take(), second = take(); // two, so that one is there when it is wanted
         for (;;) {
-            if (!load(first)) return;
+            if (!put(first, second)) return;
             first = take();
-            if (!load(second)) return;
+            if (!put(second, first)) return;
             second = take();
         }
     }
-    __device__ __forceinline__ bool load(unsigned taken) {
-        const Task task = line.task(__shfl_sync(~0u, taken, 0));
-        slots.ring.wait_empty(phase);
-        if (lane == 0) slots.tasks[phase.stage] = task;
-        switch (task.kind) {
-        case QKV: rows<S::HIDDEN>(model.part(task.layer, W_QKV), task.number, HiddenRows::ROWS, task.count); break;
-        case ATTEND: tokens(task); break;
-        case OUTPUT: rows<Q_ROWS>(model.part(task.layer, W_OUTPUT), task.number, HeadRows::ROWS, task.count); break;
-        case GLU: {
-            const T *up = model.part(task.layer, W_UP);
-            rows<S::HIDDEN>(model.part(task.layer, W_GATE), task.number, HALF, task.count, up);
-            break;
+    /* The task of a ticket into the queue, and what it needs into a slot. next: the ticket behind it. */
+    __device__ __forceinline__ bool put(unsigned number, unsigned next) {
+        const Task task = line.task(__shfl_sync(~0u, number, 0));
+        taken.tasks.wait_empty(task_phase);
+        if (lane == 0) {
+            taken.queue[task_phase.stage] = task;
+            taken.tasks.full[task_phase.stage].arrive();
         }
-        case DOWN: rows<S::FFN>(model.part(task.layer, W_DOWN), task.number, FfnRows::ROWS, task.count); break;
-        case HEAD: rows<S::HIDDEN>(model.weights + model.head, task.number, HiddenRows::ROWS, task.count); break;
-        default:
-            if (lane == 0) slots.ring.full[phase.stage].arrive();
+        task_phase.advance();
+        if (task.has_slot()) {
+            // What is asked for stands in line behind all that is on its way. More than keeps the memory busy would only
+            // make the line longer, and the last of a vector's numbers late; slots beyond that are for when nobody reads.
+            if (filled++ >= S::AHEAD) taken.slots.wait_full(landed), landed.advance();
+            if (!is_over(taken.slots.empty[phase.stage], phase.parity ^ 1)) { // then as far as L2
+                ask_ahead(task);
+                ask_ahead(line.task(__shfl_sync(~0u, next, 0)));
+            }
+            taken.slots.wait_empty(phase);
+            if (task.kind == ATTEND) tokens(task);
+            else rows(source(task));
+            phase.advance();
         }
-        phase.advance();
         return task.kind != END;
     }
-    /* A group of rows, which lie one behind another; and as many of a second matrix, HALF rows further. */
-    template <int COLS>
-    __device__ __forceinline__ void rows(const T *matrix, int group, int per_group, int count, const T *more = nullptr) {
-        if (lane) return;
-        Barrier &full = slots.ring.full[phase.stage];
-        const unsigned to = memory + phase.stage * SLOT;
-        const long long at = (long long)group * per_group * COLS;
-        const int bytes = count * COLS * 2;
-        full.expect(more ? 2 * bytes : bytes);
-        copy_bulk(to, matrix + at, bytes, full, LEAVES_FIRST);
-        if (more) copy_bulk(to + HALF * COLS * 2, more + at, bytes, full, LEAVES_FIRST);
-    }
-    /* Keys and values of a kv head, of a group of tokens: rows of head_dim numbers that lie apart. */
-    __device__ __forceinline__ void tokens(Task task) {
-        Barrier &full = slots.ring.full[phase.stage];
-        const unsigned to = memory + phase.stage * SLOT;
-        const long long first = (long long)task.number / S::KV_HEADS * TOKENS;
-        const long long at = first * KV_ROWS + task.number % S::KV_HEADS * S::DIM;
-        const T *keys = model.keys_of(task.layer) + at, *values = model.values_of(task.layer) + at;
-        if (lane == 0) full.expect(task.count * S::DIM * 4);
-        __syncwarp();
-        for (int i = lane; i < 2 * task.count; i += 32) {
-            const int token = i / 2;
-            copy_bulk(to + (i % 2 * TOKENS + token) * S::DIM * 2, (i % 2 ? values : keys) + (long long)token * KV_ROWS,
-                      S::DIM * 2, full, LEAVES_FIRST);
+
+    /* A group of rows, which lie one behind another; and as many of a second matrix, or null. */
+    struct Source {
+        const T *rows, *more;
+        int bytes; // of each
+    };
+    __device__ __forceinline__ Source source(Task task) const {
+        auto group = [&](Piece piece, int cols, int per_group) {
+            return model.part(task.layer, piece) + (long long)task.number * per_group * cols;
+        };
+        const int hidden = task.count * S::HIDDEN * 2;
+        switch (task.kind) {
+        case QKV: return {group(W_QKV, S::HIDDEN, HiddenRows::ROWS), nullptr, hidden};
+        case OUTPUT: return {group(W_OUTPUT, Q_ROWS, HeadRows::ROWS), nullptr, task.count * Q_ROWS * 2};
+        case GLU: return {group(W_GATE, S::HIDDEN, HALF), group(W_UP, S::HIDDEN, HALF), hidden};
+        case DOWN: return {group(W_DOWN, S::FFN, FfnRows::ROWS), nullptr, task.count * S::FFN * 2};
+        default: // HEAD
+            return {model.weights + model.head + (long long)task.number * HiddenRows::ROWS * S::HIDDEN, nullptr, hidden};
         }
+    }
+    __device__ __forceinline__ void rows(Source source) {
+        Barrier &full = taken.slots.full[phase.stage];
+        if (lane) {
+            full.arrive();
+            return;
+        }
+        const unsigned to = memory + phase.stage * SLOT;
+        full.expect(source.more ? 2 * source.bytes : source.bytes);
+        copy_bulk(to, source.rows, source.bytes, full, LEAVES_FIRST);
+        if (source.more) copy_bulk(to + HALF * S::HIDDEN * 2, source.more, source.bytes, full, LEAVES_FIRST);
+    }
+    __device__ __forceinline__ void ask_ahead(Task task) const {
+        if (lane || !task.has_slot() || task.kind == ATTEND) return;
+        const Source wanted = source(task);
+        prefetch_bulk(wanted.rows, wanted.bytes);
+        if (wanted.more) prefetch_bulk(wanted.more, wanted.bytes);
+    }
+    /* Keys and values of a kv head, of a group of tokens, in tiles as tile_products.cuh has them; zeros past the end. Their
+       rows lie apart: threads copy them, as bulk copies of so few bytes are slow. */
+    __device__ __forceinline__ void tokens(Task task) {
+        const long long first = (long long)(task.number / KV_HEADS) * TOKENS;
+        const long long at = first * KV_ROWS + task.number % KV_HEADS * HEAD_DIM;
+        const T *keys = model.keys_of(task.layer) + at, *values = model.values_of(task.layer) + at;
+        const unsigned to = hidden(memory + phase.stage * SLOT, lane);
+        const CachePolicy once = evict_first();
+#pragma unroll 4
+        for (int i = lane; i < TOKENS * WORDS; i += 32) {
+            const int token = i / WORDS, word = i % WORDS;
+            const long long from = (long long)token * KV_ROWS + word * 8;
+            const unsigned place = to + (token / TILE * 2 * TILE_SIZE + place_of(token % TILE, word)) * BYTES;
+            if (token < task.count) {
+                copy_async(place, keys + from, once);
+                copy_async(place + TILE_SIZE * BYTES, values + from, once);
+            } else {
+                copy_async_or_zero(place, keys, false);
+                copy_async_or_zero(place + TILE_SIZE * BYTES, keys, false);
+            }
+        }
+        taken.slots.full[phase.stage].arrive_with_copies();
     }
 };
