@@ -114,9 +114,10 @@ def _sampled(sample, name, logits, law, u, temperature, top_k, top_p):
     at = f"with {name} (u = {u!r}, {how}" + (f", logits = {shown(before.tolist())}" if len(logits) < 9 else "") + ")"
     try:
         got = number_from(sample, logits, u, temperature, top_k, top_p, whole=True)
-    except IndexError:
+    except IndexError as error:
         raise Wrong(
-            f"{at} your code looks for a place behind the last token: sums are rounded, and u may be larger"
+            f"{at} your code asks for what is not there ({error}). Is that a place behind the last token? Sums are "
+            "rounded, and u may be larger"
         ) from None
     except Wrong as error:
         raise Wrong(f"{at}: {str(error).split(') ', 1)[-1]}") from None
