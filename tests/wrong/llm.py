@@ -140,7 +140,7 @@ EX4 = {
     "a place holds its end": (_sampler(side="left"), "with two equal logits (u = 0.5"),
     "divided, and rounding gives a place behind the last": (
         _sampler(divided=True, stretched=False),
-        "with ten equal logits (u = 0.9999999999999999, temperature = 1, top_k = None, top_p = None) your code asks for what is not there",
+        "Is that a place behind the last token? Sums are rounded",
     ),
     "divided, and the last token, let in or not": (
         _sampler(divided=True, stretched=False, clamp=lambda place, weights: min(place, len(weights) - 1)),
