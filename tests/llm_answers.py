@@ -52,18 +52,23 @@ def token_by_token(logits, u, temperature=1.0, top_k=None, top_p=None):
     return order[last]
 
 
-def by_normal_equations(runs):
+def by_normal_equations(kernels, runs):
     """Without a library's fit: both sums of squares by hand."""
-    bytes_, launches, times = np.array([(b / 1e3, n, statistics.median(t)) for b, n, t in runs]).T
+    rows = []
+    for left_out, times in runs:
+        there = [pair for name, pair in kernels.items() if name not in left_out]
+        rows.append((sum(b for b, _ in there) / 1e3, sum(n for _, n in there), statistics.median(times)))
+    bytes_, launches, times = np.array(rows).T
     bb, bn, nn, bt, nt = bytes_ @ bytes_, bytes_ @ launches, launches @ launches, bytes_ @ times, launches @ times
     det = bb * nn - bn * bn
     return det / (nn * bt - bn * nt), (bb * nt - bn * bt) / det
 
 
-def each_run_alike(runs):
+def each_run_alike(kernels, runs):
     """Weighted by the time: what is least are squares of shares."""
-    A = np.array([(b / 1e3, n) for b, n, _ in runs])
-    t = np.array([np.median(times) for _, _, times in runs])
+    whole = np.sum(list(kernels.values()), axis=0)
+    gone = np.array([np.sum([kernels[name] for name in out], axis=0) if out else (0, 0) for out, _ in runs])
+    A, t = (whole - gone) / (1e3, 1), np.array([np.median(times) for _, times in runs])
     s, c = np.linalg.lstsq(A / t[:, None], np.ones(len(t)))[0]
     return 1 / s, c
 

@@ -80,8 +80,8 @@ def test_a_model_counts_as_the_exercise_does(bits, kv_bits, solutions):
 
 
 def test_the_numbers_of_the_law(solutions):
-    runs = [(4_000_000_000, 100, [1100.0]), (2_000_000_000, 300, [800.0])]
-    np.testing.assert_allclose(solutions["fit_law"](runs), (4000, 1))
+    kernels, runs = {"products": (4_000_000_000, 100), "norms": (0, 200)}, [((), [1300.0]), (("norms",), [1100.0])]
+    np.testing.assert_allclose(solutions["fit_law"](kernels, runs), (4000, 1))
     assert solutions["most_launches"](4000, 1, 4_000_000_000, 0.9) == 111
 
 

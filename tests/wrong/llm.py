@@ -140,7 +140,7 @@ EX4 = {
     "a place holds its end": (_sampler(side="left"), "with two equal logits (u = 0.5"),
     "divided, and rounding gives a place behind the last": (
         _sampler(divided=True, stretched=False),
-        "with ten equal logits (u = 0.9999999999999999, temperature = 1, top_k = None, top_p = None) your code looks",
+        "Is that a place behind the last token? Sums are rounded",
     ),
     "divided, and the last token, let in or not": (
         _sampler(divided=True, stretched=False, clamp=lambda place, weights: min(place, len(weights) - 1)),
@@ -156,11 +156,18 @@ EX4 = {
 # Exercise 5: the law's constant
 
 
-def _fit(middle=np.median, columns=lambda b, n: (b / 1e3, n), unit=1.0, some=lambda runs: runs):
-    def fit_law(runs):
-        runs = some(list(runs))
-        A = np.array([columns(b, n) for b, n, _ in runs])
-        s, c = np.linalg.lstsq(A, np.array([middle(times) for _, _, times in runs]))[0][:2]
+def _left(kernels, left_out):
+    """(bytes, launches) of what is still there."""
+    return [sum(kernels[name][n] for name in set(kernels) - set(left_out)) for n in (0, 1)]
+
+
+def _fit(middle=np.median, columns=lambda b, n: (b / 1e3, n), unit=1.0, some=lambda runs: runs, left=_left):
+    """Right, but for what is said. some: which of [(bytes, launches, times)] are looked at."""
+
+    def fit_law(kernels, runs):
+        found = some([(*left(kernels, left_out), times) for left_out, times in runs])
+        A = np.array([columns(b, n) for b, n, _ in found])
+        s, c = np.linalg.lstsq(A, np.array([middle(times) for _, _, times in found]))[0][:2]
         return unit / s, c
 
     return fit_law
@@ -172,13 +179,22 @@ def _ends(runs):
 
 
 def _by_ratio(runs):
-    runs = sorted(runs, key=lambda run: run[1] / run[0])
+    runs = sorted(runs, key=lambda run: run[1] / max(run[0], 1))
     return [runs[0], runs[-1]]
 
 
-def _sorts(runs):
+def _what_is_saved(kernels, runs):
+    """Times saved, over bytes and launches left out."""
+    ((_, whole),) = (run for run in runs if not run[0])
+    rest = [(left_out, np.median(whole) - np.median(times)) for left_out, times in runs if left_out]
+    A = np.array([[sum(kernels[name][n] for name in left_out) for n in (0, 1)] for left_out, _ in rest])
+    s, c = np.linalg.lstsq(A / (1e3, 1), np.array([saved for _, saved in rest]))[0]
+    return (1 / s, c) if len(rest) > 1 else FIT(kernels, runs)
+
+
+def _sorts(kernels, runs):
     runs.sort()
-    return FIT(runs)
+    return FIT(kernels, runs)
 
 
 def _most(gb_per_s, c, bytes, share):
@@ -186,20 +202,30 @@ def _most(gb_per_s, c, bytes, share):
 
 
 FIT = _fit()
+FOUND, WANTED = "the medians of all runs", "expected 4000 GB/s and 1 µs"
 EX5 = {
-    "the mean of the times": ((_fit(np.mean), _most), "the medians of all runs"),
-    "the shortest time": ((_fit(np.min), _most), "the medians of all runs"),
-    "the first time": ((_fit(lambda times: times[0]), _most), "the medians of all runs"),
-    "the whole step and the smallest": ((_fit(some=_ends), _most), "the medians of all runs"),
-    "two runs that differ most": ((_fit(some=_by_ratio), _most), "the medians of all runs"),
-    "the first two runs": ((_fit(some=lambda runs: runs[:2]), _most), "the medians of all runs"),
-    "a third constant": ((_fit(columns=lambda b, n: (b / 1e3, n, 1)), _most), "expected 4000 GB/s and 1 µs"),
-    "bytes over GB/s are taken for µs": ((_fit(columns=lambda b, n: (b, n)), _most), "expected 4000 GB/s and 1 µs"),
+    "the mean of the times": ((_fit(np.mean), _most), FOUND),
+    "the shortest time": ((_fit(np.min), _most), FOUND),
+    "the first time": ((_fit(lambda times: times[0]), _most), FOUND),
+    "the whole step and the smallest": ((_fit(some=_ends), _most), FOUND),
+    "two runs that differ most": ((_fit(some=_by_ratio), _most), FOUND),
+    "the first two runs": ((_fit(some=lambda runs: runs[:2]), _most), FOUND),
+    "what each run saves": ((_what_is_saved, _most), FOUND),
+    "a third constant": ((_fit(columns=lambda b, n: (b / 1e3, n, 1)), _most), WANTED),
+    "what is left out, in place of what is there": (
+        (_fit(left=lambda kernels, out: [sum(kernels[name][n] for name in out) for n in (0, 1)]), _most),
+        "expected",
+    ),
+    "all launches, whatever is left out": (
+        (_fit(left=lambda kernels, out: (_left(kernels, out)[0], sum(n for _, n in kernels.values()))), _most),
+        WANTED,
+    ),
+    "bytes over GB/s are taken for µs": ((_fit(columns=lambda b, n: (b, n)), _most), WANTED),
     "bandwidth in TB/s": ((_fit(unit=1e-3), _most), "gave 4 GB/s and"),
-    "time a GB, not GB a time": (((lambda runs: (1 / FIT(runs)[0], FIT(runs)[1])), _most), "expected 4000 GB/s"),
-    "the other way round": (((lambda runs: FIT(runs)[::-1]), _most), "gave 1 GB/s and 4000 µs a launch"),
-    "sorts the runs it was given": ((_sorts, _most), "changed the runs"),
-    "forgets to return": ((lambda runs: None, _most), "gave None"),
+    "time a GB, not GB a time": (((lambda *given: (1 / FIT(*given)[0], FIT(*given)[1])), _most), WANTED),
+    "the other way round": (((lambda *given: FIT(*given)[::-1]), _most), "gave 1 GB/s and 4000 µs a launch"),
+    "sorts the runs it was given": ((_sorts, _most), "changed the kernels or the runs"),
+    "forgets to return": ((lambda kernels, runs: None, _most), "gave None"),
     "rounds the launches": (
         (FIT, lambda speed, c, b, share: round(b / speed / 1000 * (1 / share - 1) / c)),
         "expected",
