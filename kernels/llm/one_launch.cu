@@ -50,16 +50,18 @@ template <class R> struct Part {
         if (thread % 32 == 0) wait_for(from + Spread<EACH>::place(R::ROW_WORDS * EACH - 1), date);
         __syncwarp();
         unsigned bits[R::WORDS][EACH];
-        wait_for_words(bits, from, date, [&](int k) { return min(k * R::TEAM + thread % R::TEAM, R::ROW_WORDS - 1); });
+        wait_for_words(bits, from, date, [&](int k) { return R::word(k, thread); });
 #pragma unroll
         for (int k = 0; k < R::WORDS; k++)
 #pragma unroll
-            for (int i = 0; i < 8; i++)
+            for (int i = 0; i < 8; i++) {
                 if constexpr (EACH == 8) at[k][i] = __uint_as_float(bits[k][i]);
                 else {
                     const float2 two = unpack(bits[k][i / 2], T());
                     at[k][i] = i % 2 ? two.y : two.x;
                 }
+                if (!R::has_word(k, thread)) at[k][i] = 0;
+            }
     }
     /* Multiply with a norm's weight; the sum of squares from before is left for `scale`. */
     __device__ __forceinline__ void norm(const uint4 (&weight)[R::WORDS], float *squares, int thread) {
@@ -70,7 +72,7 @@ template <class R> struct Part {
             widen(weight[k], w, T());
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                if (k * R::TEAM + thread % R::TEAM < R::ROW_WORDS) sum += at[k][i] * at[k][i];
+                sum += at[k][i] * at[k][i];
                 at[k][i] *= w[i];
             }
         }
@@ -169,16 +171,15 @@ struct Worker {
         float sums[R::PER_TEAM] = {};
 #pragma unroll
         for (int i = 0; i < R::PER_TEAM; i++) {
-            const int row = team + i * R::TEAMS;
-            if (!valid(row)) continue; // the same in all lanes
+            int row = team + i * R::TEAMS;
+            if (!valid(row)) row = 0; // whatever comes of it: without a branch all words are asked for at once
 #pragma unroll
-            for (int k = 0; k < R::WORDS; k++)
-                if (k * R::TEAM + mine < R::ROW_WORDS) {
-                    float w[8];
-                    widen(words[row * R::ROW_WORDS + k * R::TEAM + mine], w, T());
+            for (int k = 0; k < R::WORDS; k++) {
+                float w[8];
+                widen(words[row * R::ROW_WORDS + R::word(k, thread)], w, T());
 #pragma unroll
-                    for (int j = 0; j < 8; j++) sums[i] += w[j] * x.at[k][j];
-                }
+                for (int j = 0; j < 8; j++) sums[i] += w[j] * x.at[k][j]; // x is 0 where the row has ended
+            }
         }
         const float sum = warp_sums(sums, lane);
         constexpr int EACH = 32 / R::PER_TEAM; // lanes with the same row's sum
@@ -207,10 +208,8 @@ struct Worker {
     __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
         uint4 norm[HiddenRows::WORDS];
 #pragma unroll
-        for (int k = 0; k < HiddenRows::WORDS; k++) {
-            const int word = k * HiddenRows::TEAM + thread % HiddenRows::TEAM;
-            norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + min(word, HiddenRows::ROW_WORDS - 1));
-        }
+        for (int k = 0; k < HiddenRows::WORDS; k++)
+            norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + HiddenRows::word(k, thread));
         x.template load<8>(from, now, thread);
         x.norm(norm, memory.squares[++norms % 2], thread);
     }

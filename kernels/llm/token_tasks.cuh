@@ -61,6 +61,11 @@ template <int Cols> struct Rows {
     static constexpr int fit = SLOT / (2 * Cols * TEAMS);
     static constexpr int PER_TEAM = fit >= 4 ? 4 : fit >= 2 ? 2 : 1, ROWS = TEAMS * PER_TEAM;
     static_assert(Cols % 8 == 0 && fit >= 1, "rows are whole words, and a row of each team fits into a slot");
+    /* The k-th word of a thread in its row, if there is one; else the row's last. */
+    static __device__ __forceinline__ bool has_word(int k, int thread) { return k * TEAM + thread % TEAM < ROW_WORDS; }
+    static __device__ __forceinline__ int word(int k, int thread) {
+        return has_word(k, thread) ? k * TEAM + thread % TEAM : ROW_WORDS - 1;
+    }
     static constexpr int groups(long long rows, int per_group = ROWS) { return (rows + per_group - 1) / per_group; }
 };
 using HiddenRows = Rows<S::HIDDEN>;
@@ -118,19 +123,6 @@ __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int byt
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(full.at()), "l"(policy) : "memory");
 }
 
-/* Let so many bytes come as far as L2. */
-__device__ __forceinline__ void prefetch_bulk(const void *from, int bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
-/* Whether a phase of this parity has ended. */
-__device__ __forceinline__ bool is_over(const Barrier &barrier, unsigned parity) {
-    unsigned over;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(over) : "r"(barrier.at()), "r"(parity) : "memory");
-    return over;
-}
-
 /* The warp that takes tickets and copies. All its lanes call. */
 struct Loader {
     Model model;
@@ -143,20 +135,28 @@ struct Loader {
     Phase<S::SLOTS> phase, landed; // the slot to be filled, and the oldest that may be on its way
     int filled = 0;
 
-    __device__ __forceinline__ unsigned take() const { return lane == 0 ? atomicAdd(ticket, 1u) : 0; }
-
+    /* The next ticket, which is not waited for until it is needed. (Of an addition ptxas makes one for all lanes that
+       come together, and has them wait at once: more than half a microsecond for each task. Counting up to a bound it
+       leaves.) */
+    __device__ __forceinline__ unsigned take() const {
+        unsigned number = 0;
+        if (lane == 0)
+            asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(number) : "l"(ticket), "r"(1u << 31) : "memory");
+        return number;
+    }
     __device__ __forceinline__ void run() {
         unsigned first = take(), second = take(); // two, so that one is there when it is wanted
         for (;;) {
-            if (!put(first, second)) return;
+            if (!put(first)) return;
             first = take();
-            if (!put(second, first)) return;
+            if (!put(second)) return;
             second = take();
         }
     }
-    /* The task of a ticket into the queue, and what it needs into a slot. next: the ticket behind it. */
-    __device__ __forceinline__ bool put(unsigned number, unsigned next) {
+    /* The task of a ticket into the queue, and what it needs into a slot. */
+    __device__ __forceinline__ bool put(unsigned number) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
+        const Source from = source(task); // looked up here, in front of the waits
         taken.tasks.wait_empty(task_phase);
         if (lane == 0) {
             taken.queue[task_phase.stage] = task;
@@ -167,19 +167,15 @@ struct Loader {
             // What is asked for stands in line behind all that is on its way. More than keeps the memory busy would only
             // make the line longer, and the last of a vector's numbers late; slots beyond that are for when nobody reads.
             if (filled++ >= S::AHEAD) taken.slots.wait_full(landed), landed.advance();
-            if (!is_over(taken.slots.empty[phase.stage], phase.parity ^ 1)) { // then as far as L2
-                ask_ahead(task);
-                ask_ahead(line.task(__shfl_sync(~0u, next, 0)));
-            }
             taken.slots.wait_empty(phase);
-            if (task.kind == ATTEND) tokens(task);
-            else rows(source(task));
+            if (task.kind == ATTEND) tokens(task, from);
+            else rows(from);
             phase.advance();
         }
         return task.kind != END;
     }
 
-    /* A group of rows, which lie one behind another; and as many of a second matrix, or null. */
+    /* A group of rows, which lie one behind another, and as many of a second matrix, or null; or keys and values. */
     struct Source {
         const T *rows, *more;
         int bytes; // of each
@@ -191,10 +187,11 @@ struct Loader {
         const int hidden = task.count * S::HIDDEN * 2;
         switch (task.kind) {
         case QKV: return {group(W_QKV, S::HIDDEN, HiddenRows::ROWS), nullptr, hidden};
+        case ATTEND: return {model.keys_of(task.layer), model.values_of(task.layer), 0};
         case OUTPUT: return {group(W_OUTPUT, Q_ROWS, HeadRows::ROWS), nullptr, task.count * Q_ROWS * 2};
         case GLU: return {group(W_GATE, S::HIDDEN, HALF), group(W_UP, S::HIDDEN, HALF), hidden};
         case DOWN: return {group(W_DOWN, S::FFN, FfnRows::ROWS), nullptr, task.count * S::FFN * 2};
-        default: // HEAD
+        default: // HEAD, and those that need nothing
             return {model.weights + model.head + (long long)task.number * HiddenRows::ROWS * S::HIDDEN, nullptr, hidden};
         }
     }
@@ -209,18 +206,12 @@ struct Loader {
         copy_bulk(to, source.rows, source.bytes, full, LEAVES_FIRST);
         if (source.more) copy_bulk(to + HALF * S::HIDDEN * 2, source.more, source.bytes, full, LEAVES_FIRST);
     }
-    __device__ __forceinline__ void ask_ahead(Task task) const {
-        if (lane || !task.has_slot() || task.kind == ATTEND) return;
-        const Source wanted = source(task);
-        prefetch_bulk(wanted.rows, wanted.bytes);
-        if (wanted.more) prefetch_bulk(wanted.more, wanted.bytes);
-    }
     /* Keys and values of a kv head, of a group of tokens, in tiles as tile_products.cuh has them; zeros past the end. Their
        rows lie apart: threads copy them, as bulk copies of so few bytes are slow. */
-    __device__ __forceinline__ void tokens(Task task) {
+    __device__ __forceinline__ void tokens(Task task, Source cache) {
         const long long first = (long long)(task.number / KV_HEADS) * TOKENS;
         const long long at = first * KV_ROWS + task.number % KV_HEADS * HEAD_DIM;
-        const T *keys = model.keys_of(task.layer) + at, *values = model.values_of(task.layer) + at;
+        const T *keys = cache.rows + at, *values = cache.more + at;
         const unsigned to = hidden(memory + phase.stage * SLOT, lane);
         const CachePolicy once = evict_first();
 #pragma unroll 4
