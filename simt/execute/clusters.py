@@ -2,8 +2,8 @@
 Arrays"). All blocks of a cluster are in one Part.
 
 A place in the shared memory of another block is what mapa gives: its address there, and above that the block's rank
-plus one. Arrivals at mbarriers and multicast copies go there; loads, stores and atomics do not (no such address lies in
-the block's own memory, so they are errors).
+plus one. Arrivals at mbarriers, multicast copies and stores (st.shared::cluster) go there; loads and atomics do not (no
+such address lies in the block's own memory, so they are errors).
 
 A block must not end while another may still arrive there, or copy to it. With check_races=True that is an error in
 whatever order they run: of each thread that has been at another block's memory, a thread there must know by then.
@@ -12,7 +12,7 @@ whatever order they run: of each thread that has been at another block's memory,
 import numpy as np
 
 from simt.arithmetic.lazy import pack, unpack
-from simt.errors import AsyncFault, LaneFault, Unsupported
+from simt.errors import AsyncFault, LaneFault, MemoryFault, Unsupported
 from simt.memory.clocks import WIDTH, together
 
 RANK = 24  # the bit of an address of 32 from which on the rank stands
@@ -107,9 +107,34 @@ class Clusters:
                     first = block * self.shape[1] * 32
                     raise AsyncFault(self.trap_text(line, first, f"{what}barrier of the cluster is missing"))
 
+    def store_in_cluster(self, where, values, dtype, mask, line):
+        """st.shared::cluster of `values`, arrays of `dtype`, to neighbouring elements. Its cost is not counted."""
+        addresses, lanes = self.shared_lanes(where, mask, line, "a store")
+        if not lanes.size:
+            return
+        addresses, blocks = self.targets(addresses, lanes, line, "a store")
+        size, shared = dtype.itemsize * len(values), self.memory.shared
+        bad = (addresses % size != 0) | (addresses < 0) | (addresses + size > shared.size)
+        if bad.any():
+            at = int(np.argmax(bad))
+            what = f"a store of {size} bytes to byte {int(addresses[at])} of a block's {shared.size} of shared memory"
+            raise MemoryFault(self.trap_text(line, int(lanes[at]), f"{what}; it takes a multiple of {size}"))
+        self.memory.version += 1
+        if self.launch.races is not None:
+            self.memory.aside.look_at("store", int(addresses.min()), int(addresses.max()) + size)
+            numbers, threads = self.who(lanes)
+            there = self.numbers[blocks]
+            self.tell(lambda races: races.shared("store", addresses, size, numbers, threads, line, there=there))
+        places = blocks * shared.steps[0] + addresses
+        for k, value in enumerate(values):
+            picked = np.broadcast_to(value, self.shape).reshape(-1)[lanes]
+            shared.view(dtype)[places // dtype.itemsize + k] = picked
+        shared.written.bytes[places[:, None] + np.arange(size)] = 1
+
     # barrier.cluster
 
-    def cluster_arrive(self, mask, line):
+    def cluster_arrive(self, mask, line, releases):
+        """releases: what these threads have done is known to those who wait; .relaxed does not."""
         here = self.those(mask)
         if self.cluster_arrivals is None:
             self.cluster_arrivals, self.cluster_waits = np.zeros((2, *self.shape), np.int64)
@@ -119,7 +144,7 @@ class Clusters:
             raise AsyncFault(self.trap_text(line, lane, "barrier.cluster.arrive again, without a wait in between"))
         self.cluster_arrivals[here] += 1
         self.memory.version += 1
-        if self.launch.races is not None:
+        if releases and self.launch.races is not None:
             for block in np.flatnonzero(here.any(axis=(1, 2))).tolist():
                 number, threads = self.who(np.flatnonzero(here[block]) + block * self.shape[1] * 32)
                 name = int(self.mates[block, 0])
@@ -137,7 +162,9 @@ class Clusters:
         if self.launch.races is not None:
             for block in np.flatnonzero(here.any(axis=(1, 2))).tolist():
                 number, threads = self.who(np.flatnonzero(here[block]) + block * self.shape[1] * 32)
-                self.launch.races.acquired_by(number[0], threads, self.cluster_clocks[int(self.mates[block, 0])])
+                clock = self.cluster_clocks.get(int(self.mates[block, 0]))
+                if clock is not None:  # None: all have arrived with .relaxed
+                    self.launch.races.acquired_by(number[0], threads, clock)
 
     def release_clusters(self, entries):
         """Let those go on whose clusters have come as a whole. Returns the entries that still wait."""

@@ -1,7 +1,7 @@
 """Hopper's own instructions -> lines of Python: mbarriers, bulk copies (TMA), wgmma, named barriers, elect.
 
 They call the files of simt/hopper, and simt/execute/clusters.py. Of clusters, arrivals at another block's mbarriers,
-multicast loads and barriers are covered, not loads and stores of each other's shared memory.
+stores to its shared memory, multicast loads and barriers are covered, not loads from there.
 """
 
 from simt.errors import Unsupported

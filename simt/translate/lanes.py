@@ -172,8 +172,10 @@ class Lanes:
             self.do_bar(number, i)
         elif i.guard is not None:
             raise Unsupported(str(i), "a barrier with a condition", i.line)
+        elif "arrive" in i.parts:
+            self.out(f"S.cluster_arrive({self.mask_text()}, {i.line}, {'relaxed' not in i.parts})")
         else:
-            self.out(f"S.cluster_{'arrive' if 'arrive' in i.parts else 'wait'}({self.mask_text()}, {i.line})")
+            self.out(f"S.cluster_wait({self.mask_text()}, {i.line})")
 
     def do_call(self, number, i):
         if any(isinstance(o, Reg) for o in i.operands):

@@ -120,14 +120,18 @@ class MemoryAccess:
         items = s.items if isinstance(s, Vec) else (s,)
         space = self.space(i)
         address, offset = self.memory_operand(m)
+        name = self.constant("D_" + dtype.char, dtype)
+        values = ", ".join(self.array(o, dtype) for o in items)
+        if "shared__cluster" in i.parts:
+            where = f"({space!r}, {address}, {offset})"
+            self.out(f"S.store_in_cluster({where}, [{values}], {name}, {self.mask_text()}, {i.line})")
+            return None
         leader = self.joins.get(number)
         counted, joined = (None if space == "local" else "st"), 0
         if leader is not None:
             joined = leader[1]
             counted = counted if leader[0] == number else None
         self.counter(number, i, counted, joined=joined, shared=space == "shared")
-        name = self.constant("D_" + dtype.char, dtype)
-        values = ", ".join(self.array(o, dtype) for o in items)
         self.out(f"S.memory.store({number}, {space!r}, {address}, {offset}, [{values}], {name}, {self.mask_text()})")
         return None
 
