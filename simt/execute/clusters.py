@@ -113,6 +113,7 @@ class Clusters:
         if not lanes.size:
             return
         addresses, blocks = self.targets(addresses, lanes, line, "a store")
+        self.expect_begun(blocks, lanes, line)
         size, shared = dtype.itemsize * len(values), self.memory.shared
         bad = (addresses % size != 0) | (addresses < 0) | (addresses + size > shared.size)
         if bad.any():
@@ -130,6 +131,13 @@ class Clusters:
             picked = np.broadcast_to(value, self.shape).reshape(-1)[lanes]
             shared.view(dtype)[places // dtype.itemsize + k] = picked
         shared.written.bytes[places[:, None] + np.arange(size)] = 1
+
+    def expect_begun(self, blocks, lanes, line):
+        """Who stores to another block must know that it has begun: from a barrier of the cluster."""
+        far = blocks != lanes // (self.shape[1] * 32)
+        if far.any() and (self.cluster_waits is None or (self.cluster_waits.reshape(-1)[lanes[far]] == 0).any()):
+            what = "a store to another block of the cluster, which may not have begun: a barrier of the cluster is missing"
+            raise AsyncFault(self.trap_text(line, int(lanes[np.argmax(far)]), what))
 
     # barrier.cluster
 
