@@ -180,7 +180,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const I::X *x, Y *y, long lon
     const int place = Sums::place(lane / 4, lane % 4, slice);
     int set = 0;
 #pragma unroll 1
-    for (int begin = 0; B::number() + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
+    for (int begin = 0; (int)blockIdx.x + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
         const Phase<W, I, B, Sums> phase(factors, rows, begin, threadIdx.x);
         float *tile_sums = sums.first + set * Sums::SET + team * Sums::TILE + place;
         int tile = share.first_tile + begin * share.tile_stride;
@@ -206,7 +206,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const I::X *x, Y *y, long lon
         // 5. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
         __syncthreads();
         phase.add_up<Digits::ROOM>(sums.first + set * Sums::SET, digits.all_slice_sums, 0, m,
-                                   [&](unsigned, unsigned x_row, long long row, float sum) {
+                                   [&](unsigned x_row, long long row, float sum) {
             y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });
     }

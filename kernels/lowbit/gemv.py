@@ -50,14 +50,14 @@ def launch(Wq, x, out, pdl, **options):
     found = _prepared(
         Wq.shape, m, Wq.bits, Wq.group, x.dtype, factors.dtype, _room(x.device), x.data_ptr() % 16 == 0, pdl
     )
-    grid, block, shared, cluster, gemv, merge, sizes, blocks = found
+    grid, block, shared, splits, gemv, merge, sizes, blocks = found
     # x and out have been looked at: the kernels need not do so again, if the rest is as QuantizedWeight has made it;
     # else the checked launch says what is wrong
     if packed.is_contiguous() and factors.is_contiguous() and factors.get_device() == packed.get_device():
         gemv, merge = gemv.unchecked, merge and merge.unchecked
-    if merge is None:
-        return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, cluster=cluster, pdl=pdl, **options)
-    parts = scratch(x, grid[1] * out.numel(), torch.float32)
+    if splits == 1:
+        return gemv(grid, block, packed, factors, x, out, *sizes, shared=shared, pdl=pdl, **options)
+    parts = scratch(x, splits * out.numel(), torch.float32)
     report = gemv(grid, block, packed, factors, x, parts, *sizes, shared=shared, pdl=pdl, **options)
     # which waits for gemv
     return report, merge(blocks, MERGE, parts, out, out.numel(), pdl=True, **options)
@@ -69,9 +69,8 @@ def _prepared(shape, m, bits, group, dtype, scale, room, aligned, pdl):
     rows, cols = shape
     group = 0 if group is None or group == cols else group
     found = plan(rows, cols, m, bits, group, scale.itemsize, *room, aligned and cols % 8 == 0, pdl)
-    merge = _merge(dtype, found.merged) if found.merged > 1 else None
-    cluster = (found.cluster, 1, 1) if found.cluster > 1 else None
-    launch = found.grid, found.block, found.shared, cluster
+    merge = _merge(dtype, found.splits) if found.splits > 1 else None
+    launch = found.grid, found.block, found.shared, found.splits
     return *launch, kernel(found, dtype, scale), merge, (rows, cols, m), -(-m * rows // (4 * MERGE))
 
 

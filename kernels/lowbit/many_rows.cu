@@ -17,7 +17,6 @@
 #include "../device/mma.cuh"
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
-#include "cluster_sums.cuh"
 #include "numbers.cuh"
 #include "team_sums.cuh"
 #ifndef MATRIX
@@ -28,7 +27,6 @@
 #define TILES_IN_PHASE 1
 #define X_THROUGH_SHARED false
 #define STAGES_BESIDE_X 3
-#define CLUSTER_SUMS 0
 #define Y __half
 #endif
 using W = MATRIX;
@@ -44,18 +42,16 @@ static_assert(I::ROWS % 8 == 0, "fewer rows of x become digits");
 constexpr bool SPLIT = sizeof(Y) == 4;
 using Fragments = uint4[B::UNITS][4][EIGHTS];   // the lane's numbers of x: eight columns of a step
 
-/* A slice of x in shared memory: [UNITS][EIGHTS * 8 rows][16 words]. Word q of an odd row is at q ^ 4, so that two rows'
-   words are in different banks. Its warps, one of each team, copy every TEAMS-th pair of rows. */
-__device__ __forceinline__ void copy_x(uint4 *to, const T *x, const Share<B> &share, int cols, int m, int team,
-                                       int lane) {
+/* A warp's x in shared memory: [UNITS][EIGHTS * 8 rows][16 words]. Word q of an odd row is at q ^ 4, so that two rows'
+   words are in different banks. */
+__device__ __forceinline__ void copy_x(uint4 *to, const T *x, const Share<B> &share, int cols, int m, int lane) {
     const int half = lane / 16, col = lane % 16 * 8;
     const unsigned lane_place = shared_address(to + (lane ^ half * 4));
     const T *const from = x + share.first_unit * 128 + col;
 #pragma unroll
-    for (int i = 0; i < (EIGHTS * 4 + B::TEAMS - 1) / B::TEAMS; i++) {
-        if (i * B::TEAMS + team >= EIGHTS * 4) break;
+    for (int i = 0; i < EIGHTS * 4; i++) {
         // 256 bytes of two rows. Blocks begin at different ones: all read the same x, at the same time
-        const int pair = (i * B::TEAMS + team + B::number()) % (EIGHTS * 4) * 2, x_row = pair + half;
+        const int pair = (i + blockIdx.x) % (EIGHTS * 4) * 2, x_row = pair + half;
 #pragma unroll
         for (int u = 0; u < B::UNITS; u++) {
             const bool in_row = B::WHOLE || (share.first_unit + u) * 128 + col < cols;
@@ -165,9 +161,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int slice = warp % B::WARPS_PER_TEAM, team = warp / B::WARPS_PER_TEAM;
     constexpr int GROUP_SUMS = B::UNITS * GROUPS * 8 * EIGHTS; // floats of a warp: [UNITS][GROUPS][EIGHTS][8]
-    const ClusterSums<I, B> cluster{reinterpret_cast<float *>(shared)}; // x is never in its place
-    uint4 *const slots = shared + CLUSTER_SUMS / 4;
-    float *const behind_ring = reinterpret_cast<float *>(slots + R::STAGES * Stream::APART);
+    float *const behind_ring = reinterpret_cast<float *>(shared + R::STAGES * Stream::APART);
     float *const x_group_sums = behind_ring + warp * GROUP_SUMS;
     float *const x_slice_sums = behind_ring + B::WARPS * GROUP_SUMS; // [warp][x row]
     float *const x_sums = x_slice_sums + B::WARPS * I::ROWS;      // [x row]
@@ -175,18 +169,17 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     const Share<B> share(rows, cols, warp);
 
     // 1. ask for weights
-    Stream weights(packed, factors, share, cols, slots, warp, lane);
+    Stream weights(packed, factors, share, cols, shared, warp, lane);
     weights.fill<0, R::STAGES_BEFORE_WAIT>();
-    if (B::CLUSTER > 1) cluster.here();
 
     // 2. wait for the kernel ahead
     wait_for_previous_kernel();
 
     // 3. x, eight columns of a lane next to each other, and its sums
     Fragments x_fragments;
-    uint4 *const warp_x = slots + STAGES_BESIDE_X * Stream::APART + slice * (B::UNITS * EIGHTS * 128);
+    uint4 *const warp_x = shared + STAGES_BESIDE_X * Stream::APART + warp * (B::UNITS * EIGHTS * 128);
     if (X_THROUGH_SHARED)
-        copy_x(warp_x, x, share, cols, m, team, lane);
+        copy_x(warp_x, x, share, cols, m, lane);
     else
         each_fragment([&](int u, int part, int eight) {
             x_fragments[u][part][eight] =
@@ -196,8 +189,7 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     weights.fill<R::STAGES_BEFORE_WAIT, STAGES_BESIDE_X>();
     if (X_THROUGH_SHARED) {
         copy_async_wait<STAGES_BESIDE_X - R::STAGES_BEFORE_WAIT>();
-        if (B::TEAMS > 1) __syncthreads(); // other teams have copied some of it
-        else __syncwarp();
+        __syncwarp();
         each_fragment([&](int u, int part, int eight) {
             const int g = lane / 4, q = part * 4 + lane % 4;
             x_fragments[u][part][eight] = warp_x[((u * EIGHTS + eight) * 8 + g) * 16 + (q ^ g % 2 * 4)];
@@ -214,9 +206,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
     const unsigned magic = m > 0 ? Numbers<W, T>::MAGIC : 0;
     const int place = Sums::place(lane / 4, lane % 4, slice);
     int set = 0;
-    if (B::CLUSTER > 1) cluster.ready();
 #pragma unroll 1
-    for (int begin = 0; B::number() + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
+    for (int begin = 0; (int)blockIdx.x + begin * share.tile_stride < share.tiles; begin += TILES_IN_PHASE, set ^= 1) {
         const Phase<W, I, B, Sums> phase(factors, rows, begin, threadIdx.x);
         float *tile_sums = sums.first + set * Sums::SET + team * Sums::TILE + place;
         int tile = share.first_tile + begin * share.tile_stride;
@@ -242,12 +233,8 @@ gemv(const uint4 *packed, const W::Scale *factors, const T *x, Y *y, long long r
         // 5. add up the warps' sums; the next phase has sums of its own, so one barrier is enough
         __syncthreads();
         phase.add_up<0>(sums.first + set * Sums::SET, x_sums, Numbers<W, T>::MIDDLE, m,
-                        [&](unsigned i, unsigned x_row, long long row, float sum) {
-            if (B::CLUSTER > 1) cluster.send(begin * B::TEAMS + i / (I::ROWS * 16), x_row, i % 16, sum);
-            else y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
+                        [&](unsigned x_row, long long row, float sum) {
+            y[(SPLIT ? (long long)blockIdx.y * m + x_row : x_row) * rows + row] = (Y)sum;
         });
     }
-    if (B::CLUSTER > 1)
-        cluster.add_up(share, rows, m, threadIdx.x,
-                       [&](int x_row, long long row, float sum) { y[x_row * rows + row] = (Y)sum; });
 }

@@ -9,8 +9,6 @@ slice of x leaves of the shared memory is for the warps' sums, and for rings of 
 import functools
 from functools import cached_property
 
-from kernels.matmul.plan import room_for
-
 FEW = 4  # rows of x up to which they become digits
 WARPS = 16  # of a block
 X_REGISTERS = 64  # of a lane, that x may take
@@ -148,15 +146,9 @@ class Plan:
         return -(-self.rows // 16)
 
     @cached_property
-    def cluster(self):
-        """Blocks that are the splits of the same rows, and add up their sums among themselves; 1: merge.cu does."""
-        return 1
-
-    @cached_property
     def blocks(self):
         """Of the tiles; there are so many for each split."""
-        room = room_for((self.cluster, 1), self.multiprocessors)
-        return min(self.tiles, max(1, room // self.splits))
+        return min(self.tiles, max(1, self.multiprocessors // self.splits))
 
     @cached_property
     def team_tiles(self):
@@ -165,13 +157,8 @@ class Plan:
     # The shared memory of a block
 
     @cached_property
-    def merged(self):
-        """Splits whose sums merge.cu adds up."""
-        return self.splits // self.cluster
-
-    @cached_property
     def room(self):
-        return self.card_room - MERGE_ROOM * (self.merged > 1)
+        return self.card_room - MERGE_ROOM * (self.splits > 1)
 
     @cached_property
     def groups(self):
@@ -202,20 +189,15 @@ class Plan:
         tiles = min(self.team_tiles, max(1, SUMS_ROOM[self.many] // self.tile_sums), most)
         if self.team_tiles <= 2 * tiles:  # all of them take no more room than two sets of half, and one barrier
             tiles = self.team_tiles
-        room = self.room - self.x_bytes - self.cluster_sums - 2 * self.unit_bytes * min(self.units, 3)  # two tiles of weights are under way
+        room = self.room - self.x_bytes - 2 * self.unit_bytes * min(self.units, 3)  # two tiles of weights are under way
         while self.many and tiles > 1 and self.sums(tiles) > room:
             tiles -= 1
         return tiles
 
     @cached_property
-    def cluster_sums(self):
-        """Bytes of what a block of a cluster is sent."""
-        return self.team_tiles * self.teams * self.x_rows * 16 * 4 if self.cluster > 1 else 0
-
-    @cached_property
     def fixed(self):
         """Bytes of all but the ring."""
-        return self.x_bytes + self.cluster_sums + self.sums(self.tiles_in_phase)
+        return self.x_bytes + self.sums(self.tiles_in_phase)
 
     # The ring
 
@@ -265,16 +247,16 @@ class Plan:
 
     @cached_property
     def through_bytes(self):
-        return 256 * 8 * self.eights * self.units * self.warps_per_team
+        return 256 * 8 * self.eights * self.units * self.warps
 
     @cached_property
     def x_through_shared(self):
-        return self.many and self.aligned and self.cluster_sums + self.through_bytes <= self.room
+        return self.many and self.aligned and self.through_bytes <= self.room
 
     @cached_property
     def stages_beside_x(self):
         """Asked for before x is in registers."""
-        beside = (self.shared - self.cluster_sums - self.through_bytes) // self.stage_bytes
+        beside = (self.shared - self.through_bytes) // self.stage_bytes
         return min(self.stages, beside) if self.x_through_shared else self.stages
 
     # What is compiled and launched
@@ -284,12 +266,12 @@ class Plan:
         """Bytes of shared memory."""
         shared = self.fixed + self.stages * self.stage_bytes
         if self.x_through_shared:
-            shared = max(shared, min(self.room, self.cluster_sums + self.through_bytes + self.stages * self.stage_bytes))
+            shared = max(shared, min(self.room, self.through_bytes + self.stages * self.stage_bytes))
         return shared
 
     @cached_property
     def grid(self):
-        return self.blocks * self.cluster, self.merged
+        return self.blocks, self.splits
 
     @cached_property
     def block(self):
@@ -304,15 +286,14 @@ class Plan:
         options = {
             "MATRIX": f"Matrix<{scale_type}, {self.bits}, {self.group}>",
             "INPUT": f"Input<{x_type}, {self.x_rows}, {str(self.aligned).lower()}>",
-            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {str(self.whole).lower()}, {self.cluster}>",
+            "BLOCK": f"Block<{self.warps_per_team}, {self.teams}, {self.units}, {str(self.whole).lower()}>",
             "RING": f"Ring<{self.stage_units}, {self.stages}, {self.stages_before_wait}>",
             "TILES_IN_PHASE": self.tiles_in_phase,
-            "Y": "float" if self.merged > 1 else x_type,
+            "Y": "float" if self.splits > 1 else x_type,
         }
         if self.many:
             options["X_THROUGH_SHARED"] = str(self.x_through_shared).lower()
             options["STAGES_BESIDE_X"] = self.stages_beside_x
-            options["CLUSTER_SUMS"] = self.cluster_sums // 4
         else:
             options["X_IN_REGISTERS"] = str(self.x_in_registers).lower()
         return tuple(f"-D{name}={value}" for name, value in options.items())

@@ -66,7 +66,7 @@ template <class W, class I, class B, class Sums> struct Phase {
     /* The row of W that sum number i is of. */
     __device__ __forceinline__ long long row(unsigned i) const {
         const unsigned team = i / (I::ROWS * 16) % B::TEAMS, turn = begin + i / (I::ROWS * 16 * B::TEAMS);
-        return (long long)(B::number() + B::count() * (team + B::TEAMS * turn)) * 16 + i % 16;
+        return (long long)(blockIdx.x + gridDim.x * (team + B::TEAMS * turn)) * 16 + i % 16;
     }
     __device__ __forceinline__ float2 row_factor(unsigned i) const {
         return i < ITEMS && row(i) < rows ? scale_and_zero(factors, row(i)) : float2{};
@@ -85,7 +85,7 @@ template <class W, class I, class B, class Sums> struct Phase {
                 const int slice = team * B::WARPS_PER_TEAM + warp;
                 return W::GROUP ? 0 : (factor.y - offset) * x_slice_sums[slice * ROOM + x_row];
             });
-            store(i, x_row, row(i), W::GROUP ? all : all * factor.x);
+            store(x_row, row(i), W::GROUP ? all : all * factor.x);
         }
     }
 };

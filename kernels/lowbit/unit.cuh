@@ -26,18 +26,13 @@ template <typename Element, int Rows, bool Aligned> struct Input {
     static constexpr bool ALIGNED = Aligned; // cols is a multiple of 8, and x lies at one of 16 bytes
 };
 
-/* The warps of a block, and who it is among the blocks. */
-template <int WarpsPerTeam, int Teams, int Units, bool Whole, int Cluster = 1> struct Block {
+/* The warps of a block. */
+template <int WarpsPerTeam, int Teams, int Units, bool Whole> struct Block {
     static constexpr int WARPS_PER_TEAM = WarpsPerTeam; // they share a tile's columns
     static constexpr int TEAMS = Teams;                  // each has tiles of its own
     static constexpr int UNITS = Units;                 // of a warp
     static constexpr bool WHOLE = Whole;                // every warp has so many; else the last have fewer
     static constexpr int WARPS = WARPS_PER_TEAM * TEAMS, THREADS = 32 * WARPS;
-    static constexpr int CLUSTER = Cluster; // blocks that share a tile's columns and reach each other; 1: not so
-
-    static __device__ __forceinline__ int number() { return blockIdx.x / CLUSTER; } // of those that share rows, one
-    static __device__ __forceinline__ int count() { return gridDim.x / CLUSTER; }
-    static __device__ __forceinline__ int split() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : blockIdx.y; }
 };
 
 /* A warp's ring. */
@@ -63,10 +58,10 @@ template <class B> struct Share {
     __device__ __forceinline__ Share(long long rows, int cols, int warp) {
         const int slice = warp % B::WARPS_PER_TEAM, team = warp / B::WARPS_PER_TEAM;
         row_units = (cols + 127) / 128;
-        first_unit = (B::split() * B::WARPS_PER_TEAM + slice) * B::UNITS;
+        first_unit = (blockIdx.y * B::WARPS_PER_TEAM + slice) * B::UNITS;
         units = B::WHOLE ? B::UNITS : max(0, min(B::UNITS, row_units - first_unit));
-        tiles = (rows + 15) / 16, tile_stride = B::count() * B::TEAMS;
-        first_tile = B::number() + B::count() * team;
+        tiles = (rows + 15) / 16, tile_stride = gridDim.x * B::TEAMS;
+        first_tile = blockIdx.x + gridDim.x * team;
     }
 };
 

@@ -136,7 +136,8 @@ class Clusters:
         """Who stores to another block must know that it has begun: from a barrier of the cluster."""
         far = blocks != lanes // (self.shape[1] * 32)
         if far.any() and (self.cluster_waits is None or (self.cluster_waits.reshape(-1)[lanes[far]] == 0).any()):
-            what = "a store to another block of the cluster, which may not have begun: a barrier of the cluster is missing"
+            what = "a store to another block of the cluster, which may not have begun"
+            what += ": a barrier of the cluster is missing"
             raise AsyncFault(self.trap_text(line, int(lanes[np.argmax(far)]), what))
 
     # barrier.cluster
