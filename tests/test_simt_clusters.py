@@ -1,4 +1,4 @@
-"""Clusters on the SIMT machine: ranks, arrivals at other blocks' mbarriers, stores there, multicast copies, barriers."""
+"""Clusters on the SIMT machine: ranks, arrivals at other blocks' mbarriers, stores, multicast copies, barriers."""
 
 import functools
 
@@ -127,13 +127,14 @@ def test_stores_to_other_blocks(order, places):
 
 
 STORES = {
-    "read too early": ("    cluster_arrive(), cluster_wait();\n    if", "    __syncthreads();\n    if", simt.SimtError, None),
+    "read too early": ("    cluster_arrive(), cluster_wait();\n    if", "    __syncthreads();\n    if",
+                       simt.SimtError, None),
     "arrived without release": (
         "    cluster_arrive(), cluster_wait();\n    if",
         '    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); cluster_wait();\n    if',
         simt.RaceError, "race"),
     "two to one place": ("2 * threadIdx.x)), ", "2 * (threadIdx.x / 2))), ", simt.RaceError, "race"),
-    "before the others are there": ('relaxed.aligned;" ::: "memory"); cluster_wait();', 'relaxed.aligned;" ::: "memory");',
+    "before the others are there": (' ::: "memory"); cluster_wait();', ' ::: "memory");',
                                     simt.AsyncFault, "may not have begun"),
     "past the end": ("at(got + 2 * ", "at(got + 64 + 2 * ", simt.MemoryFault, "of a block's 512 of shared memory"),
     "between two numbers": ("at(got + 2 * ", "at(got + 1 + 2 * ", simt.MemoryFault, "a multiple of 8"),
