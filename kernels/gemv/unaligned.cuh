@@ -44,7 +44,7 @@ template <class S> struct Columns {
     __device__ __forceinline__ int column(int k) const { return first + k * S::THREADS * VEC; }
     __device__ __forceinline__ bool begins_before(int k) const { return column(k) < 0; }
     __device__ __forceinline__ bool ends_behind(int k) const { return column(k) + VEC > cols; }
-    /* Whether word k holds some of a row and may be read. first, last: whether the row is the matrix's first, its last. */
+    /* Whether word k holds some of a row and may be read. first, last: whether that row is the matrix's first, last. */
     __device__ __forceinline__ bool has(int k, bool first, bool last) const {
         const int least = first ? 0 : 1 - VEC, end = last ? cols - VEC + 1 : cols;
         return column(k) >= least && column(k) < end;

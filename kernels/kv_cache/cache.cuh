@@ -6,7 +6,7 @@
    values, and behind them their scales.
 
    A share of the tiles belongs to a team: TEAM warps of a block, which join what they have found at the end of each
-   segment. A team of one waits for nobody. */
+   segment. A team of one waits for nobody. WHOLE: each share is a row. */
 #pragma once
 #include "../attention/tiles.cuh"
 #include "../device/copy.cuh"
@@ -63,8 +63,8 @@ template <int N> __device__ __forceinline__ void take_words(unsigned (&to)[N], c
     if constexpr (N % 2) to[N - 1] = reinterpret_cast<const unsigned *>(twos + N % 4 / 2 * 32)[lane];
 }
 
-/* A share that is a row has one place only: the row's first tile. Without a search, the first copies are asked for half a
-   microsecond earlier. */
+/* A share that is a row begins at the row's first tile: nothing is searched for, so that the first copies are asked for
+   sooner. */
 struct RowCursor {
     int b, row, tile, tiles; // as in TileCursor
 

@@ -15,6 +15,8 @@
      waited for one after the other.
    - A share belongs to a team of warps, from one to all of a block. The fewer, the fewer wait for each
      other at the end of a segment, and the more segments are left for merge.cu.
+   - With ONE_BLOCK_PER_ROW a share is a row, of any length: nothing is left to be merged, and this is
+     the only launch.
 
    Moves HEAD_DIM * (bits of k + bits of v) / 8 bytes for each token and kv head, and 2 for each
    scale; and 4 * (HEAD_DIM + 2) bytes for each head and segment.
@@ -22,10 +24,11 @@
    Compile with SHAPE (HEAD_DIM a multiple of 16), SCHEDULE (one head tile a block), CACHE,
    RING_STAGES and TEAM_WARPS (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
    Launch with 32 * WARPS threads on a block for each TEAMS shares, with one team at most one for each
-   tile; rows = n_kv_heads * HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is
-   written: ../attention/partial.cuh; out, or the two others, may be null. q, out (batch, n_heads,
-   HEAD_DIM); k, v and their scales as layout.py has them, with room for k_room and v_room tiles in a
-   sequence. scale: times log2(e). early: launched as a dependent. */
+   tile, with ONE_BLOCK_PER_ROW one for each TEAMS rows of all sequences; rows = n_kv_heads *
+   HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is written:
+   ../attention/partial.cuh; out, or the two others, may be null. q, out (batch, n_heads, HEAD_DIM); k, v
+   and their scales as layout.py has them, with room for k_room and v_room tiles in a sequence. scale:
+   times log2(e). early: launched as a dependent. */
 #ifndef SCHEDULE
 #define SCHEDULE Schedule<8, 32, 1, false, false>
 #endif

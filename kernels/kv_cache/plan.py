@@ -3,7 +3,8 @@
 The figures that decided were measured on an H200. One block stands on each multiprocessor. All tiles are cut into equal
 shares, each of a team of a block's warps, which wait for each other at the end of a row and join what they have found:
 of all its warps or, where a block would have several rows, of fewer. Integers of 4 bits need most instructions for a
-byte, so long shares of them get more warps.
+byte, so long shares of them get more warps. Where rows are short and all of them fit on the card side by side, the
+merge is what takes long: then a share is a row.
 """
 
 import functools
