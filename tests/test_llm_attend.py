@@ -139,5 +139,7 @@ def test_what_cannot_be_is_said():
 def test_where_it_is_the_better_way():
     assert attends(32, 8, 128, 1024, "cpu") and not attends(71, 1, 64, 1024, "cpu")
     plans = {n: attending.plan(4, n, 128, 132, 232448) for n in (1, 8, 16, 32)}
-    assert [plans[n].cluster for n in plans] == [16, 16, 8, 4]
+    assert [plans[n].cluster for n in plans] == [8, 8, 8, 4]
+    assert attends(32, 8, 128, 8192, "cpu") and not attends(32, 8, 128, 8193, "cpu")
+    assert attends(4, 1, 128, 2048, "cpu") and not attends(4, 1, 128, 2049, "cpu")
     assert all(plan.shared <= 232448 for plan in plans.values())

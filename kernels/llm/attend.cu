@@ -1,13 +1,14 @@
-/* A layer's attention for one new token in one launch: biases, norms of heads, positions, the token's place in the cache,
-   and the mix of all values (steps 2 to 5 of ref.llm), which were three launches: rope_append.cu, and decode.cu with
-   merge.cu of chapter 08.
+/* A layer's attention for one new token in one launch: biases, norms of heads, positions, the token's place in the
+   cache, and the mix of all values (steps 2 to 5 of ref.llm), which were three launches: rope_append.cu, and decode.cu
+   with merge.cu of chapter 08.
 
    A cluster of CLUSTER blocks has a kv head and its query heads. So
    - its blocks share the tokens, tile by tile by turns, whatever the length;
-   - the block whose tile has the newest token makes its key and value, and stores them; the query heads each block makes
-     for itself, as they are few;
+   - the block whose tile has the newest token makes its key and value, and stores them; the query heads each block
+     makes for itself, as they are few;
    - what the blocks have of the result meets in their shared memory: each sends every other its part of the channels,
-     with the maximum and the sum of weights that it is relative to. One barrier of the cluster stands between, no launch.
+     with the maximum and the sum of weights that it is relative to. One barrier of the cluster stands between, and no
+     launch.
 
    Everything that no kernel of this token writes is asked for before the wait: the length, the angles of its position,
    and the first tiles. So the launch behind the length's writer must not be a dependent one.
@@ -18,10 +19,10 @@
    out        (n_heads, HEAD_DIM)
    scale      times log2(e)
 
-   Moves 4 · kv_len · n_kv_heads · HEAD_DIM bytes, and little else. A length outside of 1 … capacity appends nothing, and
-   is taken as the nearest of 0 and capacity; one of 0 gives zeros. Compile with SHAPE (a group of at most 16) and SCHEDULE
-   (attention/shape.cuh; one head tile of a block, no lengths, rows that are shared), RING_STAGES and CLUSTER. Launch with
-   32 * WARPS threads on n_kv_heads * CLUSTER blocks in clusters of CLUSTER. */
+   Moves 4 · kv_len · n_kv_heads · HEAD_DIM bytes, and little else. A length outside of 1 … capacity appends nothing,
+   and is taken as the nearest of 0 and capacity; one of 0 gives zeros. Compile with SHAPE (a group of at most 16) and
+   SCHEDULE (attention/shape.cuh; one head tile of a block, no lengths, rows that are shared), RING_STAGES and CLUSTER.
+   Launch with 32 * WARPS threads on n_kv_heads * CLUSTER blocks in clusters of CLUSTER. */
 #ifndef SHAPE
 #define SHAPE Shape<__half, 128, 4>
 #define SCHEDULE Schedule<8, 16, 1, false, false>
@@ -37,7 +38,8 @@
 #define DTYPE SHAPE::T
 #include "head.cuh"
 
-constexpr int STAGES = RING_STAGES, COLUMNS = HEAD_DIM / CLUSTER; // tiles of a warp's ring; channels of a block's result
+constexpr int STAGES = RING_STAGES;         // tiles of a warp's ring
+constexpr int COLUMNS = HEAD_DIM / CLUSTER; // channels of a block's result
 static_assert(HEAD_TILES == 1 && HEAD_TILES_PER_BLOCK == 1 && WARPS > 1, "a block has all query heads of a kv head");
 static_assert(HEAD_DIM % (4 * CLUSTER) == 0, "each block has whole words of four channels");
 
@@ -106,7 +108,8 @@ struct Tiles {
         CopyRing<STAGES>::filled(); // with nothing, too
     }
     /* Lay the newest token's key or value down in its tile. */
-    __device__ __forceinline__ void lay_down(T *tile, const float (&a)[PAIRS], const float (&b)[PAIRS], int lane) const {
+    __device__ __forceinline__ void lay_down(T *tile, const float (&a)[PAIRS], const float (&b)[PAIRS],
+                                             int lane) const {
         for (int n = 0; n < PAIRS; n++)
             for (int half = 0; half < 2; half++) {
                 const int channel = lane + 32 * n + half * (HEAD_DIM / 2);
@@ -117,8 +120,8 @@ struct Tiles {
 };
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
-attend(const T *qkv, const T *bias, const T *q_norm, const T *k_norm, const double *turns, const int *kv_len, T *k, T *v,
-       T *out, int n_kv_heads, int capacity, float eps, float scale) {
+attend(const T *qkv, const T *bias, const T *q_norm, const T *k_norm, const double *turns, const int *kv_len, T *k,
+       T *v, T *out, int n_kv_heads, int capacity, float eps, float scale) {
     extern __shared__ __align__(16) uint4 shared[];
     let_next_kernel_start();
     cluster_begin();
@@ -133,8 +136,9 @@ attend(const T *qkv, const T *bias, const T *q_norm, const T *k_norm, const doub
     const bool appends = said == length && length > 0;
     const int mine = rank + CLUSTER * warp;
     T *const ring_memory = rings + warp * STAGES * 2 * TILE_SIZE;
+    const int old_tokens = appends ? position : length, newest = appends ? position : -1;
     Tiles tiles = {k + kv_head * HEAD_DIM, v + kv_head * HEAD_DIM, ring_memory, n_kv_heads * HEAD_DIM,
-                   appends ? position : length, appends ? position : -1, mine, (length + TILE - 1) / TILE, evict_first()};
+                   old_tokens, newest, mine, (length + TILE - 1) / TILE, evict_first()};
 #pragma unroll 1
     for (int slot = 0; slot < STAGES; slot++) tiles.prefetch(slot, lane);
     const Turns here(turns, position, lane);

@@ -17,7 +17,9 @@ from lab.tensors import DTYPES, expect_apart, expect_no_gradient, output
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/llm/attend.cu", "kernels/llm/attending.py")
-TILE, MOST_CLUSTER, MOST_STAGES = 16, 16, 8  # tokens; blocks that may be in a cluster; tiles of a warp's ring
+TILE, MOST_STAGES = 16, 8  # tokens; tiles of a warp's ring
+CLUSTERS = 8, 4, 2  # blocks; 16 take an H200 4 µs longer, as it must find so many free at a time
+SHORT, LONG, ENOUGH = 2048, 1024, 64  # tokens of a cache; of a block; blocks that read about as fast as all
 LOG2_E = math.log2(math.e)
 CALLS = Calls("attend", outs=3)
 
@@ -30,8 +32,8 @@ class Plan(NamedTuple):
 
 
 def attends(n_heads, n_kv_heads, head_dim, capacity, device="cuda"):
-    """Whether `attend` takes such heads and is the better way: where a cluster for each kv head fills at least half of
-    the card, or the cache is short."""
+    """Whether `attend` takes such heads and is no worse than rope_append and decode: for a short cache, or where the
+    clusters are half of the card and none of their blocks has much to read."""
     group, device = n_heads // n_kv_heads, torch.device(device)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         return False
@@ -42,7 +44,7 @@ def attends(n_heads, n_kv_heads, head_dim, capacity, device="cuda"):
         or (found := _plan_for(device, group, n_kv_heads, head_dim)) is None
     ):
         return False
-    return n_kv_heads * found.cluster >= multiprocessors(device) // 2 or capacity <= 2048
+    return capacity <= SHORT or (n_kv_heads * found.cluster >= ENOUGH and capacity <= LONG * found.cluster)
 
 
 def attend(
@@ -128,7 +130,7 @@ def plan(group, n_kv_heads, head_dim, processors, room, cluster=None, warps=None
     there is none. What is given by name is taken as it is."""
     if group > 16:
         return None
-    clusters = [c for c in (16, 8, 4, 2) if head_dim % (4 * c) == 0]
+    clusters = [c for c in CLUSTERS if head_dim % (4 * c) == 0]
     fitting = [c for c in clusters if n_kv_heads * c <= processors] or clusters[-1:]
     cluster = cluster or next(iter(fitting), None)
     if cluster is None:

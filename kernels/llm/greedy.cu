@@ -1,5 +1,5 @@
-/* The likeliest token becomes the next one, and the text is one longer: token = the place of the largest logit, the first
-   of equal ones; kv_len += 1. So a graph of a token needs nothing of the host before it is replayed.
+/* The likeliest token becomes the next one, and the text is one longer: token = the place of the largest logit, the
+   first of equal ones; kv_len += 1. So a graph of a token needs nothing of the host before it is replayed.
 
    logits (vocab,), token (1,) int64, kv_len (1,) int32, state (2,) 64-bit: the best so far, and how many blocks are
    through; zeros before, and again behind. NaN counts as the largest, as it does for PyTorch.
@@ -19,7 +19,8 @@ __device__ __forceinline__ unsigned long long rank_of(float logit, unsigned plac
     const unsigned order = logit != logit ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
     return (unsigned long long)order << 32 | ~place;
 }
-__device__ __forceinline__ unsigned long long larger(unsigned long long a, unsigned long long b) { return a > b ? a : b; }
+using Rank = unsigned long long;
+__device__ __forceinline__ Rank larger(Rank a, Rank b) { return a > b ? a : b; }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 greedy(const T *logits, long long *token, int *kv_len, unsigned long long *state, int vocab) {

@@ -1,5 +1,5 @@
-/* A head of the new token, made ready for attention in the registers of a warp: its bias, its norm, its position (steps 2
-   to 4 of ref.llm). A lane holds pairs: numbers i and i + HEAD_DIM / 2, i = lane + 32 n. */
+/* A head of the new token, made ready for attention in the registers of a warp: its bias, its norm, its position (steps
+   2 to 4 of ref.llm). A lane holds pairs: numbers i and i + HEAD_DIM / 2, i = lane + 32 n. */
 #pragma once
 #include "../device/reduce.cuh"
 #include <cuda_bf16.h>
@@ -22,8 +22,8 @@ __device__ void norm(float (&a)[PAIRS], float (&b)[PAIRS], const T *weight, floa
     }
 }
 
-/* The sines and cosines of a lane's pairs at a position. Whole turns are left away in double: a float has no digits left
-   for a small angle behind 100,000 tokens. */
+/* The sines and cosines of a lane's pairs at a position. Whole turns are left away in double: a float has no digits
+   left for a small angle behind 100,000 tokens. */
 struct Turns {
     float sine[PAIRS], cosine[PAIRS];
 

@@ -1,5 +1,5 @@
-/* Between a layer's first product and its attention: biases, norms of heads, positions, and the new token's place in the
-   cache (steps 2 to 4 of ref.llm).
+/* Between a layer's first product and its attention: biases, norms of heads, positions, and the new token's place in
+   the cache (steps 2 to 4 of ref.llm).
 
    qkv        (n_heads + 2 · n_kv_heads, head_dim), what the product gave
    bias       like qkv, or null                                                          Qwen2

@@ -7,8 +7,8 @@
    k_tiles, v_tiles   that a kv head has room for
 
    A number is rounded to T first, as a cache of 16 bits would hold it, and gets the code and scale that
-   kernels/kv_cache/rounding.py gives it, bit for bit. Nothing of other tokens changes. A warp for each head. Compile with
-   DTYPE, HEAD_DIM (a multiple of 16), BITS (8 or 4) and GROUP (16, 32 or HEAD_DIM). */
+   kernels/kv_cache/rounding.py gives it, bit for bit. Nothing of other tokens changes. A warp for each head. Compile
+   with DTYPE, HEAD_DIM (a multiple of 16), BITS (8 or 4) and GROUP (16, 32 or HEAD_DIM). */
 #include "../device/pdl.cuh"
 #include "head.cuh"
 
@@ -20,8 +20,8 @@ constexpr int TILE_BYTES = TILE * HEAD_DIM * BITS / 8;
 constexpr float LARGEST = BITS == 8 ? 127 : 8;        // the code that the largest number of a group is given
 static_assert(HEAD_DIM % 16 == 0 && (GROUP == 16 || GROUP == 32 || GROUP == HEAD_DIM), "as default_group has it");
 
-/* Where a code lies in its tile: layout.py. A tile is (rows, columns) of an mma's left operand, 16 columns a step: tokens
-   and channels for keys, channels and tokens for values. */
+/* Where a code lies in its tile: layout.py. A tile is (rows, columns) of an mma's left operand, 16 columns a step:
+   tokens and channels for keys, channels and tokens for values. */
 struct Place {
     int byte;
     bool upper; // half of it, in 4 bits

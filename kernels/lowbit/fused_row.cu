@@ -35,8 +35,8 @@ using X = I::X;
 constexpr int UNITS = B::UNITS;
 static_assert(I::ROWS == 1 && !SPLIT, "one row of x, whole sums");
 
-/* The slice of x times the norm's weight becomes digits; the rest of the ring is asked for behind its loads.
-   Returns the sum of squares of the slice. */
+/* The slice of x times the norm's weight becomes digits; the rest of the ring is asked for behind its loads. Returns
+   the sum of squares of the slice. */
 template <class After>
 __device__ __forceinline__ float make_normed_digits(const Digits &digits, const X *x, const uint2 (&weight)[UNITS],
                                                     const Share<B> &share, int cols, int lane, After after_loads) {
