@@ -14,6 +14,7 @@ imports them. Each file is one tool and fits in a screen or two:
                 the SIMT machine                       interpreter  a Triton kernel on CPU tensors, for once
     prepared    calls prepared once for each kind, and then launched at the driver's cost
     operators   a function as an operator of torch.library, for torch.compile
+    law         what a step takes, from its bytes and its launches
     triton_on_simt  a Triton kernel as it is compiled for a card, on the SIMT machine
 """
 

@@ -13,6 +13,8 @@ def expect_array(where, name, value, *, dtype, shape, writeable=False):
 
     TypeError for a wrong type or dtype, ValueError for a wrong shape or layout. Nothing is cast or copied.
     """
+    if _is_right(value, dtype, shape, writeable):  # the common case, before any message is made
+        return
     dtypes = [np.dtype(d) for d in (dtype if isinstance(dtype, (list, tuple)) else (dtype,))]
     wanted = f"{' or '.join(map(str, dtypes))} array of shape {_shape(shape)}"
     if not isinstance(value, np.ndarray):
@@ -33,6 +35,17 @@ def expect_array(where, name, value, *, dtype, shape, writeable=False):
         raise ValueError(f"{where}: {name} must be aligned to its element size, got an unaligned view")
     if writeable and not value.flags.writeable:
         raise ValueError(f"{where}: {name} must be writeable, got a read-only array")
+
+
+def _is_right(value, dtype, shape, writeable):
+    if not isinstance(value, np.ndarray) or value.ndim != len(shape):
+        return False
+    if not any(value.dtype == d for d in (dtype if isinstance(dtype, (list, tuple)) else (dtype,))):
+        return False
+    flags = value.flags
+    if not (flags.c_contiguous and flags.aligned and (flags.writeable or not writeable)):
+        return False
+    return all(isinstance(want, str) or want == have for want, have in zip(shape, value.shape))
 
 
 def expect_count(where, name, value, *, low=1, high=None):

@@ -28,9 +28,8 @@ def lowbit(rows, cols, bits, m):
 CASES = [
     ("gemv/ring.cu", "-DSHAPE=Shape<__half, 512, 1, 8, 3, 2, TensorCores>"),
     ("gemv/ring.cu", "-DSHAPE=Shape<__nv_bfloat16, 448, 4, 2, 3, 3, MultiplyAdds>"),
-    ("gemv/unaligned.cu", "-DSHAPE=Shape<Sizes<__half, 8, 288, 2, 4, 128>, 1, false, 3>"),
-    ("gemv/unaligned_ring.cu", "-DSHAPE=Shape<Sizes<__half, 8, 544, 1, 8, 128>, 3, 2>"),
-    ("gemv/unaligned_ring.cu", "-DSHAPE=Shape<Sizes<__nv_bfloat16, 8, 608, 3, 2, 128>, 3, 3>"),
+    ("gemv/unaligned_ring.cu", "-DSHAPE=Shape<Sizes<__half, 8, 544, 1, 8>, 3, 2>"),
+    ("gemv/unaligned_ring.cu", "-DSHAPE=Shape<Sizes<__nv_bfloat16, 8, 608, 3, 2>, 3, 3, MultiplyAdds>"),
     ("fusion/norm_qkv.cu", "-DSHAPE=Shape<__half, 1, 4, 6>"),
     ("fusion/layer.cu", "-DSHAPE=Shape<__nv_bfloat16, 1, 4, 6, 4, 1>"),
     ("attention/decode.cu", "-DSHAPE=Shape<__half, 128, 4>", "-DSCHEDULE=Schedule<4, 16, 4, 0, 0>", "-DRING_STAGES=3"),

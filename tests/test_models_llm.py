@@ -21,6 +21,7 @@ import ref.llm
 from models import generate
 from models.config import BadModel, read_config
 from models.corpus import texts
+from models.reference import reference
 from models.sampling import choose, uniform
 from models.tokens import Tokens
 from models.weights import Checkpoint
@@ -56,37 +57,6 @@ def said(folders, tmp_path_factory):
     done = subprocess.run(command, cwd=root, env=os.environ | more, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return np.load(root / "out.npz")
-
-
-def reference(folder):
-    """A folder's weights as a ref.llm.Model."""
-    c = read_config(folder)
-    weights = {name: tensor.double().numpy() for name, tensor in load_file(folder / "model.safetensors").items()}
-    layers = []
-    for index in range(c.n_layers):
-        at = f"model.layers.{index}."
-        projections = [weights[f"{at}self_attn.{name}_proj.weight"] for name in "qkvo"]
-        block = [weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
-        norms = weights[at + "input_layernorm.weight"], weights[at + "post_attention_layernorm.weight"]
-        biases = [weights[f"{at}self_attn.{name}_proj.bias"] if c.biases else None for name in "qkv"]
-        heads = [weights[f"{at}self_attn.{name}_norm.weight"] if c.head_norms else None for name in "qk"]
-        layers.append(ref.llm.Layer(norms[0], *projections, norms[1], *block, *biases, *heads))
-    sizes = (
-        c.hidden,
-        c.n_layers,
-        c.n_heads,
-        c.n_kv_heads,
-        c.head_dim,
-        c.ffn,
-        c.vocab,
-        c.eps,
-        c.theta,
-        c.scaling,
-        c.window,
-    )
-    embedding = weights["model.embed_tokens.weight"]
-    head = embedding if c.tied else weights["lm_head.weight"]
-    return ref.llm.Model(ref.llm.Config(*sizes), embedding, layers, weights["model.norm.weight"], head)
 
 
 @pytest.mark.parametrize("kind", KINDS)

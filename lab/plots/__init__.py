@@ -7,16 +7,28 @@
     packing     panels, and their caches            chunks      the matrix of SSD and its blocks
     schedules   blocks and warps over time          order       from one block's stores to another's loads
     matmul      tiles, banks, phases, roles         fused       decays, roles, the walk of shares
+    llm         a token's way, positions, dependent launches, the law of a step
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
 
 from lab.plots.attention import cache_reads, merge_tree, online_softmax, operand_layout, slices_meet, token_shares
-from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked
+from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked, stacked_rows
 from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
 from lab.plots.fused import block_decays, role_picture, share_walk
 from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.launches import fused_operations, launch_timeline, waves
+from lab.plots.llm import (
+    candidates,
+    dependent_launches,
+    dependent_runs,
+    law,
+    model_step,
+    rates,
+    rope_hands,
+    task_line,
+    task_schedule,
+)
 from lab.plots.matmul import column_banks, ring_phases, role_timeline, tile_levels, tile_raster
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
@@ -47,6 +59,7 @@ __all__ = [
     "bytes_in_flight",
     "cache_blocks",
     "cache_reads",
+    "candidates",
     "chunk_blocks",
     "chunk_matrix",
     "chunk_steps",
@@ -56,6 +69,8 @@ __all__ = [
     "curves",
     "decode_schedule",
     "decode_timeline",
+    "dependent_launches",
+    "dependent_runs",
     "error_dots",
     "figure",
     "finish",
@@ -64,14 +79,17 @@ __all__ = [
     "handover",
     "instruction_order",
     "launch_timeline",
+    "law",
     "loads_in_flight",
     "merge_tree",
     "mma_diagonals",
+    "model_step",
     "old_and_new",
     "online_softmax",
     "operand_layout",
     "packing_order",
     "panels",
+    "rates",
     "rectangle",
     "register_block",
     "ring_phases",
@@ -79,6 +97,7 @@ __all__ = [
     "role_timeline",
     "roof_over_context",
     "roofline",
+    "rope_hands",
     "row_stream",
     "sees_new",
     "share_walk",
@@ -86,6 +105,9 @@ __all__ = [
     "shuffle_reduction",
     "slices_meet",
     "stacked",
+    "stacked_rows",
+    "task_line",
+    "task_schedule",
     "tile_levels",
     "tile_raster",
     "tile_shares",

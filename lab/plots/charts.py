@@ -19,6 +19,29 @@ def stacked(parts, unit, title):
     return finish(picture)
 
 
+def stacked_rows(rows, unit, title):
+    """Horizontal bars, each cut into named parts, and its sum behind it. rows  {bar: {part: amount}}."""
+    picture, axis = figure(8, 1.5 + 0.5 * len(rows))
+    names = list(dict.fromkeys(part for parts in rows.values() for part in parts))
+    for at, parts in enumerate(rows.values()):
+        left = 0
+        for part, amount in parts.items():
+            n = names.index(part)
+            axis.barh(at, amount, left=left, height=0.64, color=COLOURS[n % len(COLOURS)])
+            left += amount
+        axis.annotate(f"{left:.4g}", (left, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=10)
+    from matplotlib.patches import Patch
+
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlim(0, 1.1 * axis.get_xlim()[1])
+    axis.set_xlabel(unit)
+    axis.set_title(title, loc="left")
+    handles = [Patch(color=COLOURS[n % len(COLOURS)], label=name) for n, name in enumerate(names)]
+    picture.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9.5)
+    return finish(picture)
+
+
 def curves(x, lines, xlabel, ylabel, title, *, log=False, marker="o", level=None):
     """Curves over one x axis. lines  {name: values};  log  "x", "y", "xy" or False;  level  (value, name): a dashed
     line across."""
