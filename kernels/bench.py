@@ -48,7 +48,7 @@ README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "processor", "rate
 def versions():
     """What the figures depend on besides the sources."""
     found = {"python": platform.python_version(), "compiler": compiler.compiler_version(), "cuda driver": _driver()}
-    peers = "gemlite", "flashinfer-python", "mamba-ssm"
+    peers = "gemlite", "flashinfer-python", "mamba-ssm", "transformers"
     for package in ("numpy", "torch", "triton", "nvidia-cuda-nvrtc", "nvidia-cudnn-cu13", *peers):
         try:
             found[package] = importlib.metadata.version(package).split("+")[0]

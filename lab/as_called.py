@@ -48,26 +48,29 @@ def together(calls, *, seconds=0.1, least_rounds=ROUNDS):
         return _in_turns(round_of, list(calls), seconds, least_rounds)
 
 
-def host(calls, *, seconds=0.03, least_rounds=ROUNDS):
+def host(calls, *, seconds=0.03, least_rounds=ROUNDS, card=True):
     """Time what the processor does for a call, once all is prepared: a batch of calls on an empty queue, while the card
     is awaited outside of the time. Returns {name: Timing}. Arguments: as for `together`.
 
-    It is this thread's own time: not what others have of the processor meanwhile.
+    It is this thread's own time: not what others have of the processor meanwhile. card=False: for calls that launch
+    nothing, where there may be no card.
     """
-    cuda_timing.expect_gpu("timing the processor's part of a call")
+    if card:
+        cuda_timing.expect_gpu("timing the processor's part of a call")
+    wait = torch.cuda.synchronize if card else _nothing
     calls = {name: cuda_timing.listed(call) for name, call in calls.items()}
 
     def round_of(name):
-        torch.cuda.synchronize()
+        wait()
         begin = time.thread_time()
         for call in batches[name]:
             call()
         taken = time.thread_time() - begin
-        torch.cuda.synchronize()
+        wait()
         return taken / len(batches[name])
 
     with cuda_timing.no_garbage_collected():
-        batches = {name: _batch(each) for name, each in calls.items()}
+        batches = {name: _batch(each, wait) for name, each in calls.items()}
         return _in_turns(round_of, list(calls), seconds, least_rounds)
 
 
@@ -108,19 +111,24 @@ def _rounds(calls):
     return math.ceil(ROUND / _queue(calls, 1))
 
 
-def _batch(calls):
+def _batch(calls, wait):
     """The calls of a batch: few where the card takes long for one."""
-    _queue(calls, 1)
+    _queue(calls, 1, wait)
     some = calls[:BATCH]
-    count = max(1, min(BATCH, int(BACKLOG * len(some) / _queue(some, 1))))
+    count = max(1, min(BATCH, int(BACKLOG * len(some) / _queue(some, 1, wait))))
     return list(itertools.islice(itertools.cycle(calls), count))
 
 
-def _queue(calls, rounds):
-    torch.cuda.synchronize()
+def _nothing():
+    pass
+
+
+def _queue(calls, rounds, wait=None):
+    wait = wait or torch.cuda.synchronize
+    wait()
     begin = time.perf_counter()
     for _ in range(rounds):
         for call in calls:
             call()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - begin

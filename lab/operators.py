@@ -17,24 +17,28 @@ NotImplementedError when one is asked for.
 
 import functools
 import inspect
+from typing import NamedTuple
 
 import torch
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from lab.tensors import expect
+from lab.tensors import expect, expect_no_gradient
 
 NAMESPACE = "matmul_to_mamba"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
 WRAPPER = """
-def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode):
+def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode, _calls):
     def {name}({parameters}):
         if _tracing() or type({watched}) not in _plain and _stands_in({watched}):
-            return _operators({arguments}){gradients}
+            return _operators({arguments}){prepared}{gradients}
         return _call({arguments})
     return {name}
 """
+PREPARED = """
+        if (done := _calls.{ask}) is not None:
+            return {result}"""
 GRADIENTS = """
         try:
             if ({ask}) and out is None and _grad_mode():
@@ -43,10 +47,23 @@ GRADIENTS = """
             pass"""
 
 
-def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None):
+class Prepared(NamedTuple):
+    """Prepared calls (lab.prepared.Calls); how the function asks them, as text: "run(..)" or "run_tracked(..)" of its
+    arguments; what it returns of what is `done`; and what else the texts name."""
+
+    calls: object
+    ask: str
+    result: str = "done"
+    names: dict = {}  # noqa: RUF012
+
+
+def operator(
+    name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None,
+    prepared=None,
+):  # fmt: skip
     """A decorator: the function, and operators `name` and `name_out` that run it.
 
-    inputs    the schema of its arguments without out, by the function's names
+    inputs    the schema of its arguments without out, by the function's names; Tensor(a!) of what it writes to
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
     backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
     tracked   names of the tensors that may have gradients
@@ -55,6 +72,8 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
               operators(..., out=...), and torch.compile looks through it
     call      call(...): what the operator runs, if its inputs are not the function's
     watched   the argument, a tensor, that shows whether others stand in for tensors; the first unless named
+    prepared  Prepared: the prepared calls that the function asks first of all; asked here, they cost a call or two of
+              Python less
     """
 
     def decorate(function):
@@ -77,7 +96,7 @@ def operator(name, inputs, *, fake, backward=None, tracked=(), results="Tensor",
 
         if unpack is not None:
             operators = functools.partial(unpack, operators)
-        return _wrapped(function, operators, tracked, watched)
+        return _wrapped(function, operators, tracked, watched, prepared)
 
     return decorate
 
@@ -88,8 +107,8 @@ def _register(name, inputs, results, run, fake, has_out):
     schemas = {name: f"({inputs}) -> {results}"}
     if has_out:
         rest = results.removeprefix("Tensor").removeprefix("(Tensor").lstrip(", ").rstrip(")")
-        schemas[f"{name}_out"] = f"({inputs}, *, Tensor(a!) out) -> ({rest})"
-    names = _names(inputs)
+        schemas[f"{name}_out"] = f"({inputs}, *, Tensor(out!) out) -> ({rest})"
+    names, written = _names(inputs), _written(inputs)
 
     def by_name(function):
         """PyTorch hands values over by their places, which are the schema's."""
@@ -98,13 +117,20 @@ def _register(name, inputs, results, run, fake, has_out):
     for called, schema in schemas.items():
         into = called != name
         library.define(f"{called}{schema}", tags=TAGS)
-        library.impl(called, by_name(functools.partial(_run_into, run) if into else run), "CompositeExplicitAutograd")
+        runs = functools.partial(_run_into, run) if into else run
+        runs = _telling(runs, written) if written else runs
+        library.impl(called, by_name(runs), "CompositeExplicitAutograd")
         looked = by_name(functools.partial(_look, fake, name if into else None))
         torch.library.register_fake(f"{NAMESPACE}::{called}", looked, lib=library)
 
 
 def _names(inputs):
     return [argument.split("=")[0].split()[-1] for argument in inputs.split(", ")]
+
+
+def _written(inputs):
+    """The names of the arguments that are written to, `Tensor(a!) cache`."""
+    return [name for name, argument in zip(_names(inputs), inputs.split(", ")) if "!" in argument.split()[0]]
 
 
 @functools.cache
@@ -114,9 +140,26 @@ def _library():
 
 def _run_into(run, out, **how):
     found = run(**how, out=out)
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # or a backward would not know that it was written to
+    _tell(out)
     return None if found is out else found[1:]
+
+
+def _telling(run, written):
+    """run, which writes to these arguments, and says so."""
+
+    def call(**how):
+        found = run(**how)
+        for name in written:
+            _tell(how[name])
+        return found
+
+    return call
+
+
+def _tell(tensor):
+    """Say that a tensor was written to, or a backward would not know."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 class _WithoutMemory(TorchFunctionMode):
@@ -133,6 +176,7 @@ def _look(fake, into, out=None, **how):
             return found
         like, *rest = found if isinstance(found, tuple) else (found,)
         expect(into, "out", out, like, tuple(like.shape), empty=True)
+        expect_no_gradient(into, out)
         return tuple(rest) or None
 
 
@@ -187,7 +231,7 @@ def _refuse_backward(name):
 # The function
 
 
-def _wrapped(function, operators, tracked, watched):
+def _wrapped(function, operators, tracked, watched, prepared=None):
     """The function, with a look at who calls: of its own signature, as *args and **kwargs would take 0.3 µs."""
     signature = inspect.signature(function)
     defaults, parameters, arguments, star = {}, [], [], False
@@ -209,11 +253,14 @@ def _wrapped(function, operators, tracked, watched):
         parameters=", ".join(parameters),
         arguments=arguments,
         watched=watched or next(iter(signature.parameters)),
+        prepared=PREPARED.format(ask=prepared.ask, result=prepared.result) if prepared else "",
         gradients=GRADIENTS.format(ask=ask, arguments=arguments) if tracked else "",
     )
-    space = {**defaults}  # no __name__: torch.compile would look for these names in the module
+    space = defaults | (prepared.names if prepared else {})  # no __name__: torch.compile would look for these there
     exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
-    made = space["made"](function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled)
+    made = space["made"](
+        function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, prepared and prepared.calls
+    )
     return functools.update_wrapper(made, function)
 
 

@@ -14,6 +14,7 @@ import functools
 import torch
 
 from lab import cuda_driver
+from lab.tensors import expect_resolved
 
 BYTES = 128  # of a CUtensorMap
 RANKS, MOST = (1, 5), 256  # axes of a tensor; elements of a box along each
@@ -70,6 +71,7 @@ class TensorMap:
         if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
             got = f"layout {tensor.layout} on {tensor.device}"
             raise ValueError(f"TensorMap: tensor must be dense, on the CPU or on a CUDA device, got {got}")
+        expect_resolved("TensorMap", "tensor", tensor)
         box = box if type(box) is tuple else tuple(box) if hasattr(box, "__iter__") else (box,)
         self.tensor, self.box, self.swizzle = tensor, box, swizzle
         self.device, self.index = tensor.device, tensor.get_device()  # index -1: the CPU

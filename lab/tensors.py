@@ -45,9 +45,19 @@ def expect(where, name, value, like, shape, dtypes=None, *, empty=False):
     expect_memory(where, name, value)
 
 
+def expect_resolved(where, name, value):
+    """Raise for a view that says "the negative of what is in memory" (x.conj().imag is one): a kernel sees memory."""
+    if value.is_neg():
+        raise ValueError(
+            f"{where}: {name} must have its numbers in memory as they are, got a view that negates them when it is "
+            f"read; {name}.resolve_neg() writes them out"
+        )
+
+
 def expect_memory(where, name, value):
     """Raise unless a tensor's memory is there: somebody may have freed it, or made it smaller. (What stands for a
-    tensor while code is traced has no address.)"""
+    tensor while code is traced has no address.) And unless it holds the tensor's numbers: see expect_resolved."""
+    expect_resolved(where, name, value)
     reach = 1 + sum((n - 1) * stride for n, stride in zip(value.shape, value.stride()))  # elements to its last one
     room, wanted = value.untyped_storage().nbytes(), (value.storage_offset() + reach) * value.element_size()
     if value.numel() and (room < wanted if value.data_ptr() else not room):
@@ -68,15 +78,25 @@ def memory(tensor):
     return begin, begin + tensor.nbytes
 
 
+def expect_no_gradient(where, out, name="out"):
+    """Raise where a tensor that is to be written to asks for a gradient."""
+    if out.requires_grad:
+        raise ValueError(f"{where}: {name} must not require gradients, got a tensor that does")
+
+
 def output(where, out, like, shape, *, empty=False, **inputs):
     """The tensor to write to: a new one, or `out` once it has been looked at. Inputs that are None are passed over."""
     if out is None:
         return like.new_empty(*shape)  # in half the time of torch.empty(shape, ...)
     expect(where, "out", out, like, shape, empty=empty)
-    if out.requires_grad:
-        raise ValueError(f"{where}: out must not require gradients, got a tensor that does")
+    expect_no_gradient(where, out)
+    expect_apart(where, "out", out, **inputs)
+    return out
+
+
+def expect_apart(where, written, out, /, **inputs):
+    """Raise where a tensor that is to be written to, the argument of this name, lies in the memory of another."""
     begin, end = memory(out)
     for name, value in inputs.items():
         if value is not None and value.data_ptr() < end and begin < memory(value)[1]:
-            raise ValueError(f"{where}: out must not share memory with {name}, got a tensor that does")
-    return out
+            raise ValueError(f"{where}: {written} must not share memory with {name}, got a tensor that does")

@@ -19,6 +19,7 @@ from lab.tensor_map import TensorMap
 
 CONTEXT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+CAPTURING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 MOVE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 DEVICE = -1  # as torch numbers the CPU
 
@@ -58,9 +59,10 @@ class Driver:
     def __init__(self):
         self.functions, self.launches, self.of_kernel = [], [], {}
         self.own = []  # where scratch memory was
-        self.device, self.stream, self.status = DEVICE, 77, 0
+        self.device, self.stream, self.status, self.capturing = DEVICE, 77, 0, 0
         self.does = lambda function, shape, values: None
         self.kept = CONTEXT(self._context), LAUNCH(self._launch), MOVE(self._move), native.STREAM(self._stream)
+        self.kept = *self.kept, CAPTURING(self._capturing)
 
     def take(self, way, function, shape, values, stream, pdl, cluster):
         self.launches.append(SimpleNamespace(
@@ -70,8 +72,8 @@ class Driver:
         self.does(function, shape, values)
 
     def addresses(self):
-        context, launch, move, stream = map(native.address, self.kept)
-        return [stream, context, launch, move]
+        context, launch, move, stream, capturing = map(native.address, self.kept)
+        return [stream, context, launch, move, capturing]
 
     def _stream(self, device, found):
         found[0] = self.stream
@@ -79,6 +81,10 @@ class Driver:
 
     def _context(self, found):
         found[0] = self.device
+        return 0
+
+    def _capturing(self, stream, found):
+        found[0] = self.capturing
         return 0
 
     def _move(self, at, address):
@@ -125,7 +131,7 @@ def put_in(monkeypatch):
     plan, entry, note = Kernel._plan, Kernel.entry, Recording.plan
 
     def noted(recording):
-        own = [*recording.scratches, *(tensor for _, tensor in recording.supplies)]
+        own = [*recording.scratches, *(tensor for *_, tensor in recording.supplies)]
         driver.own += map(extent, own)
         return note(recording)
 

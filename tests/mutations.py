@@ -411,9 +411,9 @@ MUTATIONS = [
     Mutation(
         "bench: as called, the first call alone is timed",
         "lab/as_called.py",
-        "        for call in calls:\n            call()\n    torch.cuda.synchronize()\n    return",
+        "        for call in calls:\n            call()\n    wait()\n    return",
         "tests/test_lab_as_called.py -k test_every_copy_has_its_turn_and_the_queue_never_fills",
-        "        for _ in calls:\n            calls[0]()\n    torch.cuda.synchronize()\n    return",
+        "        for _ in calls:\n            calls[0]()\n    wait()\n    return",
     ),
     Mutation(
         "bench: of a peer the last mode counts, not the fastest",
@@ -430,6 +430,41 @@ MUTATIONS = [
         "            pass\n",
     ),
     Mutation(
+        "prepared calls: a stream's scratch goes to two calls at a time",
+        "lab/prepared/memory.h",
+        "if (!space || space->busy) return NULL;",
+        "tests/test_lab_prepared_faults.py -k test_two_calls_of_one_stream_at_a_time_have_scratch_of_their_own",
+        "if (!space) return NULL;",
+    ),
+    Mutation(
+        "prepared calls: a number that changes is launched as it was noted",
+        "lab/prepared/launch.h",
+        "else if (p[3] == NUMBER) memcpy(values + p[0], &numbers[p[1]], (size_t)p[2]);",
+        "tests/test_lab_prepared_faults.py -k test_a_number_that_changes",
+        "else if (p[3] == NUMBER) continue;",
+    ),
+    Mutation(
+        "prepared calls: what belongs to a stream goes to a graph",
+        "lab/prepared/launch.h",
+        "== 1 && !capturing;",
+        "tests/test_lab_prepared_faults.py -k test_what_a_stream_has_is_asked_for_once",
+        "== 1;",
+    ),
+    Mutation(
+        "prepared calls: tensors that are negated as they are read pass for plain ones",
+        "lab/prepared/look.h",
+        "if (api.negative(tensor) || api.layout",
+        "tests/test_lab_prepared_faults.py -k test_numbers_negated_only_when_they_are_read_are_refused_every_time",
+        "if (api.layout",
+    ),
+    Mutation(
+        "quantised decode: the kind does not know how many tiles are in use",
+        "kernels/kv_cache/decoding.py",
+        "(batch, -(-kv_len // TILE), n_kv_heads, head_dim), *how",
+        "tests/test_kv_cache_prepared.py -k test_caches_that_grow_between_right_and_wrong_calls",
+        "(batch, n_kv_heads, head_dim), *how",
+    ),
+    Mutation(
         "bench: as called, a row always follows the same one",
         "lab/as_called.py",
         "itertools.cycle([names, names[::-1]])",
@@ -439,9 +474,9 @@ MUTATIONS = [
     Mutation(
         "bench: the processor's part holds the wait for the card",
         "lab/as_called.py",
-        "        taken = time.thread_time() - begin\n        torch.cuda.synchronize()\n",
+        "        taken = time.thread_time() - begin\n        wait()\n",
         "tests/test_lab_as_called.py -k test_the_larger_of_the_processors_time_and_the_cards_counts",
-        "        torch.cuda.synchronize()\n        taken = time.thread_time() - begin\n",
+        "        wait()\n        taken = time.thread_time() - begin\n",
     ),
     Mutation(
         "bench: of compiles that were timed ahead the slowest is made again",

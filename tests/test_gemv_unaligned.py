@@ -29,9 +29,12 @@ def least(dtype):
     return LEAST_BYTES // dtype.itemsize
 
 
-def ring(monkeypatch, multiprocessors=3):
-    """A card of so many multiprocessors, and shorter rows in the ring than are worth it."""
-    monkeypatch.setattr(gemv, "_room", lambda device: (multiprocessors, ROOM))
+FEW = 9  # multiprocessors: one phase of rows that begin anywhere has two blocks, each other has one
+
+
+def ring(monkeypatch):
+    """A card of few multiprocessors."""
+    monkeypatch.setattr(gemv, "_room", lambda device: (FEW, ROOM))
 
 
 # Right
@@ -101,14 +104,14 @@ def test_pdl_gives_the_same():
             assert fences_stand(out)
 
 
-RINGS = [(97, 8193, 0, 0), (150, 8195, 3, 0), (61, 8200, 1, 4), (67, 9119, 0, 1), (43, 14337, 5, 0)]
+RINGS = [(97, 4099, 0, 0), (150, 5123, 3, 0), (61, 8200, 1, 4), (67, 9119, 0, 1), (43, 14337, 5, 0), (200, 4100, 2, 3)]
 
 
 @pytest.mark.parametrize("rows, cols, skip_W, skip_x", RINGS)
 @pytest.mark.parametrize("dtype", BITS_16, ids=str)
 def test_the_ring_is_right(rows, cols, skip_W, skip_x, dtype, monkeypatch):
     ring(monkeypatch)
-    assert unaligned_ring_plan(rows, cols, 2, 3, ROOM)
+    assert unaligned_ring_plan(rows, cols, 2, FEW, ROOM)
     W, _, out = problem(rows, cols, dtype, skip_W)
     _, x, _ = problem(rows, cols, dtype, skip_x)
     W[3, -1], W[rows - 1, 0] = torch.inf, torch.nan
@@ -172,89 +175,130 @@ def test_no_race_where_a_row_takes_several_goes():
 @pytest.mark.parametrize("skip", [0, 3])
 def test_the_ring_has_no_race(skip, monkeypatch):
     ring(monkeypatch)
-    W, x, _ = problem(149, 8195, torch.float16, skip)
+    W, x, _ = problem(149, 4099, torch.float16, skip)
     report = gemv.counters("gemv", W, x, pdl=True, check_races=True)
-    assert report.grid == (3, 1, 1) and report.block[0] == unaligned_ring_plan(149, 8195, 2, 3, ROOM)[1]
+    assert report.grid == (FEW, 1, 1) and report.block[0] == unaligned_ring_plan(149, 4099, 2, FEW, ROOM)[1]
 
 
-MISTAKES = {  # in a file: (what stands there, what is put in its place)
-    "reads the first row's first word": ("begins_matrix(r) ? first_whole() : lead / VEC", "lead / VEC"),
-    "reads the last row's last word": ("(ends_matrix(r) ? 0 : VEC - 1)", "VEC - 1"),
-    "forgets the fringe": ("if (c < 0 && group.begins_matrix(r)) w[r][k] = load_word<VEC>(fringe);", ""),
-    "forgets the other fringe": ("if (c >= 0 && group.ends_matrix(r)) w[r][k] = load_word<VEC>(fringe + VEC);", ""),
-    "reads the fringe from one element further on": ("group.start[t - first]", "group.start[t - first + 1]"),
-    "reads what is behind the matrix": ("t < group.tail())", "t <= group.tail())"),
-    "keeps a neighbour's elements": ("                keep_columns(w[r][k], c, group.cols);\n", ""),
-    "keeps one element too many": ("c + i >= cols)", "c + i > cols)"),
-    "takes x from one element further on": (
-        "load_word<VEC>(at + VEC), group.head()",
-        "load_word<VEC>(at + VEC), group.head() ^ 1",
+MISTAKES = {  # in unaligned.cuh: (what stands there, what is put in its place)
+    "reads the first row's first word": ("first ? 0 : 1 - VEC", "1 - VEC"),
+    "reads the last row's last word": ("last ? cols - VEC + 1 : cols", "cols"),
+    "forgets the fringe": ("if (columns.begins_before(0)) w[0][0] = word;", ""),
+    "forgets the other fringe": ("if (r == last && columns.ends_behind(k)) w[r][k] = word;", ";"),
+    "takes the fringe from one element further on": (
+        "(start - lead_of(start) + lane)",
+        "(start - lead_of(start) + lane + 1)",
     ),
+    "reads what is behind the matrix": ("lane < lead_of(end))", "lane <= lead_of(end))"),
+    "reads what is in front of the matrix": ("lane >= lead_of(start) && lane < VEC", "lane < VEC"),
+    "puts the fringe in every row": ("if (r == last &&", "if ("),
+    "keeps a neighbour's elements": ("w[r][k].bits[i] &= bits[k][i];", ";"),
+    "keeps one element too many": (
+        "(unsigned)(columns.column(k) + i) < columns.cols",
+        "(unsigned)(columns.column(k) + i) <= columns.cols",
+    ),
+    "takes x from one element further on": ("(low[k], high[k], shift)", "(low[k], high[k], shift ^ 1)"),
     "does not move halves of registers": ("8 * (bytes & 2)", "0"),
-    "sees too many rows": ("has(r) && j >= low", "j >= low"),
+    "reads what is behind x": ("c <= cols - VEC)", "c < cols)"),
+    "reads what is in front of x": ("if (c >= 0 && c <=", "if (c <="),
+    "forgets the last part of x": ("if ((cols + lead) % VEC) load_part", "if (false) load_part"),
+    "forgets the first part of x": ("if (lead) load_part", "if (false) load_part"),
+    "takes a part of x for low alone": ("if (ahead == k * S::THREADS + 1) high[k] = part;", ""),
 }
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-@pytest.mark.parametrize("pdl", [False, True], ids=["rows", "ring"])
-def test_a_mistake_in_what_both_share_would_be_seen(what, pdl, tmp_path):
-    """A fault of the machine, or a result that is wrong. W holds ones beside infinity, at the rows' ends."""
+@pytest.mark.parametrize("file", ["unaligned.cu", "unaligned_ring.cu"])
+def test_a_mistake_in_what_both_share_would_be_seen(what, file, tmp_path):
     right, wrong = MISTAKES[what]
-    kernel, shape, shared = compiled(tmp_path, "unaligned.cuh", right, wrong, pdl)
-    W, x, out = problem(37, 8195, torch.float16, skip=3)
+    assert_seen(file, changed(tmp_path, "unaligned.cuh", right, wrong))
+
+
+OWN_MISTAKES = [
+    ("unaligned.cu", "r < left && ", ""),
+    ("unaligned.cu", "ends ? left - 1 : -1)", "ends ? ROWS - 1 : -1)"),
+    ("unaligned_ring.cu", "return min(group * ROWS, count - ROWS);", "return group * ROWS;"),
+    ("unaligned_ring.cu", "weights.has_last(group) ? ROWS - 1 : -1", "weights.has_last(group) ? 0 : -1"),
+]
+
+
+@pytest.mark.parametrize("file, right, wrong", OWN_MISTAKES)
+def test_a_mistake_would_be_seen(file, right, wrong, tmp_path):
+    assert_seen(file, changed(tmp_path, file, right, wrong))
+
+
+def assert_seen(file, folder):
+    """A fault of the machine, or a wrong result, with the one number of rows or the other."""
+    assert not all(stands(file, folder, rows) for rows in ROWS_OF_MISTAKES)
+
+
+def stands(file, folder, rows):
+    """Whether all is well, with infinity at both ends of a row."""
+    kernel, shape, shared = compiled(folder, file, rows)
+    W, x, out = problem(rows, MISTAKEN_COLS, torch.float16, skip=3)
     W[4, 0] = W[30, -1] = torch.inf
-    W[0, :5] = W[-1, -5:] = 50  # so that a few elements count
+    W[0, :5] = W[-1, -5:] = x[:5] = x[-5:] = 50  # so that a few elements count
+    rest = [row for row in range(rows) if row not in (4, 30)]
     try:
-        kernel(*shape, W, x, out, 37, 8195, shared=shared)
-    except simt.SimtError:
-        return
-    rest = [row for row in range(37) if row not in (4, 30)]
-    with pytest.raises(AssertionError):
+        kernel(*shape, W, x, out, rows, MISTAKEN_COLS, shared=shared)
         close(out[rest], W[rest], x)
-        assert fences_stand(out)
+    except (simt.SimtError, AssertionError):
+        return False
+    return fences_stand(out)
 
 
-BARRIERS = {  # file: what is taken out
-    "unaligned.cu": ["        copy_async_wait<0>();\n        __syncthreads();", "if (begin > 0) __syncthreads();"],
-    "unaligned_ring.cu": [
-        "    fringe.store(fringe_words, t);\n    __syncthreads();",
-        "    // 5. add up the warps' sums\n    __syncthreads();",
-    ],
-}
+ROWS_OF_MISTAKES, MISTAKEN_COLS = (70, 78), 4099  # the last row is the first of its group, and the second
 
 
-@pytest.mark.parametrize("file, text", [(file, text) for file, texts in BARRIERS.items() for text in texts])
+def test_without_a_mistake_nothing_is_seen():
+    for file in ("unaligned.cu", "unaligned_ring.cu"):
+        assert all(stands(file, gemv.HERE.parent, rows) for rows in ROWS_OF_MISTAKES)
+
+
+BARRIERS = [  # what is taken out of a file
+    ("unaligned.cu", "[warp] = total;\n    __syncthreads();"),
+    ("unaligned_ring.cu", "// 5. add up the warps' sums\n    __syncthreads();"),
+]
+
+
+@pytest.mark.parametrize("file, text", BARRIERS)
 def test_a_missing_barrier_would_be_seen(file, text, tmp_path):
-    pdl, cols = file == "unaligned_ring.cu", unaligned_cols(2, torch.float16) if "begin" in text else 8195
-    kernel, shape, shared = compiled(tmp_path, file, text, text.replace("__syncthreads();", ";"), pdl, cols)
-    W, x, out = problem(37, cols, torch.float16)
+    folder = changed(tmp_path, file, text, text.replace("__syncthreads();", ""))
+    kernel, shape, shared = compiled(folder, file, 70)
+    W, x, out = problem(70, MISTAKEN_COLS, torch.float16)
     with pytest.raises(simt.SimtError):
-        kernel(*shape, W, x, out, 37, cols, shared=shared, check_races=True)
+        kernel(*shape, W, x, out, 70, MISTAKEN_COLS, shared=shared, check_races=True)
 
 
-def compiled(folder, file, right, wrong, pdl, cols=8195):
-    """(kernel, (grid, block), shared bytes) for 37 rows of fp16, with a change in a file."""
+def changed(folder, file, right, wrong):
+    """The kernels in this folder, with a change in a file."""
     for name in ("gemv", "device"):
         shutil.copytree(gemv.HERE.parent / name, folder / name, ignore=shutil.ignore_patterns("measured", "*.py"))
     text = (folder / "gemv" / file).read_text()
     assert text.count(right) == 1
     (folder / "gemv" / file).write_text(text.replace(right, wrong))
-    if pdl:
-        (grid, block, shared, sizes, *more), name = unaligned_ring_plan(37, cols, 2, 3, ROOM), "unaligned_ring.cu"
+    return folder
+
+
+def compiled(folder, file, rows):
+    """(kernel, (grid, block), shared bytes) for so many rows of fp16."""
+    cols = MISTAKEN_COLS
+    if file == "unaligned_ring.cu":
+        grid, block, shared, sizes, *more = unaligned_ring_plan(rows, cols, 2, FEW, ROOM)
     else:
-        (grid, block, sizes, *more), name, shared = unaligned_plan(37, cols, 2, False), "unaligned.cu", 0
+        (grid, block, sizes, *more), shared = unaligned_plan(rows, cols, 2, False), 0
     shape = f"Shape<Sizes<__half, {', '.join(map(str, sizes))}>, {', '.join(map(str, more))}>"
-    return cuda.load(folder / "gemv" / name, [f"-DSHAPE={shape}"]).gemv, (grid, block), shared
+    return cuda.load(folder / "gemv" / file, [f"-DSHAPE={shape}"]).gemv, (grid, block), shared
 
 
 # How it is launched
 
 
 def test_what_is_read_so():
-    assert is_unaligned(4099, 2, 16) and is_unaligned(4096, 2, 4) and is_unaligned(4098, 2, 16)
+    assert all(is_unaligned(cols, 2, at) for cols, at in ((4099, 16), (4096, 4), (4098, 16), (4100, 16), (4096, 8)))
     assert (
         not is_unaligned(4096, 2, 16)
-        and not is_unaligned(4100, 2, 8)
+        and not is_unaligned(2052, 2, 8)
         and not is_unaligned(least(torch.float16) - 1, 2, 2)
     )
     for name, taken in (("gemv", True), ("rows", False), ("vector", False)):
@@ -276,12 +320,14 @@ SHAPES = {
 @settings(max_examples=300, deadline=None)
 @given(**SHAPES, pdl=some.booleans())
 def test_every_word_has_a_thread_and_every_row_a_group(rows, cols, itemsize, pdl):
-    grid, block, (period, threads, words, each, line), goes, x_first, blocks = unaligned_plan(rows, cols, itemsize, pdl)
+    grid, block, (period, threads, words, each), goes, blocks, product = unaligned_plan(rows, cols, itemsize, pdl)
     assert block == threads and threads % 32 == 0 and 32 <= threads <= 1024 and blocks * threads <= 1152
-    assert goes * threads * words >= needed(cols, itemsize, line) > (goes - 1) * threads * words
-    assert (threads * words + 3) * 16 + each * threads // 8 <= 48 * 1024
-    assert each in (1, 2, 4, 8) and not (x_first and pdl)
-    cover(rows, cols, itemsize, period, each, grid)
+    assert goes * threads * words >= needed(cols, itemsize) > (goes - 1) * threads * words
+    assert each in (1, 2, 4, 8) and (product == "MultiplyAdds" or itemsize == 2 and each > 1)
+    assert period * cols * itemsize % 16 == 0
+    span = period * each
+    assert grid == rows // span * period + min(period, rows % span)
+    assert (rows - 1) // span * period + (rows - 1) % span % period < grid  # the last row's group
 
 
 @settings(max_examples=300, deadline=None)
@@ -290,33 +336,25 @@ def test_the_ring_fits_and_holds_every_word(rows, cols, itemsize, multiprocessor
     found = unaligned_ring_plan(rows, cols, itemsize, multiprocessors, room)
     if found is None:
         return
-    grid, block, shared, (period, threads, words, each, line), stages, before_x = found
+    grid, block, shared, (period, threads, words, each), stages, before_x, product = found
     assert block == threads and threads % 32 == 0 and threads <= 1024
-    assert threads * words >= needed(cols, itemsize, line) and 1 <= before_x <= stages and each in (1, 2, 4, 8)
-    groups = cover(rows, cols, itemsize, period, each)
-    assert 1 <= grid <= groups
-    sums = -(-groups // grid) * each * (threads // 32 | 1) * 4
-    assert stages * each * words * threads * 16 + (line // 16 + threads * words + 3) * 16 + sums <= shared <= room
+    assert threads * words >= needed(cols, itemsize) and 1 <= before_x <= stages and each in (2, 4, 8)
+    assert period * cols * itemsize % 16 == 0 and (product == "MultiplyAdds" or itemsize == 2)
+    most = 0
+    for phase in range(period):
+        count, blocks = len(range(phase, rows, period)), len(range(phase, grid, period))
+        assert count >= each and 1 <= blocks <= -(-count // each)  # each block has a group
+        groups = -(-count // each)
+        most = max(most, -(-groups // blocks))
+    assert stages * each * words * threads * 16 + most * each * (threads // 32 | 1) * 4 <= shared <= room
 
 
-def needed(cols, itemsize, line):
-    """Words from the start of a line to the end of a row that begins with the line's last element."""
-    return -(-(line - itemsize + cols * itemsize) // 16)
+def needed(cols, itemsize):
+    """Words from the start of a word to the end of a row that begins with the word's last element."""
+    return -(-(16 - itemsize + cols * itemsize) // 16)
 
 
-def cover(rows, cols, itemsize, period, each, grid=None):
-    """Each row is in one of these groups, and each group has one: as unaligned.cuh numbers them."""
-    assert period * cols * itemsize % 16 == 0
-    span = period * each
-    groups = rows // span * period + min(period, rows % span)
-    last = (rows - 1) // span * period + (rows - 1) % span % period
-    assert last < groups == (groups if grid is None else grid)
-    for group in {0, groups - 1, groups // 2}:
-        assert group // period * span + group % period < rows
-    return groups
-
-
-@pytest.mark.parametrize("cols", [8195, 14337])
+@pytest.mark.parametrize("cols", [4099, 14337])
 @pytest.mark.parametrize("ring", [False, True], ids=["rows", "ring"])
 def test_only_weights_are_read_before_the_wait(cols, ring):
     """In the machine code: ACQBULK waits for the kernel ahead, NA marks what passes by L1, LDGSTS goes past registers;
@@ -326,8 +364,8 @@ def test_only_weights_are_read_before_the_wait(cols, ring):
     except RuntimeError:
         pytest.skip("needs nvdisasm, which comes with Triton")
     if ring:
-        *_, sizes, stages, before = unaligned_ring_plan(4096, cols, 2, 132, ROOM)
-        kernel = gemv._unaligned("unaligned_ring.cu", torch.float16, sizes, stages, before)
+        _, _, _, sizes, *more = unaligned_ring_plan(4096, cols, 2, 132, ROOM)
+        kernel = gemv._unaligned("unaligned_ring.cu", torch.float16, sizes, *more)
     else:
         _, _, sizes, *more = unaligned_plan(4096, cols, 2, True)
         kernel = gemv._unaligned("unaligned.cu", torch.float16, sizes, *more)

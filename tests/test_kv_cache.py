@@ -652,6 +652,23 @@ def test_a_block_for_each_row_needs_no_merge(shape, bits, axis, dtype):
 
 
 @on_machine
+@pytest.mark.parametrize("bits, team, warps", [(4, 1, 4), (4, 4, 8), ("fp8", 2, 6), (8, 2, 2)])
+def test_a_team_for_each_row_needs_no_merge(bits, team, warps):
+    """With lengths, one of them 0; more teams than rows; two head tiles."""
+    lens = torch.tensor([203, 0, 33], dtype=torch.int32)
+    q = normal(3, 34, 64, dtype=torch.bfloat16)
+    k, v = caches(3, 203, 2, 64, bits, "channel")
+    out, home = between(torch.full(q.shape, torch.nan, dtype=q.dtype))
+    chosen = {"whole": True, "team": team, "warps": warps, "stages": 2}
+    split, merge = kv_cache.decoding._launch(q, k, v, 0.125, lens, out, False, chosen, check_races=True)
+    assert merge is None and split.grid[0] * (warps // team) >= 12 and (out[1] == 0).all()
+    some = torch.tensor([0, 2])
+    lens[1] = 1  # the reference knows no empty sequence
+    assert relative(out[some], attention(q, k, v, 0.125, lens)[some]) <= 4e-3
+    assert (home[:GUARD] == FENCE).all() and (home[-GUARD:] == FENCE).all()
+
+
+@on_machine
 def test_plain_tensors_go_to_the_other_kernel():
     q = normal(1, 4, 64, dtype=torch.float16)
     k, v = (normal(1, 20, 2, 64, dtype=torch.float16, seed=seed) for seed in (1, 2))
@@ -693,18 +710,21 @@ def test_a_short_ring_has_no_race(one_multiprocessor):
     processors=some.integers(1, 200),
     room=some.sampled_from([ROOM, 163 * 1024, 99 * 1024]),
 )
-@example(60, 1, 16, 240, 100, False, False, 84, 99 * 1024)  # room for one warp, which cannot hand on a whole row
+@example(60, 1, 16, 240, 100, False, False, 84, 99 * 1024)  # room for one warp, which hands on a whole row
+@example(64, 8, 4, 128, 1024, True, True, 132, ROOM)  # four rows of a block
+@example(64, 8, 8, 256, 1000, False, True, 132, 99 * 1024)  # ... for which there is no room
 def test_plans_fit_and_cover_all_tiles(batch, n_kv_heads, group, head_dim, kv_len, low, lens, processors, room):
     held = (1 if low else 2) * head_dim + 8, 2 * head_dim
     p = plan(batch, group * n_kv_heads, n_kv_heads, head_dim, kv_len, held, low, processors, room, lens)
     tiles = batch * p.rows * -(-kv_len // p.tile)
-    assert p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares and 1 <= p.blocks <= processors
-    assert p.shares == p.blocks * (p.warps // p.team) and (p.team < p.warps or p.each >= 1)
+    assert 1 <= p.blocks <= processors and p.shares == p.blocks * (p.warps // p.team) and p.warps % p.team == 0
+    assert p.whole or p.shares * p.each + p.rest == tiles and 0 <= p.rest < p.shares
+    assert p.whole or p.team < p.warps or p.each >= 1
     assert p.stages >= 1 and p.threads <= 1024 and p.threads % 32 == 0
     assert p.threads >= p.together * head_dim // 4 and (batch * group * n_kv_heads) % p.together == 0
     assert p.rows % n_kv_heads == 0 and p.rows // n_kv_heads * 16 >= group
     assert p.shared <= room
-    assert not p.whole or (not lens and p.shares == batch * p.rows and p.rest == 0 and p.team > 1)
+    assert not p.whole or p.shares - p.warps // p.team < batch * p.rows <= p.shares  # each row has a team
     segments, heads = p.shares + batch * p.rows, -(-group // -(-group // 16))
     assert p.sums_at == segments * heads * head_dim and p.floats == p.sums_at + 2 * segments * heads
 

@@ -1,7 +1,9 @@
 """Decode attention over a quantised cache as calls that are prepared (lab/prepared), on a card that is this CPU: what
 is launched is what the checked way launches, and what is refused is refused the second time, too."""
 
+import functools
 import math
+import random
 
 import made_up_driver
 import pytest
@@ -46,6 +48,32 @@ def test_the_second_call_launches_the_same(driver, bits, axis, head_dim, lens, p
     assert merge.values[:2] == [partial, pairs]  # what the first wrote
 
 
+@pytest.mark.parametrize("lens", [False, True])
+@pytest.mark.parametrize("before, after", [(65, 80), (70, 69), (2, 16)])
+def test_a_cache_that_grows_launches_the_same(driver, before, after, lens):
+    """kv_len is a number that changes from call to call: what else hangs on it is the same for 16 tokens."""
+
+    def call(kv_len):
+        q, k, v = problem(kv_len=kv_len)
+        out, kv_lens = torch.empty_like(q), torch.tensor([1, 1, kv_len], dtype=torch.int32) if lens else None
+        return lambda: decode(q, k, v, kv_lens=kv_lens, out=out)
+
+    # Memory for as many tokens, as one cache has it that tokens are put into
+    launches = made_up_driver.expect_the_same(driver, CALLS, call(before), call(after))
+    for launch in launches:
+        assert after in [value for value in launch.values if isinstance(value, int)]
+
+
+def test_a_model_that_appends_a_token_a_call_is_prepared(driver):
+    q, new = torch.randn(1, 2, 64).half(), torch.randn(1, 1, 1, 64) * 1e-3
+    k, v = (quantize(torch.randn(1, 20, 1, 64), 8, role=role, capacity=128) for role in ("keys", "values"))
+    for _ in range(100):
+        decode(q, k.append(new), v.append(new))
+    found = ways(driver)
+    assert found.count("checked") <= 2 * 8 and len(found) == 2 * 100  # a kind for each tile of 16 tokens
+    assert CALLS.kept <= 8
+
+
 def ways(driver):
     found = [launch.way for launch in driver.launches]
     driver.launches.clear()
@@ -68,8 +96,14 @@ def test_what_decides_is_part_of_the_kind(driver):
     ways(driver)
     room[0].append(torch.randn(3, 1, 2, 64)), room[1].append(torch.randn(3, 1, 2, 64))  # the same memory, a token more
     decode(q, *room)
+    assert ways(driver) == ["prepared"] * 2
+    room[0].append(torch.randn(3, 10, 2, 64)), room[1].append(torch.randn(3, 10, 2, 64))  # into the next tile
+    decode(q, *room)
     assert ways(driver) == ["checked"] * 2
-    v.peak *= 4  # the weights' power of two hangs on it
+    v.peak *= 1.01  # which changes no power of two
+    decode(q, k, v)
+    assert ways(driver) == ["prepared"] * 2
+    v.peak *= 1000  # the weights' power of two hangs on it
     decode(q, k, v)
     assert ways(driver) == ["checked"] * 2
 
@@ -99,3 +133,53 @@ def test_what_is_refused_is_refused_again(driver):
             with pytest.raises((TypeError, ValueError), match=kind):
                 decode(*args, **options)
             assert ways(driver) == []
+
+
+def launched(driver, call):
+    driver.launches.clear()
+    call()
+    return [(launch.kernel, launch.shape, launch.pdl, launch.values) for launch in driver.launches]
+
+
+def without_scratch(launches, out):
+    """Their numbers, but for addresses of scratch memory and of the output."""
+    return [
+        (kernel, shape, pdl, [v for v in values if not (isinstance(v, int) and v > 2**32 and v not in out)])
+        for kernel, shape, pdl, values in launches
+    ]
+
+
+@pytest.mark.parametrize("bits, axis", [(8, "channel"), (4, "token")])
+def test_caches_that_grow_between_right_and_wrong_calls(driver, bits, axis):
+    """Caches of several lengths, which grow, move and change their peaks in turns: each prepared call launches what the
+    checked one would, and what is refused launches nothing."""
+    chance, q = random.Random(bits), torch.randn(1, 4, 64).half()
+    caches = [
+        (quantize(torch.randn(1, n, 2, 64), bits, axis=axis, role="keys"), quantize(torch.randn(1, n, 2, 64), bits))
+        for n in (5, 40, 130)
+    ]
+    prepared = 0
+    for turn in range(150):
+        k, v = caches[chance.randrange(3)]
+        if chance.random() < 0.6:
+            new = torch.randn(2, 1, chance.choice((1, 1, 1, 7, 30)), 2, 64) * chance.choice((1, 1, 1, 100))
+            k.append(new[0]), v.append(new[1])
+        if chance.random() < 0.3:
+            k.append(torch.randn(1, 1, 2, 64))  # and v does not
+            driver.launches.clear()
+            with pytest.raises(ValueError, match="v must have shape"):
+                decode(q, k, v)
+            assert not driver.launches
+            v.append(torch.randn(1, 1, 2, 64))
+        lens = torch.tensor([chance.randint(1, k.shape[1])], dtype=torch.int32) if turn % 2 else None
+        call = functools.partial(decode, q, k, v, chance.choice((None, 0.5)), kv_lens=lens, pdl=turn % 3 == 0)
+        found = launched(driver, call)
+        prepared += driver.launches[0].way == "prepared"
+        table = CALLS.run, CALLS.run_tracked, CALLS._keep
+        CALLS.clear()
+        wanted = launched(driver, call)
+        CALLS.run, CALLS.run_tracked, CALLS._keep = table
+        ours = {t.data_ptr() for t in (q, k.packed, k.scale, v.packed, v.scale, lens) if t is not None}
+        assert without_scratch(found, ours) == without_scratch(wanted, ours)
+        assert k.shape[1] in found[0][3]
+    assert prepared > 30

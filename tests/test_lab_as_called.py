@@ -85,7 +85,7 @@ def test_every_copy_has_its_turn_and_the_queue_never_fills(monkeypatch):
     as_called.host({"a": [machine.call("a", 1 * US, 2e-3)], "b": machine.call("b", 1 * US, 0)})
     assert machine.longest <= as_called.BATCH
     with cuda_timing.no_garbage_collected():
-        long = as_called._batch([machine.call("a", 1 * US, 2e-3)])
+        long = as_called._batch([machine.call("a", 1 * US, 2e-3)], machine.wait)
     assert 1 <= len(long) <= as_called.BACKLOG / 2e-3 + 1
 
 

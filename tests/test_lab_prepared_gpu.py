@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
+from kernels import attention, kv_cache, lowbit, matmul
 from kernels import gemv as topic
-from kernels import lowbit, matmul
 from kernels.lowbit.gemv import CALLS as LOWBIT
 from kernels.ssd.fused import CALLS as SSD
-from lab import host
+from lab import as_called
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -221,9 +221,9 @@ def test_two_cards():
 def test_a_prepared_call_costs_a_fraction_of_the_checked_one():
     W, x = tensors(64, 64)
     gemv(W, x)
-    prepared = host.cost(lambda: gemv(W, x))
-    topic.CALLS.run = lambda *args: None
-    checked = host.cost(lambda: gemv(W, x), turns=5)
+    prepared = as_called.host({"gemv": lambda: gemv(W, x)})["gemv"].median
+    topic.CALLS.run = topic.CALLS.run_tracked = lambda *args: None
+    checked = as_called.host({"gemv": lambda: gemv(W, x)}, seconds=0)["gemv"].median
     assert prepared < checked / 2, (prepared, checked)
 
 
@@ -281,3 +281,70 @@ def test_ssd_on_streams_and_in_graphs():
     for index, (y, final) in found:
         assert torch.equal(y, wanted[index][0]) and torch.equal(final, wanted[index][1])
     assert SSD.kept == 1
+
+
+def attend(q, k, v):
+    """Decode attention in double precision."""
+    group = q.shape[1] // k.shape[2]
+    k, v = (t.double().repeat_interleave(group, 2) for t in (k, v))
+    scores = torch.einsum("bhd,bthd->bht", q.double(), k) * q.shape[2] ** -0.5
+    return torch.einsum("bht,bthd->bhd", scores.softmax(-1), v)
+
+
+def decode_problem(kv_len=2000, batch=1):
+    shape = batch, kv_len, 8, 128
+    return [torch.randn(s, device="cuda", dtype=torch.float16) for s in ((batch, 32, 128), shape, shape)]
+
+
+def test_decode_shares_its_scratch_with_nobody_who_runs_beside_it():
+    """Its two launches share memory that the stream keeps: threads on one stream, streams of their own, and a graph."""
+    problems = [decode_problem(n, b) for n, b in ((2000, 1), (4097, 1), (700, 3))]
+    wanted = [attend(*problem) for problem in problems]
+    for problem in problems:
+        attention.decode(*problem), attention.decode(*problem)
+    before, wrong = torch.cuda.memory_allocated(), []
+
+    def run(seed):
+        chance = random.Random(seed)
+        stream = torch.cuda.Stream() if seed % 2 else torch.cuda.default_stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(200):
+                number = chance.randrange(3)
+                found = attention.decode(*problems[number])
+                if (found.double() - wanted[number]).abs().max() > 2e-3:
+                    wrong.append((seed, number))
+            stream.synchronize()
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert torch.cuda.memory_allocated() - before <= 4 * (16 << 20)  # what three streams keep, and the default one
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(problems[0][0])
+    with torch.cuda.graph(graph):
+        attention.decode(*problems[0], out=out)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.default_stream())
+    for _ in range(50):  # the graph beside calls of its kind
+        with torch.cuda.stream(side):
+            graph.replay()
+        found = attention.decode(*problems[1])
+        torch.cuda.synchronize()
+        assert (out.double() - wanted[0]).abs().max() < 2e-3 and (found.double() - wanted[1]).abs().max() < 2e-3
+
+
+def test_a_cache_that_grows_is_read_to_its_end():
+    """kv_len is a number of the prepared call: codes that are appended count at once."""
+    q, k, v = decode_problem(300)
+    keys, values = kv_cache.quantize(k, 8, role="keys", capacity=600), kv_cache.quantize(v, 8, capacity=600)
+    kept = set()
+    for _ in range(70):
+        new = torch.randn(2, 1, 1, 8, 128, device="cuda", dtype=torch.float16)
+        keys.append(new[0]), values.append(new[1])
+        found, wanted = kv_cache.decode(q, keys, values), attend(q, keys.dequantize(), values.dequantize())
+        assert (found.double() - wanted).abs().max() < 4e-3
+        kept.add(kv_cache.decoding.CALLS.kept)
+    assert len(kept) <= 6 + 2  # a kind for each 16 tokens, and whenever the largest scale passes a power of two

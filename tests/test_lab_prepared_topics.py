@@ -4,8 +4,9 @@ import made_up_driver
 import pytest
 import torch
 
-from kernels import attention, fusion, gemv, kv_cache, lowbit, matmul, ssd
+from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, matmul, ssd
 from kernels.fusion.rungs import CALLS as FUSION
+from kernels.llm import operations
 from kernels.lowbit.gemv import CALLS as LOWBIT
 from kernels.ssd.fused import CALLS as SSD
 
@@ -15,7 +16,8 @@ HALF = torch.float16
 @pytest.fixture
 def driver(monkeypatch):
     yield made_up_driver.put_in(monkeypatch)
-    for calls in (gemv.CALLS, LOWBIT, matmul.CALLS, FUSION, SSD):
+    own = operations.EMBED, operations.APPEND, operations.APPEND_QUANTIZED
+    for calls in (gemv.CALLS, LOWBIT, matmul.CALLS, FUSION, SSD, *own):
         calls.clear()
 
 
@@ -145,3 +147,66 @@ def test_memory_that_was_freed_is_refused_by_the_checked_way():
     ]:
         with pytest.raises(ValueError, match=name + "must have memory of .* got a storage of 0"):
             call()
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_embed(driver, pdl):
+    def call(token):
+        E, at, out = torch.randn(9, 300).half(), torch.tensor([token]), torch.empty(300, dtype=HALF)
+        return lambda: llm.embed(E, at, out=out, pdl=pdl)
+
+    (launch,) = made_up_driver.expect_the_same(driver, operations.EMBED, call(1), call(2))
+    assert launch.pdl == pdl
+
+
+def token_call(bits=16, options=True, **changed):
+    """A token whose keys and values go into a cache of 16, 8 or 4 bits."""
+    half = lambda *shape: torch.randn(shape).half()  # noqa: E731
+    if bits == 16:
+        k, v = half(9, 2, 64), half(9, 2, 64)
+    else:
+        made = lambda role: kv_cache.empty(1, 32, 2, 64, bits, role, dtype=HALF, device="cpu")  # noqa: E731
+        k, v = made("keys"), made("values")
+    call = {"qkv": half(8, 64), "turns": torch.rand(32, dtype=torch.float64), "k": k, "v": v, "eps": 1e-5}
+    call |= {"kv_len": torch.tensor([5], dtype=torch.int32), "out": torch.empty(4, 64, dtype=HALF)}
+    if options:
+        call |= {"bias": half(8, 64), "q_norm": half(64), "k_norm": half(64)}
+    return lambda **other: llm.rope_append(**call | changed | other)
+
+
+@pytest.mark.parametrize("options", [False, True])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_rope_append(driver, bits, options):
+    calls = operations.APPEND if bits == 16 else operations.APPEND_QUANTIZED
+    made_up_driver.expect_the_same(driver, calls, token_call(bits, options), token_call(bits, options))
+    call = token_call(bits, options)
+    for _ in range(3):
+        driver.launches.clear()
+        assert call(out=None).shape == (4, 64)
+        for wrong, words in [
+            ({"eps": -1.0}, "eps must be 0 or more"),
+            ({"kv_len": torch.tensor([5])}, "kv_len must be of torch.int32"),
+            ({"turns": torch.rand(31, dtype=torch.float64)}, "turns must have shape"),
+            ({"q_norm": torch.ones(64).half(), "k_norm": None}, "must both be given"),
+            ({"k": None}, "k must be|k and v must be"),
+            ({"out": torch.empty(8, 64, dtype=HALF)}, "out must have shape"),
+        ]:
+            with pytest.raises((TypeError, ValueError), match=words):
+                call(**wrong)
+        assert len(driver.launches) == 1
+    assert driver.launches[0].way == "prepared"
+
+
+def test_rope_append_to_caches_that_overlap_or_are_not_for_it(driver):
+    both = torch.zeros(17, 2, 64, dtype=HALF)
+    small = [kv_cache.empty(1, 32, 2, 64, 8, role, dtype=HALF, device="cpu") for role in ("keys", "values")]
+    token_call(16)(), token_call(8)()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="k must not share memory with v"):
+            token_call(16, k=both[:9], v=both[8:])()
+        with pytest.raises(ValueError, match="k must be of 8 or 4 bits.*role='keys'"):
+            token_call(8, k=small[1], v=small[0])()
+        small[1].peak = 1.0
+        with pytest.raises(ValueError, match="v must be made for scales up to 16"):
+            token_call(8, k=small[0], v=small[1])()
+        small[1].peak = 16.0

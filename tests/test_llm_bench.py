@@ -163,3 +163,24 @@ def test_a_bench_of_a_model_is_a_command():
         [sys.executable, "-m", "kernels.bench", "llm"], capture_output=True, text=True, cwd=benching_root()
     )
     assert run.returncode == 1 and "No NVIDIA GPU" in run.stdout
+
+
+def test_tables_of_a_made_up_card(monkeypatch):
+    """Each row has its figures, and what is left out of the law stands in its row."""
+    timing = starting.Timing.of([2e-4])
+    graph = lambda calls: [call() for call in calls] and SimpleNamespace(turn=lambda: [3e-6])  # noqa: E731
+    monkeypatch.setattr(studies.cuda_timing, "Graph", graph)
+    monkeypatch.setattr(studies.cuda_timing, "read_probe", lambda: (None, 10**9))
+    monkeypatch.setattr(studies.cuda_timing, "against", lambda probe, calls, seconds: {n: (timing, 0.5) for n in calls})
+    monkeypatch.setattr(studies, "launches", lambda call: (call(), 12)[1])
+    monkeypatch.setattr(studies, "LENGTH", 9)
+    monkeypatch.setattr(bench, "ROOMS", {9: 16})
+    found = studies.attention_alone(TINY)
+    assert found.rows == {
+        row: {"8 tokens, µs": 3.0, "8 tokens, PDL, µs": 3.0} for row in ("three launches", "one launch")
+    }
+    weights, cache = shapes.random_weights(TINY, 16, "cpu"), shapes.RandomCache(TINY, 9, 16, device="cpu")
+    rows = studies.law(TINY, 16, weights, cache, False, 0).rows
+    assert list(rows)[:2] == ["all", "without attention"] and list(rows)[-1] == "fit"
+    assert rows["without attention"]["GB"] == pytest.approx((weights.bytes) / 1e9)
+    assert rows["fit"]["attention, µs a layer"] == 0 and rows["all"]["launches"] == 12

@@ -96,7 +96,7 @@ def test_bad_arguments_are_named():
         ({"qkv": call["qkv"][:4]}, ValueError, "qkv must have n_heads \\+ 2 · 2 rows.*got 4"),
         ({"bias": call["qkv"][0]}, ValueError, r"bias must have shape \(10, 16\)"),
         ({"q_norm": call["qkv"][0].clone()}, ValueError, "q_norm and k_norm must both be given, or neither"),
-        ({"k": call["v"]}, ValueError, "out must not share memory with v"),
+        ({"k": call["v"]}, ValueError, "k must not share memory with v"),
         ({"out": call["qkv"][:6]}, ValueError, "out must not share memory with qkv"),
     ]:
         with pytest.raises(error, match="rope_append: " + wanted):
@@ -143,6 +143,6 @@ def test_greedy_says_what_cannot_be():
         greedy(logits[:0], token, kv_len, state)
     with pytest.raises(TypeError, match="greedy: token must be"):
         greedy(logits, token.int(), kv_len, state)
-    with pytest.raises(ValueError, match="greedy: out must not share memory with state"):
+    with pytest.raises(ValueError, match="greedy: token must not share memory with state"):
         greedy(logits, state[:1], kv_len, state)
     assert int(kv_len) == 1 and (state == 0).all()

@@ -8,7 +8,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernels import attention, fusion, gemv, kv_cache, lowbit, matmul, ssd
+from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, matmul, ssd
+from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
 ALL = "test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
@@ -19,13 +20,15 @@ WANTED += "attention_online attention_split attention_split_triton kv_cache_deco
 WANTED += (
     "fusion_silu_mul fusion_gemv_residual fusion_down_residual fusion_norm_qkv fusion_norm_glu ssd_five ssd_fused "
 )
-WANTED += "mamba_chunk_scan_combined"
+WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_quantized "
+WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
     return torch.randn(*shape, generator=GENERATOR).mul_(scale).to(dtype)
 
 
+assert lowbit_fused  # it defines operators
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -61,6 +64,21 @@ def quantised():
     return half(1, 2, 64), *of_cache(k), *of_cache(v), [*k.shape]
 
 
+def token(quantised=False):
+    """Queries, keys and values of a token, its position, and a cache."""
+    qkv, turns, kv_len = half(8, 64), torch.rand(32, dtype=torch.float64), lengths(5)
+    if not quantised:
+        return qkv, turns, kv_len, half(9, 2, 64), half(9, 2, 64)
+    k, v = of_capacity()
+    return qkv, turns, kv_len, k.packed, k.scale, v.packed, v.scale, [*k.shape], 8, k.group, v.peak
+
+
+def of_capacity(bits=8, peak=None):
+    k, v = (kv_cache.empty(1, 32, 2, 64, bits, role, dtype=torch.float16, device="cpu") for role in ("keys", "values"))
+    v.peak = peak or v.peak
+    return k, v
+
+
 CASES = {
     **{name: lambda: (randn(5, 33), randn(33)) for name in WANTED.split() if name.startswith("gemv")},
     "lowbit_gemv": lambda: (*of_weight(2, 5, 70, None), half(2, 70)),
@@ -81,6 +99,14 @@ CASES = {
     "ssd_five": lambda: (*layer(), 16),
     "ssd_fused": lambda: layer(),
     "mamba_chunk_scan_combined": lambda: (*layer(), 16),
+    "llm_embed": lambda: (half(9, 40), torch.tensor([3])),
+    "llm_rope_append": token,
+    "llm_rope_append_quantized": lambda: token(quantised=True),
+    "llm_greedy": lambda: (half(50), torch.tensor([3]), lengths(5), torch.zeros(2, dtype=torch.int64)),
+    "llm_attend": token,
+    "lowbit_norm_gemv": lambda: (*of_weight(), half(256), half(256), 1e-3),
+    "lowbit_norm_glu": lambda: (*of_weight(rows=32), half(256), half(256)),
+    "lowbit_gemv_residual": lambda: (*of_weight(), half(256), half(16)),
 }  # fmt: skip
 
 
@@ -189,6 +215,32 @@ def test_a_cache_that_grows_is_compiled_for_no_more_than_a_few_lengths():
     assert len(counted) <= 2
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_step_that_writes_into_its_cache_compiles_whole(backend, bits):
+    E, at = half(9, 512), torch.tensor([3])
+    _, turns, kv_len, *plain = token()
+    weights = {"q_norm": half(64), "k_norm": half(64), "bias": half(8, 64)}
+
+    def step(k, v):
+        x = llm.embed(E, at).view(8, 64)
+        q = llm.rope_append(x, turns, kv_len, k, v, **weights)
+        if bits == 16:
+            return q * 1, attention.decode(q[None], k[None], v[None], kv_lens=kv_len)
+        return q * 1, kv_cache.decode(q[None], k, v, kv_lens=kv_len)
+
+    def cache():
+        return (plain[0].clone(), plain[1].clone()) if bits == 16 else of_capacity(bits)
+
+    one, two = cache(), cache()
+    wanted = step(*one)
+    with torch.no_grad():
+        found = torch.compile(step, fullgraph=True, backend=backend)(*two)
+    for a, b in zip([*wanted, *one], [*found, *two]):
+        a, b = (t if isinstance(t, torch.Tensor) else t.dequantize() for t in (a, b))
+        assert torch.equal(a, b)
+
+
 def test_gradients_where_a_matrix_learns():
     W, x = randn(5, 12).requires_grad_(), randn(12).requires_grad_()
     wanted = torch.autograd.grad((W @ x).sin().sum(), (W, x))
@@ -224,6 +276,10 @@ BAD = [  # words, kernel, arguments
     ("rmsnorm: weight must have shape", fusion.rmsnorm, lambda: (half(8), half(9))),
     ("five: x must be a dense torch tensor|five: x must have shape", ssd.five, lambda: (layer()[1], *layer()[1:])),
     ("linear: W must have shape", matmul.linear, lambda: (half(2, 16), half(8, 24))),
+    ("embed: token must be of torch.int64", llm.embed, lambda: (half(9, 8), lengths(3))),
+    ("rope_append: turns must have shape", llm.rope_append, lambda: (token()[0], token()[1][:9], *token()[2:])),
+    ("two tensors or two QuantizedKV", llm.rope_append, lambda: (*token()[:3], of_capacity()[0], half(9, 2, 64))),
+    ("v must be made for scales up to 16", llm.rope_append, lambda: (*token()[:3], *of_capacity(peak=1.0))),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Clusters on the SIMT machine: ranks, arrivals at other blocks' mbarriers, multicast copies, barriers."""
+"""Clusters on the SIMT machine: ranks, arrivals at other blocks' mbarriers, stores, multicast copies, barriers."""
 
 import functools
 
@@ -101,6 +101,53 @@ def test_a_mistake_is_named(what):
     assert ROUND.count(old) == 1
     with pytest.raises(error, match=text):
         run(ROUND.replace(old, new), 4, 64, np.zeros((4, 64), np.int32), cluster=2, check_races=True)
+
+
+# Each thread sends two numbers to the next block of the cluster, and shows what it was sent.
+SEND = """
+    __shared__ __align__(8) float got[128];
+    unsigned there, to = (rank() + 1) % 4;
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); cluster_wait();
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at(got + 2 * threadIdx.x)), "r"(to));
+    float a = blockIdx.x, b = threadIdx.x;
+    if (threadIdx.x % 3 < 2)
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" :: "r"(there), "f"(a), "f"(b) : "memory");
+    cluster_arrive(), cluster_wait();
+    if (threadIdx.x % 3 < 2) y[blockIdx.x * 64 + threadIdx.x] = got[2 * threadIdx.x] * 64 + got[2 * threadIdx.x + 1];
+"""
+
+
+@pytest.mark.parametrize("order, places", [("forward", None), ("reverse", 4), (5, 4)])
+def test_stores_to_other_blocks(order, places):
+    y = np.full((8, 64), -1, np.int32)
+    run(SEND, 8, 64, y, cluster=4, order=order, places=places, check_races=True)
+    block, thread = np.divmod(np.arange(512), 64)
+    sender = block // 4 * 4 + (block + 3) % 4
+    assert (y.reshape(-1) == np.where(thread % 3 < 2, sender * 64 + thread, -1)).all()
+
+
+STORES = {
+    "read too early": ("    cluster_arrive(), cluster_wait();\n    if", "    __syncthreads();\n    if",
+                       simt.SimtError, None),
+    "arrived without release": (
+        "    cluster_arrive(), cluster_wait();\n    if",
+        '    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); cluster_wait();\n    if',
+        simt.RaceError, "race"),
+    "two to one place": ("2 * threadIdx.x)), ", "2 * (threadIdx.x / 2))), ", simt.RaceError, "race"),
+    "before the others are there": (' ::: "memory"); cluster_wait();', ' ::: "memory");',
+                                    simt.AsyncFault, "may not have begun"),
+    "past the end": ("at(got + 2 * ", "at(got + 64 + 2 * ", simt.MemoryFault, "of a block's 512 of shared memory"),
+    "between two numbers": ("at(got + 2 * ", "at(got + 1 + 2 * ", simt.MemoryFault, "a multiple of 8"),
+    "to a rank that is none": ("% 4;", "% 5;", simt.LaneFault, "the cluster, of 4 blocks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", STORES)
+def test_a_mistake_with_a_store_is_named(what):
+    old, new, error, text = STORES[what]
+    assert SEND.count(old) == 1
+    with pytest.raises(error, match=text):
+        run(SEND.replace(old, new), 8, 64, np.zeros((8, 64), np.int32), cluster=4, check_races=True)
 
 
 def test_who_leaves_has_come():

@@ -290,6 +290,21 @@ def test_an_asynchronous_copy_may_fill_up_with_zeros():
     assert y.tolist() == [n + 1 if n < 102 else 0 for n in range(128)]
 
 
+def test_an_asynchronous_copy_may_have_a_policy_and_fewer_bytes():
+    x, y = np.arange(1, 129, dtype=F32), floats(128)
+    body = """(const float4* x, float4* y, int n) {
+      __shared__ float4 s[32];
+      int left = n - 4 * (int)threadIdx.x, bytes = left >= 4 ? 16 : left <= 0 ? 0 : 4 * left;
+      unsigned long long policy;
+      asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3; cp.async.wait_all;"
+                   ::"r"((unsigned)__cvta_generic_to_shared(&s[threadIdx.x])), "l"(&x[threadIdx.x]), "r"(bytes),
+                     "l"(policy) : "memory");
+      y[threadIdx.x] = s[threadIdx.x]; }"""
+    run(body, 1, 32, x, y, I32(102))
+    assert y.tolist() == [n + 1 if n < 102 else 0 for n in range(128)]
+
+
 # Addresses of any memory.
 
 SUM = """__device__ __noinline__ float sum(float* p, int n) {

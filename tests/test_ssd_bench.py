@@ -11,7 +11,7 @@ from test_attention_bench import card as card
 from test_ssd_five import recurrence
 
 from kernels.bench import GPU_TOPICS
-from kernels.ssd import bench, by_hand, peers, rungs
+from kernels.ssd import bench, by_hand, float32, peers, rungs
 from kernels.ssd.bench import Case, Entry, Shape
 from kernels.ssd.five import SOURCES, five, least, work
 
@@ -79,6 +79,11 @@ def test_the_ladder_of_prefill(small):
     moved, flops = least(1, 40, 2, 16, 1, 16)
     assert (ladder["five"].bytes, ladder["five"].flops) == (moved, flops)
     assert ladder["five"].checked == "right on 2 shapes" and ladder["five"].sources == SOURCES
+
+
+def test_five_has_kernels_of_its_own_for_fp32(small):
+    ladder = bench.prefill(TINY._replace(dtype=torch.float32), 0.1)
+    assert ladder["five"].sources == (*SOURCES, *float32.SOURCES)
 
 
 def test_bf16_is_held_to_bf16(small, monkeypatch):

@@ -1,6 +1,6 @@
 """float32's own SSD kernels in Triton's interpreter: parts, layouts, decays from tile to tile, what is not finite.
 
-Here they are called by themselves: `five` does not call them.
+Here they are called by themselves, at any strides; `five` calls them where they are multiples of 16.
 """
 
 import math
@@ -124,9 +124,29 @@ def test_numbers_at_the_end_of_float32():
     assert y.isfinite().all() and off(y, wanted) < 1e-5
 
 
-def test_they_agree_with_the_kernels_that_five_calls():
-    call = problem(1, 70, 1, 40, 1, 72)
-    assert off(own(call, 64)[0], five(**call, chunk_size=64).double()) < 2e-6
+def test_five_leaves_float32_to_them(monkeypatch):
+    """But for several sequences, and for tensors that are not at multiples of 16; and they agree with the kernels of
+    all types."""
+    call = problem(1, 70, 1, 48, 1, 80)
+    one = torch.zeros(1, 70, dtype=torch.int32)
+    y, final = own(call, 64)
+    found = five(**call, chunk_size=64, return_final_states=True, out=(out := torch.empty_like(y)))
+    assert torch.equal(found[0], y) and torch.equal(found[1], final) and found[0] is out
+    assert off(y, five(**call, chunk_size=64, seq_idx=one).double()) < 2e-6
+    monkeypatch.setattr(float32, "run", None)  # which the rest must do without
+    for shape in ((1, 70, 1, 40, 1, 80), (1, 70, 1, 48, 1, 72), (1, 70, 1, 48, 1, 80, torch.float16)):
+        five(**problem(*shape), chunk_size=64)
+    for name in ("x", "B", "C", "D", "z", "out"):
+        moved = {name: shifted({**call, "out": out}[name])}
+        assert off(five(**call | moved, chunk_size=64), y.double()) < 2e-6
+    with pytest.raises(TypeError):
+        five(**call, chunk_size=64)
+
+
+def shifted(tensor):
+    """A copy that begins one element after a multiple of 16 bytes."""
+    home = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)
+    return home[1:].view(tensor.shape).copy_(tensor)
 
 
 def test_steps_one_after_another():

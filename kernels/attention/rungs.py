@@ -103,13 +103,19 @@ def counters(rung, q, k, v, scale=None, *, kv_lens=None, splits=None, check_race
 
 def _run(rung, q, k, v, scale, kv_lens, out, splits=None):
     scale, out = expect_decode(rung, q, k, v, scale, kv_lens, out, alignment=1)
-    if splits is not None:
-        if isinstance(splits, bool) or not isinstance(splits, int):
-            raise TypeError(f"{rung}: splits must be an int or None, got {type(splits).__name__}")
-        if not 1 <= splits <= MOST:
-            raise ValueError(f"{rung}: splits must be from 1 to {MOST}, got {splits}")
+    expect_splits(rung, splits)
     LAUNCHES[rung](q, k, v, scale, kv_lens, out, splits)
     return out
+
+
+def expect_splits(rung, splits):
+    """Raise unless tokens can be split so; None: as split_count says."""
+    if splits is None:
+        return
+    if isinstance(splits, bool) or not isinstance(splits, int):
+        raise TypeError(f"{rung}: splits must be an int or None, got {type(splits).__name__}")
+    if not 1 <= splits <= MOST:
+        raise ValueError(f"{rung}: splits must be from 1 to {MOST}, got {splits}")
 
 
 @functools.cache

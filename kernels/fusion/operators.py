@@ -22,6 +22,8 @@ def _operation(rung, result, **axes):
         for name, tensor in tensors.items():
             expect(where, name, tensor, first, tuple(sizes.get(axis, axis) for axis in axes[name]))
             sizes.update(zip(axes[name], tensor.shape))
+            if tensor.ndim == 2:
+                rungs.expect_rows(where, name, len(tensor))
         return first.new_empty(sum(sizes[axis] for axis in result))
 
     inputs = "".join(f"Tensor {name}, " for name in axes) + "float eps=1e-05, " * eps + "bool pdl=False"

@@ -66,7 +66,7 @@ def norm_qkv(x, norm_weight, Wq, Wk, Wv, eps=1e-5, *, out=None, pdl=False):
         expect(where, name, W, x, ("rows", hidden))
     expect_eps(where, eps)
     rows = len(Wq) + len(Wk) + len(Wv)
-    _expect_rows(where, "Wq, Wk and Wv", rows, " in all")
+    expect_rows(where, "Wq, Wk and Wv", rows, " in all")
     y = output(where, out, x, (rows,), x=x, norm_weight=norm_weight, Wq=Wq, Wk=Wk, Wv=Wv)
     args = (x, norm_weight, Wq, Wk, Wv, y, len(Wq), len(Wk), len(Wv), hidden, float(eps))
     with CALLS.preparing(options, (out,), (y,), args[:5]):
@@ -91,7 +91,7 @@ def norm_glu(x, norm_weight, W_gate, W_up, eps=1e-5, *, out=None, pdl=False):
     expect(where, "W_gate", W_gate, x, ("ffn", hidden))
     expect(where, "W_up", W_up, x, (len(W_gate), hidden))
     expect_eps(where, eps)
-    _expect_rows(where, "W_gate", len(W_gate))
+    expect_rows(where, "W_gate", len(W_gate))
     y = output(where, out, x, (len(W_gate),), x=x, norm_weight=norm_weight, W_gate=W_gate, W_up=W_up)
     args = (x, norm_weight, W_gate, W_up, y, len(W_gate), hidden, float(eps))
     with CALLS.preparing(options, (out,), (y,), args[:4]):
@@ -106,7 +106,7 @@ def _gemv_residual(where, name, W, x, residual, out, pdl):
     expect_vector(where, "x", x)
     expect(where, name, W, x, ("rows", x.numel()))
     expect(where, "residual", residual, x, (len(W),))
-    _expect_rows(where, name, len(W))
+    expect_rows(where, name, len(W))
     y = output(where, out, x, (len(W),), **{name: W, "x": x, "residual": residual})
     args = (W, x, residual, y, *W.shape)
     with CALLS.preparing(options, (out,), (y,), (W, x, residual)):
@@ -114,7 +114,7 @@ def _gemv_residual(where, name, W, x, residual, out, pdl):
     return y
 
 
-def _expect_rows(where, name, rows, in_all=""):
+def expect_rows(where, name, rows, in_all=""):
     if rows > MOST_ROWS:
         raise ValueError(f"{where}: {name} must have at most {MOST_ROWS} rows{in_all}, got {rows}")
 

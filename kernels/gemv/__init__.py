@@ -35,7 +35,7 @@ from kernels.gemv.ring_plan import product, ring_plan
 from kernels.gemv.unaligned_plan import is_unaligned, unaligned_plan, unaligned_ring_plan
 from lab import Rung, cuda
 from lab.card import multiprocessors, shared_memory, starts_early
-from lab.operators import operator
+from lab.operators import Prepared, operator
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect, expect_first, output
 
@@ -53,6 +53,7 @@ def _operator(rung):
         fake=lambda W, x, *, pdl=False: _expect_all(rung, W, x, None, pdl),
         backward=_backward,
         tracked=("W", "x"),
+        prepared=Prepared(CALLS, f"run_tracked(({rung!r}, pdl), out, W, x)"),
     )
 
 

@@ -6,7 +6,7 @@
    values, and behind them their scales.
 
    A share of the tiles belongs to a team: TEAM warps of a block, which join what they have found at the end of each
-   segment. A team of one waits for nobody. */
+   segment. A team of one waits for nobody. WHOLE: each share is a row. */
 #pragma once
 #include "../attention/tiles.cuh"
 #include "../device/copy.cuh"
@@ -35,6 +35,7 @@ using KEYS = C::KEYS;
 using VALUES = C::VALUES;
 
 constexpr int STAGES = RING_STAGES;            // tiles in a warp's ring
+constexpr bool WHOLE = ONE_BLOCK_PER_ROW;      // a share is a row, and what its team finds is the result
 constexpr bool BY_CHANNEL = C::KEY_TOKENS > 0; // scales of keys belong to channels
 constexpr int SIXTEENS = TILE / 16;            // of the tokens of a tile
 constexpr int TEAM = TEAM_WARPS, TEAMS = WARPS / TEAM; // warps of a team; teams of a block
@@ -62,15 +63,31 @@ template <int N> __device__ __forceinline__ void take_words(unsigned (&to)[N], c
     if constexpr (N % 2) to[N - 1] = reinterpret_cast<const unsigned *>(twos + N % 4 / 2 * 32)[lane];
 }
 
+/* A share that is a row begins at the row's first tile: nothing is searched for, so that the first copies are asked for
+   sooner. */
+struct RowCursor {
+    int b, row, tile, tiles; // as in TileCursor
+
+    __device__ __forceinline__ RowCursor(const TileSchedule &schedule, int share)
+        : b((unsigned)share / schedule.rows), row(share - b * schedule.rows), tile(0), tiles(schedule.tiles(b)) {}
+    __device__ __forceinline__ long long work_row(const TileSchedule &schedule) const {
+        return (long long)b * schedule.rows + row;
+    }
+    __device__ __forceinline__ void next_row(const TileSchedule &) {} // there is none
+};
+template <bool> struct CursorOf { using type = TileCursor; };
+template <> struct CursorOf<true> { using type = RowCursor; };
+using Cursor = CursorOf<WHOLE>::type;
+
 /* Where a warp is: the tiles of a share, one segment after another, of each those that are the warp's. They are
    neighbours, so that it meets a group's scales once. */
 struct WarpTiles {
-    TileCursor cursor; // tile: the next of this warp
+    Cursor cursor;     // tile: the next of this warp
     int left;          // tiles of the share that follow this segment
     int mine;          // tiles that the warp still has in it
 
-    __device__ __forceinline__ WarpTiles(const TileSchedule &schedule, int first, int count, int member, int lane)
-        : cursor(schedule, first, lane), left(count) {
+    /* begin: of the share; count: its tiles. */
+    __device__ __forceinline__ WarpTiles(const Cursor &begin, int count, int member) : cursor(begin), left(count) {
         enter(member);
     }
     __device__ __forceinline__ void enter(int member) {
@@ -86,7 +103,7 @@ struct WarpTiles {
     }
     /* The row of the next segment, which there must be. */
     __device__ __forceinline__ long long row_after(const TileSchedule &schedule) const {
-        TileCursor after = cursor;
+        Cursor after = cursor;
         after.next_row(schedule);
         return after.work_row(schedule);
     }

@@ -123,3 +123,9 @@ __device__ __forceinline__ void store(const Epilogue &epilogue, const float *all
         epilogue.store(0, head, channel + 2, make_float2(high.x / UNIT, high.y / UNIT), found);
     }
 }
+
+/* The result of a row without tokens. */
+__device__ __forceinline__ void store_zeros(const StoreOutput &epilogue, int thread) {
+    for (int i = 2 * thread; i < HEADS * HEAD_DIM; i += 2 * 32 * TEAM)
+        epilogue.store(0, i / HEAD_DIM, i % HEAD_DIM, make_float2(0, 0), make_float2(0, 1));
+}

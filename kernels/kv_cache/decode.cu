@@ -15,6 +15,8 @@
      waited for one after the other.
    - A share belongs to a team of warps, from one to all of a block. The fewer, the fewer wait for each
      other at the end of a segment, and the more segments are left for merge.cu.
+   - With ONE_BLOCK_PER_ROW a share is a row, of any length: nothing is left to be merged, and this is
+     the only launch.
 
    Moves HEAD_DIM * (bits of k + bits of v) / 8 bytes for each token and kv head, and 2 for each
    scale; and 4 * (HEAD_DIM + 2) bytes for each head and segment.
@@ -22,10 +24,11 @@
    Compile with SHAPE (HEAD_DIM a multiple of 16), SCHEDULE (one head tile a block), CACHE,
    RING_STAGES and TEAM_WARPS (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
    Launch with 32 * WARPS threads on a block for each TEAMS shares, with one team at most one for each
-   tile; rows = n_kv_heads * HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is
-   written: ../attention/partial.cuh; out, or the two others, may be null. q, out (batch, n_heads,
-   HEAD_DIM); k, v and their scales as layout.py has them, with room for k_room and v_room tiles in a
-   sequence. scale: times log2(e). early: launched as a dependent. */
+   tile, with ONE_BLOCK_PER_ROW one for each TEAMS rows of all sequences; rows = n_kv_heads *
+   HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is written:
+   ../attention/partial.cuh; out, or the two others, may be null. q, out (batch, n_heads, HEAD_DIM); k, v
+   and their scales as layout.py has them, with room for k_room and v_room tiles in a sequence. scale:
+   times log2(e). early: launched as a dependent. */
 #ifndef SCHEDULE
 #define SCHEDULE Schedule<8, 32, 1, false, false>
 #endif
@@ -36,8 +39,6 @@
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
-static_assert(!ONE_BLOCK_PER_ROW || !(LENS || TEAMS > 1), "a row without a share would get no result");
-static_assert(!ONE_BLOCK_PER_ROW || TEAM > 1, "a warp alone leaves partial sums");
 static_assert(HEAD_TILES_PER_BLOCK == 1, "all warps share the tokens of one head tile");
 
 /* The products of a tile's keys with the queries, but for the factor score_scale. */
@@ -129,7 +130,7 @@ struct Shared {
     SharedQueries queries;
 
     __device__ __forceinline__ Shared(uint4 *memory, int warp, int team) : ring(memory + warp * STAGES * SLOT) {
-        constexpr int JOINED = TEAM > 1 ? WARPS * HEADS : 0, EACH = JOINED / TEAMS;
+        constexpr int JOINED = TEAM > 1 || WHOLE ? WARPS * HEADS : 0, EACH = JOINED / TEAMS;
         float *all_values = reinterpret_cast<float *>(memory + WARPS * STAGES * SLOT);
         float2 *all_pairs = reinterpret_cast<float2 *>(all_values + JOINED * PITCH);
         __half *all_queries = reinterpret_cast<__half *>(all_pairs + JOINED);
@@ -143,6 +144,15 @@ __device__ __forceinline__ void meet(int team) {
     if constexpr (TEAM == 1) __syncwarp();
     else if constexpr (TEAMS == 1) __syncthreads();
     else named_barrier<32 * TEAM>(1 + team);
+}
+
+/* The warp's tiles of a share. */
+__device__ __forceinline__ WarpTiles warp_tiles(const TileSchedule &schedule, int share, int first, int count,
+                                                int member, int lane) {
+    if constexpr (WHOLE) {
+        const RowCursor begin(schedule, share);
+        return {begin, begin.tiles, member};
+    } else return {TileCursor(schedule, first, lane), count, member};
 }
 
 /* A tile: its scores and weights when its keys have come, its weighted values when those have, too. */
@@ -183,13 +193,17 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
     // 1. which tiles. The shares of a block lie far apart, so that those with one more are everywhere
     const int share = team * gridDim.x + blockIdx.x;
     TileSchedule schedule{kv_lens, kv_len, batch, rows, tiles_per_share, shares_with_one_more};
-    schedule.share_out(TEAMS * gridDim.x, lane);
-    const int first = schedule.first_tile(share), count = schedule.first_tile(share + 1) - first;
+    int first = 0, count = 0;
+    if constexpr (!WHOLE) {
+        schedule.share_out(TEAMS * gridDim.x, lane);
+        first = schedule.first_tile(share), count = schedule.first_tile(share + 1) - first;
+    } else if (share < batch * rows) count = schedule.tiles((unsigned)share / rows);
     if (count == 0) {
         wait_for_previous_kernel(); // who waits for this kernel takes the one before as done, too
+        if (WHOLE && share < batch * rows) store_zeros(StoreOutput{out, share}, threadIdx.x % (32 * TEAM));
         return;
     }
-    WarpTiles here(schedule, first, count, member, lane);
+    WarpTiles here = warp_tiles(schedule, share, first, count, member, lane);
 
     // 2. fill the ring. q, the newest token of a sequence, and what shares its scale may come from the kernels ahead
     Queries queries;
@@ -227,12 +241,12 @@ decode(const T *q, const uint4 *k, const uint4 *v, const uint4 *k_scale, const u
 
         // 7. what the share hands on
         const StorePartial partial{partial_out, max_and_sum, share + row};
-        if constexpr (TEAM == 1) sums.store(partial, lane);
+        if constexpr (TEAM == 1 && !WHOLE) sums.store(partial, lane);
         else {
             sums.lay_down(shared.values, shared.max_and_sum, member, lane);
             meet(team);
-            if constexpr (ONE_BLOCK_PER_ROW) {
-                store(StoreOutput{out, row}, shared.values, shared.max_and_sum, threadIdx.x);
+            if constexpr (WHOLE) {
+                store(StoreOutput{out, row}, shared.values, shared.max_and_sum, threadIdx.x % (32 * TEAM));
                 return;
             }
             store(partial, shared.values, shared.max_and_sum, threadIdx.x % (32 * TEAM));

@@ -11,16 +11,16 @@ from kernels.attention.arguments import expect_first, expect_kv_lens, expect_sca
 from kernels.attention.plan import options
 from kernels.kv_cache.layout import TILE
 from kernels.kv_cache.plan import plan
-from kernels.kv_cache.quantization import QuantizedKV
+from kernels.kv_cache.quantization import QuantizedKV, lift
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
-from lab.prepared import Calls, scratch
+from lab.prepared import Calls, changing, scratch
 from lab.tensors import expect_memory
 
 HERE = Path(__file__).resolve().parent
 FORMATS = {8: "Int8", 4: "Int4", "fp8": "Fp8"}  # the names of their decoders in codes.cuh
 LOG2_E = math.log2(math.e)
-CALLS = Calls("kv_cache.decode")
+CALLS = Calls("kv_cache.decode", numbers=1)  # kv_len
 RESCALE_ABOVE = 8  # log2 of how far a weight may pass 1: see softmax.cuh
 SOURCES = (
     "kernels/kv_cache/decode.cu",
@@ -60,13 +60,17 @@ def decode(q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False):
     if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor):
         return attention.decode(q, k, v, scale, kv_lens=kv_lens, out=out, pdl=pdl)
     if type(k) is type(v) is QuantizedKV:
-        options = scale, bool(pdl), k.kind, v.kind
-        if (done := CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens)) is not None:
-            return done
+        shape = k.shape
+        if shape == v.shape and len(shape) == 4:
+            options = _kind(shape, scale, pdl, k.form, k.lift, v.form, v.lift)
+            done = CALLS.run(options, out, q, k.packed, k.scale, v.packed, v.scale, kv_lens, shape[1])
+            if done is not None:
+                return done
     factor, result = _expect_all(q, k, v, scale, kv_lens, out)
     if k.role != "keys" or v.role != "values":
         _lay_out(k, "keys"), _lay_out(v, "values")
-    options, others = (scale, bool(pdl), k.kind, v.kind), (q, k.packed, k.scale, v.packed, v.scale, kv_lens)
+    others = q, k.packed, k.scale, v.packed, v.scale, kv_lens
+    options = _kind(k.shape, scale, pdl, k.form, k.lift, v.form, v.lift)
     with CALLS.preparing(options, (out,), (result,), others):
         _launch(q, k, v, factor, kv_lens, result, bool(pdl))
     return result
@@ -85,12 +89,14 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
     if k.role != "keys" or v.role != "values":
         _lay_out(k, "keys"), _lay_out(v, "values")
     formats = k.bits, k.axis, k.group, v.bits, v.group
-    p, split, merge, sizes, blocks = _prepared(
-        q.shape, k.shape, formats, q.dtype, kv_lens is not None, *_card(q.device), **(chosen or {})
+    batch, kv_len, n_kv_heads, _ = k.shape
+    tiles, lens = -(-kv_len // TILE), kv_lens is not None
+    p, split, merge, blocks = _prepared(
+        q.shape, tiles, n_kv_heads, formats, q.dtype, lens, *_card(q.device), **(chosen or {})
     )
     # Powers of two that keep the operands in float16's range: q times the scales of keys, weights times those of values
-    q_lift = min(15, 15 - _log2(k.peak)) if k.axis == "channel" else 15
-    lift = min(15, 15 - _log2(v.peak)) - RESCALE_ABOVE
+    q_lift, v_lift = k.lift if k.axis == "channel" else 15, v.lift - RESCALE_ABOVE
+    sizes = (*changing(kv_len), batch, p.rows, p.each, p.rest)
     rooms = k.packed.shape[2] * TILE // p.tile, v.packed.shape[2] * TILE // p.tile
     if p.whole:  # one launch; no scratch memory
         results = out, None, None
@@ -99,7 +105,7 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
         sums = partial[p.sums_at :]
         results = None, partial, sums
     args = (q, k.packed, v.packed, k.scale, v.scale, kv_lens, *results, *sizes, *rooms)  # looked at, or made here
-    args += (scale * LOG2_E, q_lift, lift, int(pdl))
+    args += (scale * LOG2_E, q_lift, v_lift, int(pdl))
     first = split.unchecked(p.blocks, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     if p.whole:
         return first, None
@@ -108,20 +114,34 @@ def _launch(q, k, v, scale, kv_lens, out, pdl, chosen=None, **options):
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(q_shape, k_shape, formats, dtype, lens, *card, **chosen):
-    """What all calls with such tensors share: (plan, the two kernels, sizes that both take, blocks of merge)."""
-    (batch, n_heads, head_dim), (_, kv_len, n_kv_heads, _) = q_shape, k_shape
+def _prepared(q_shape, tiles, n_kv_heads, formats, dtype, lens, *card, **chosen):
+    """What all calls with such tensors share, for which tiles of 16 tokens decide: (plan, the two kernels, blocks of
+    merge)."""
+    batch, n_heads, head_dim = q_shape
     k_bits, k_axis, k_group, v_bits, v_group = formats
     low = k_bits == v_bits == 4
-    p = plan(batch, n_heads, n_kv_heads, head_dim, kv_len, _held(formats, head_dim), low, *card, lens, **chosen)
+    p = plan(batch, n_heads, n_kv_heads, head_dim, tiles * TILE, _held(formats, head_dim), low, *card, lens, **chosen)
     threads = () if p.whole else (p.threads, p.together)
     split, merge = _kernels(options(dtype, p.shape, p.schedule), formats, p.stages, p.room, p.team, *threads)
-    return p, split, merge, (kv_len, batch, p.rows, p.each, p.rest), batch * n_heads // p.together
+    return p, split, merge, batch * n_heads // p.together
 
 
-def _log2(x):
-    """The smallest whole number that log2(x) does not pass; -100 for 0."""
-    return math.frexp(x)[1] if x else -100
+def run_parts(
+    q, shape, k_codes, k_scale, k_format, k_peak, v_codes, v_scale, v_format, v_peak, scale=None, kv_lens=None,
+    out=None, pdl=False,
+):  # fmt: skip
+    """decode of two caches by their parts, if a call of its kind has been prepared; else None. Whatever could be wrong
+    with them, but for the peaks, is part of the kind."""
+    if len(shape) == 4 and 0 <= k_peak < math.inf and 0 <= v_peak < math.inf:
+        options = _kind(shape, scale, pdl, k_format, lift(k_peak), v_format, lift(v_peak))
+        return CALLS.run(options, out, q, k_codes, k_scale, v_codes, v_scale, kv_lens, shape[1])
+    return None
+
+
+def _kind(shape, scale, pdl, *how):
+    """All that decides how caches of one shape are launched, beside the tensors and the exact kv_len."""
+    batch, kv_len, n_kv_heads, head_dim = shape
+    return scale, True if pdl else False, (batch, -(-kv_len // TILE), n_kv_heads, head_dim), *how
 
 
 def _lay_out(cache, role):

@@ -9,8 +9,9 @@ import copy
 import torch
 
 from kernels.kv_cache import layout
+from kernels.kv_cache.arguments import DTYPES, ROLES, expect_head_dim, expect_kv
 from kernels.kv_cache.layout import TILE
-from kernels.kv_cache.quantization import DTYPES, ROLES, QuantizedKV, _expect_kv, _peak
+from kernels.kv_cache.quantization import QuantizedKV, _peak
 from kernels.kv_cache.rounding import codes_of, default_group
 from lab.arguments import expect_count
 
@@ -37,8 +38,7 @@ def empty(batch, capacity, n_kv_heads, head_dim, bits, role, *, dtype, device):
         expect_count(where, name, value, low=1)
     if capacity % TILE:
         raise ValueError(f"{where}: capacity must be a multiple of {TILE}, got {capacity}")
-    if head_dim % 16 or head_dim > 256:
-        raise ValueError(f"{where}: head_dim must be a multiple of 16, 256 at most, got {head_dim}")
+    expect_head_dim(where, head_dim)
     if isinstance(bits, bool) or bits not in (8, 4):
         raise ValueError(f"{where}: bits must be 8 or 4, got {bits!r}")
     if role not in ROLES:
@@ -62,7 +62,7 @@ def put(cache, kv, position):
     batch, capacity, n_kv_heads, head_dim = cache.shape
     if cache.axis != "token":
         raise ValueError(f"put: cache must have axis='token', got {cache.axis!r}")
-    _expect_kv("put", "kv", kv, (batch, "n", n_kv_heads, head_dim))
+    expect_kv("put", "kv", kv, (batch, "n", n_kv_heads, head_dim))
     if (kv.dtype, kv.device) != (cache.dtype, cache.device):
         wanted, got = f"{cache.dtype} on {cache.device}", f"{kv.dtype} on {kv.device}"
         raise TypeError(f"put: kv must be of {wanted}, like the cache, got {got}")

@@ -7,9 +7,10 @@ has changed; kv_len it learns to take as a number.
 import torch
 
 from kernels import attention
+from kernels.attention.arguments import expect_scale
 from kernels.attention.operators import expect_lengths
 from kernels.kv_cache import decoding
-from kernels.kv_cache.quantization import QuantizedKV
+from kernels.kv_cache.quantization import QuantizedKV, expect_how
 from lab.operators import operator
 
 CACHE = "Tensor {0}_codes, Tensor {0}_scale, str {0}_format, float {0}_peak"
@@ -18,25 +19,40 @@ INPUTS += ", Tensor? kv_lens=None, bool pdl=False"
 
 
 def _caches(shape, parts):
+    if len(shape) != 4:
+        raise ValueError(f"decode: shape must be (batch, kv_len, n_kv_heads, head_dim), got {tuple(shape)}")
     kinds = "codes", "scale", "format", "peak"
-    return [_cache(*(parts.pop(f"{name}_{kind}") for kind in kinds), shape) for name in "kv"]
+    return [_cache(name, *(parts.pop(f"{name}_{kind}") for kind in kinds), shape) for name in "kv"]
 
 
-def _cache(packed, scale, form, peak, shape):
+def _cache(name, packed, scale, form, peak, shape):
     """What `decode` needs of a QuantizedKV, from what it reads; form: "bits axis group role"."""
-    cache = QuantizedKV.__new__(QuantizedKV)
-    bits, cache.axis, group, cache.role = form.split()
-    cache.bits, cache.group, cache.peak = bits if bits == "fp8" else int(bits), int(group), peak
-    cache.packed, cache.scale, cache.shape, cache.device = packed, scale, torch.Size(shape), packed.device
-    return cache
+    bits, axis, group, role = _read_format(name, form, shape[3])
+    return QuantizedKV.of_parts("decode", name, packed, scale, shape, bits, axis, group, role, peak)
+
+
+def _read_format(name, form, head_dim):
+    try:
+        bits, axis, group, role = form.split()
+        found = bits if bits == "fp8" else int(bits), axis, int(group), role
+        expect_how("decode", *found[:3], role, head_dim)
+    except ValueError as error:
+        raise ValueError(f'decode: {name}_format must be "bits axis group role", got {form!r}: {error}') from None
+    if role != {"k": "keys", "v": "values"}[name]:
+        raise ValueError(f"decode: {name}_format must end in the role that {name} has in decode, got {form!r}")
+    return found
 
 
 def _call(q, shape, **how):
-    k, v = _caches(shape, how)
-    return decoding.decode(q, k, v, **how)
+    found = decoding.run_parts(q, shape, **how)
+    if found is None:
+        k, v = _caches(shape, how)
+        found = decoding.decode(q, k, v, **how)
+    return found
 
 
 def _fake(q, shape, kv_lens=None, **how):
+    expect_scale("decode", how.pop("scale", None), q.shape[-1])
     decoding.expect_fit(q, *_caches(shape, how))
     expect_lengths("decode", kv_lens, q)
     return q.new_empty(q.shape)
@@ -54,12 +70,8 @@ def _unpack(operators, q, k, v, scale=None, *, kv_lens=None, out=None, pdl=False
                 f"decode: a cache must lie as {role} before torch.compile, got one that lies as {cache.role}: call "
                 f"decode once before, or quantize(..., role={role!r})"
             )
-    parts = k.packed, k.scale, _format(k), k.peak, v.packed, v.scale, _format(v), v.peak
+    parts = k.packed, k.scale, k.form, k.peak, v.packed, v.scale, v.form, v.peak
     return operators(q, *parts, list(k.shape), scale, kv_lens=kv_lens, out=out, pdl=pdl)
-
-
-def _format(cache):
-    return f"{cache.bits} {cache.axis} {cache.group} {cache.role}"
 
 
 decode = operator("kv_cache_decode", INPUTS, fake=_fake, unpack=_unpack, call=_call)(decoding.decode)

@@ -3,7 +3,8 @@
 The figures that decided were measured on an H200. One block stands on each multiprocessor. All tiles are cut into equal
 shares, each of a team of a block's warps, which wait for each other at the end of a row and join what they have found:
 of all its warps or, where a block would have several rows, of fewer. Integers of 4 bits need most instructions for a
-byte, so long shares of them get more warps.
+byte, so long shares of them get more warps. Where rows are short and all of them fit on the card side by side, the
+merge is what takes long: then a share is a row.
 """
 
 import functools
@@ -19,6 +20,8 @@ ALONE, TEAM = 1, 4  # warps of such a team, where they join up to 8 heads, and m
 LONG, DEEP = 48, 192  # tiles of a share, from which on more warps pay for 4 bits, and from which on a longer ring does
 SEGMENT = 6  # tiles that a block reads in the time that a second segment takes it
 WHOLE_MOST = 256  # tiles of a row, up to which it saves the merge if each block has one row
+ABREAST, ABREAST_EVEN, ABREAST_TOKENS = (2, 4, 8), 0.9, 1024  # rows of a block, each of a team; see _abreast
+ABREAST_WARPS, ABREAST_WARPS_4, ABREAST_STAGES, ABREAST_STAGES_4 = 8, 16, 3, 2  # with 8 bits, and with 4 in both caches
 MERGE_THREADS, MERGE_DEPTH = 1024, 5  # threads of a block of merge.cu, at most, and segments that one loads at once
 
 
@@ -83,10 +86,15 @@ def plan(
     rows = n_kv_heads * head_tiles
     differ = lens and batch > 1  # the rows of one sequence are all of one length
     most = shares or multiprocessors * blocks
+    abreast = 0  # rows of a block, each of a team of warps
+    if whole is None and heads <= 8 and kv_len <= ABREAST_TOKENS and not (team or warps or shares):
+        abreast = _abreast(batch * rows, multiprocessors)
     tile = tile or (HALF_TILE if batch * rows * -(-kv_len // TILE) <= TINY * most else TILE)
     tiles = batch * rows * -(-kv_len // tile)
     shares = min(most, tiles)
-    if not (team or warps or whole):
+    if abreast:
+        whole = True
+    elif not (team or warps or whole):
         team = _team(batch * rows / multiprocessors, heads, differ)
     # Shares that end where rows do have one segment, the others two. It may be worth some idle multiprocessors.
     even = most // (batch * rows) * batch * rows
@@ -104,25 +112,31 @@ def plan(
     ladder = (WARPS, 4, 2, 1)
     if warps:
         ladder = (warps,)
+    elif abreast:
+        ladder = tuple(w for w in (ABREAST_WARPS_4 if low else ABREAST_WARPS, WARPS, 4, 2) if w >= abreast)
     elif team is None and tiles <= SHORT * shares:
         ladder = ladder[1:]
     elif not (team or differ) and low and heads <= 8 and tiles >= LONG * shares:
         ladder = (WARPS_4, *ladder)
     for w in ladder:
         queries = heads * (2 * (head_dim + 8) + 4)
-        together = min(team or w, w)
-        fixed = w // together * queries + (4 * w * heads * (head_dim + 10) if together > 1 else 0)
+        together = w // abreast if abreast else min(team or w, w)
+        joins = together > 1 or whole
+        fixed = w // together * queries + (4 * w * heads * (head_dim + 10) if joins else 0)
         fit = (room // blocks - fixed) // (w * slot)
         if fit >= 2:
             break  # the first that leaves room for two tiles of each warp
-    whole = whole and w > 1  # a warp alone leaves partial sums
+    if abreast and fit < 2:
+        sizes = batch, n_heads, n_kv_heads, head_dim, kv_len, held, low, multiprocessors, room, lens
+        return plan(*sizes, tile=tile, stages=stages, blocks=blocks, aligned=aligned, whole=False, threads=threads)
     deep = team == 1 or low and tiles >= DEEP * shares
-    stages = stages or max(1, min(STAGES_DEEP if deep else STAGES, fit))
+    most = (ABREAST_STAGES_4 if low else ABREAST_STAGES) if abreast else STAGES_DEEP if deep else STAGES
+    stages = stages or max(1, min(most, fit))
     shared = w * stages * slot + fixed
     if blocks == 1:
         shared = max(shared, room // 2 + 1)  # two blocks of a launch must not meet on a multiprocessor
     team = together
-    grid = min(shares, -(-tiles // (w // team)))
+    grid = -(-shares // (w // team)) if whole else min(shares, -(-tiles // (w // team)))
     shares = grid * (w // team)
 
     count = -(-shares // (batch * rows)) + 1  # segments of a row
@@ -136,6 +150,13 @@ def plan(
         *(stages, blocks, w, tile, rows, grid, team, shares, tiles // shares, tiles % shares, shared),
         *(whole, threads or -(-columns * teams // 32) * 32, together, sums_at + 2 * segments * heads, sums_at),
     )
+
+
+def _abreast(rows, multiprocessors):
+    """Rows of short sequences that a block should have at a time, so that all fit into one go without a merge; 0 where
+    too many teams would be without one."""
+    each = -(-rows // multiprocessors)
+    return each if each in ABREAST and rows >= ABREAST_EVEN * each * multiprocessors else 0
 
 
 def _team(rows, heads, differ):

@@ -9,13 +9,17 @@ import math
 import torch
 
 from kernels.kv_cache import layout
+from kernels.kv_cache.arguments import STEP, expect_bits_and_axis, expect_head_dim, expect_how, expect_kv
 from kernels.kv_cache.layout import TILE
 from kernels.kv_cache.rounding import BITS, codes_of, default_group, padded
+from lab.tensors import expect, expect_first
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-AXES, ROLES = ("token", "channel"), ("keys", "values")
-STEP = 32  # tokens that decode.cu takes at a time, at most; also what groups of tokens are multiples of
 SLICE = 1 << 24  # elements that are quantised at a time, about: a slice needs some ten times as many bytes
+
+
+def lift(peak):
+    """The largest power of two, up to 15, that keeps in float16 what is multiplied by scales up to `peak`."""
+    return min(15, 15 - math.frexp(peak)[1])
 
 
 class QuantizedKV:
@@ -35,10 +39,38 @@ class QuantizedKV:
         self.shape = torch.Size((batch, 0, n_kv_heads, head_dim))
         self.bits, self.axis, self.group, self.role = bits, axis, group, role
         self.dtype, self.device = like.dtype, like.device
-        self.peak = 0.0  # the largest magnitude of a scale
+        self.peak = 0.0
         self.recent = like.new_empty(batch, 0, n_kv_heads, head_dim)
         self._step = group if axis == "channel" else TILE  # tokens that are quantised together
         self.packed, self.scale = self._memory(room)
+
+    @classmethod
+    def of_parts(cls, where, name, packed, scale, shape, bits, axis, group, role, peak):
+        """What `decode` needs of a cache, from what it reads. Nothing can be appended, and it stays as it lies.
+        TypeError or ValueError names the part as NAME_codes, NAME_scale or NAME_peak."""
+        batch, kv_len, n_kv_heads, head_dim = shape
+        self = cls.__new__(cls)
+        self.shape, self.bits, self.axis, self.group, self.role = torch.Size(shape), bits, axis, group, role
+        if any(n < 1 for n in shape):
+            raise ValueError(f"{where}: shape must have none of it 0, got {tuple(shape)}")
+        if not 0 <= peak < math.inf:
+            raise ValueError(f"{where}: {name}_peak must be finite, 0 or more, got {peak}")
+        wanted = batch, n_kv_heads, "tiles", layout.tile_bytes(bits, head_dim)
+        expect_first(where, f"{name}_codes", packed, wanted, (torch.uint8,))
+        tiles = packed.shape[2]
+        if tiles * TILE < kv_len or tiles * TILE % STEP:
+            wanted = f"a multiple of {STEP // TILE} tiles, {-(-kv_len // TILE)} or more, for {kv_len} tokens"
+            raise ValueError(f"{where}: {name}_codes must have {wanted}, got {tiles}")
+        groups, width = tiles, TILE * head_dim // group
+        if axis == "channel":
+            groups, width = -(-tiles * TILE // group), head_dim
+        expect(where, f"{name}_scale", scale, packed, (batch, n_kv_heads, groups, width), (torch.float16,))
+        for part, tensor in (("codes", packed), ("scale", scale)):
+            if tensor.data_ptr() % 16:
+                got = f"{tensor.data_ptr():#x}"
+                raise ValueError(f"{where}: {name}_{part} must start at an address divisible by 16, got {got}")
+        self.packed, self.scale, self.device, self.peak = packed, scale, packed.device, peak
+        return self
 
     def __repr__(self):
         return f"<QuantizedKV {tuple(self.shape)} bits={self.bits} axis={self.axis!r} group={self.group} {self.role}>"
@@ -49,9 +81,22 @@ class QuantizedKV:
         return sum(t[:, :, :n].numel() * t.element_size() for t, n in ((self.packed, tiles), (self.scale, groups)))
 
     @property
-    def kind(self):
-        """All that `decode` must know of it beside its tensors."""
-        return self.bits, self.axis, self.group, self.role, self.shape, self.peak
+    def role(self):
+        """As "keys" or "values". `form` goes with it: how the codes lie, a word for each of bits, axis, group, role."""
+        return self._role
+
+    @role.setter
+    def role(self, role):
+        self._role, self.form = role, f"{self.bits} {self.axis} {self.group} {role}"
+
+    @property
+    def peak(self):
+        """The largest magnitude of a scale. `lift` goes with it."""
+        return self._peak
+
+    @peak.setter
+    def peak(self, peak):
+        self._peak, self.lift = peak, lift(peak)
 
     @property
     def capacity(self):
@@ -102,7 +147,7 @@ class QuantizedKV:
         TypeError or ValueError as for `quantize`; the cache is unchanged then.
         """
         batch, kv_len, n_kv_heads, head_dim = self.shape
-        _expect_kv("append", "kv_new", kv_new, (batch, "n", n_kv_heads, head_dim))
+        expect_kv("append", "kv_new", kv_new, (batch, "n", n_kv_heads, head_dim))
         if kv_new.dtype != self.dtype or kv_new.device != self.device:
             wanted, got = (
                 f"{dtype} on {device}" for dtype, device in ((self.dtype, self.device), (kv_new.dtype, kv_new.device))
@@ -211,22 +256,12 @@ def quantize(kv, bits, *, axis="token", group=None, role=None, capacity=None):
     scale beyond float16, are named in a ValueError. TypeError or ValueError names any other argument; nothing has been
     made by then.
     """
-    if isinstance(bits, bool) or bits not in tuple(BITS):
-        raise ValueError(f"quantize: bits must be 8, 4 or 'fp8', got {bits!r}")
-    if axis not in AXES:
-        raise ValueError(f"quantize: axis must be 'token' or 'channel', got {axis!r}")
-    _expect_kv("quantize", "kv", kv, ("batch", "kv_len", "n_kv_heads", "head_dim"))
+    expect_bits_and_axis("quantize", bits, axis)
+    expect_kv("quantize", "kv", kv, ("batch", "kv_len", "n_kv_heads", "head_dim"))
     _, kv_len, _, head_dim = kv.shape
-    if head_dim % 16 or head_dim > 256:
-        raise ValueError(f"quantize: head_dim must be a multiple of 16, 256 at most, got {head_dim}")
+    expect_head_dim("quantize", head_dim)
     group = default_group(bits, axis, head_dim) if group is None else group
-    unit, whole = (16, head_dim) if axis == "token" else (STEP, group)
-    fits = isinstance(group, int) and not isinstance(group, bool) and group > 0
-    if not fits or group % unit or whole % group:
-        divisor = f" and a divisor of head_dim, {head_dim}," if axis == "token" else ""
-        raise ValueError(f"quantize: group must be a multiple of {unit}{divisor} with axis={axis!r}, got {group!r}")
-    if role not in (None, *ROLES) or (axis == "channel" and role == "values"):
-        raise ValueError(f"quantize: role must be 'keys', or 'values' with axis='token', or None, got {role!r}")
+    expect_how("quantize", bits, axis, group, role, head_dim)
     if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < kv_len):
         raise ValueError(f"quantize: capacity must be a whole number of kv_len, {kv_len}, or more, got {capacity!r}")
     peak = _peak("quantize", "kv", kv, bits)
@@ -234,22 +269,6 @@ def quantize(kv, bits, *, axis="token", group=None, role=None, capacity=None):
     cache = QuantizedKV(kv, bits, axis, group, role, capacity or kv_len)
     cache._put(kv.detach(), peak)
     return cache
-
-
-def _expect_kv(where, name, kv, shape):
-    if not isinstance(kv, torch.Tensor):
-        raise TypeError(f"{where}: {name} must be a torch tensor, got {type(kv).__name__}")
-    if kv.dtype not in DTYPES:
-        raise TypeError(f"{where}: {name} must be of {' or '.join(map(str, DTYPES))}, got {kv.dtype}")
-    if kv.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{where}: {name} must be on the CPU or on a CUDA device, got a tensor on {kv.device}")
-    if kv.layout is not torch.strided:
-        raise ValueError(f"{where}: {name} must be a dense tensor, got layout {kv.layout}")
-    fits = len(kv.shape) == 4 and 0 not in kv.shape
-    if not fits or any(n != m and not isinstance(m, str) for n, m in zip(kv.shape, shape)):
-        raise ValueError(
-            f"{where}: {name} must have shape ({', '.join(map(str, shape))}), none of it 0, got {tuple(kv.shape)}"
-        )
 
 
 def _peak(where, name, kv, bits):

@@ -22,7 +22,7 @@ def expect_heads(where, qkv, turns, kv_len, k, v, bias, q_norm, k_norm):
     expect(where, "kv_len", kv_len, qkv, (1,), (torch.int32,))
     quantised = isinstance(k, QuantizedKV) or isinstance(v, QuantizedKV)
     if quantised:
-        _expect_quantised(where, k, v, qkv)
+        expect_quantised(where, k, v, qkv)
         places = {"k.packed": k.packed, "k.scale": k.scale, "v.packed": v.packed, "v.scale": v.scale}
     else:
         expect(where, "k", k, qkv, ("capacity", "n_kv_heads", head_dim))
@@ -43,7 +43,7 @@ def expect_heads(where, qkv, turns, kv_len, k, v, bias, q_norm, k_norm):
     return n_heads, n_kv_heads, capacity, places
 
 
-def _expect_quantised(where, k, v, qkv):
+def expect_quantised(where, k, v, qkv):
     """Raise unless these are two caches that rope_append_quantized.cu can write to."""
     for name, cache, role in (("k", k, "keys"), ("v", v, "values")):
         if not isinstance(cache, QuantizedKV):

@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.attention.arguments import expect_scale
+from kernels.fusion.arguments import expect_eps
 from kernels.llm.arguments import expect_heads
 from lab import cuda
 from lab.card import multiprocessors, shared_memory
 from lab.prepared import Calls
-from lab.tensors import DTYPES, output
+from lab.tensors import DTYPES, expect_apart, expect_no_gradient, output
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/llm/attend.cu", "kernels/llm/attending.py")
@@ -63,12 +65,29 @@ def attend(
     others = qkv, turns, kv_len, bias, q_norm, k_norm
     if (done := CALLS.run(options, out, k, v, *others)) is not None:
         return done[0]
+    result, found, n_heads, n_kv_heads, capacity = expect_attend(
+        qkv, turns, kv_len, k, v, bias, q_norm, k_norm, eps, scale, out
+    )
+    with CALLS.preparing(options, (out, k, v), (result, k, v), others):
+        _launch(found, n_heads, n_kv_heads, capacity, others, k, v, result, eps, scale, pdl)
+    return result
+
+
+def expect_attend(
+    qkv, turns, kv_len, k, v, bias=None, q_norm=None, k_norm=None, eps=1e-6, scale=None, out=None, *, memory=True
+):  # fmt: skip
+    """Raise unless attend can be called so. Returns (the tensor to write to, the Plan, n_heads, n_kv_heads, capacity).
+    memory: whether the tensors have any, so that it can be seen whether they share it."""
     where = "attend"
+    expect_eps(where, eps)
+    expect_scale(where, scale, 1)
     n_heads, n_kv_heads, capacity, places = expect_heads(where, qkv, turns, kv_len, k, v, bias, q_norm, k_norm)
     if not isinstance(k, torch.Tensor):
         raise TypeError(f"{where}: k and v must be tensors, got {type(k).__name__}; rope_append takes such a cache")
     head_dim = qkv.shape[1]
-    found = _plan_for(qkv.device, n_heads // n_kv_heads, n_kv_heads, head_dim)
+    planned = plan if memory else plan.__wrapped__  # which has no cache: sizes may be symbols
+    group, card = n_heads // n_kv_heads, (multiprocessors(qkv.device), shared_memory(qkv.device))
+    found = planned(group, n_kv_heads, head_dim, *card)
     if found is None or head_dim % 16 or head_dim > 256:
         got = f"{n_heads // n_kv_heads} and {head_dim}"
         raise ValueError(
@@ -78,11 +97,12 @@ def attend(
     for name, place in places.items():
         if place.data_ptr() % 16:
             raise ValueError(f"{where}: {name} must start at a multiple of 16 bytes, got {place.data_ptr():#x}")
-        output(where, place, place, tuple(place.shape), **{n: t for n, t in (places | inputs).items() if n != name})
-    result = output(where, out, qkv, (n_heads, head_dim), **places, **inputs)
-    with CALLS.preparing(options, (out, k, v), (result, k, v), others):
-        _launch(found, n_heads, n_kv_heads, capacity, others, k, v, result, eps, scale, pdl)
-    return result
+        expect_no_gradient(where, place, name)
+        if memory:
+            expect_apart(where, name, place, **{n: t for n, t in (places | inputs).items() if n != name})
+    inputs |= places
+    result = output(where, out, qkv, (n_heads, head_dim), **(inputs if memory else {}))
+    return result, found, n_heads, n_kv_heads, capacity
 
 
 def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, **options):

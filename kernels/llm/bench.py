@@ -44,26 +44,32 @@ APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STE
 def ladders(seconds=0.2):
     """Check, then time, every rung and peer. Returns a Ladder for each model, bits of a weight, and length.
 
-    Peers make themselves ready first, all at once, which takes a minute or two; then ours are timed, and then peers,
-    one after another.
+    Ours come first, while nothing else runs on the card. Then peers make themselves ready, all at once, which takes a
+    minute or two, and are timed one after another.
     """
     cuda_timing.expect_gpu("the ladder of a whole model")
     cases = [case for case in _cases() if running.wants(title(*case))]
     found = {}
-    with peers.started(() if running.only_called() else cases) as beside:
-        peers.wait(beside)
-        for (shape, bits), group in itertools.groupby(cases, key=lambda case: case[:2]):
-            benching.empty()
-            weights = shapes.random_weights(shape, bits, benching.DEVICE)
-            for case in group:
-                found[case] = ladder_of(*case, weights, seconds)
-            del weights
+    for (shape, bits), group in itertools.groupby(cases, key=lambda case: case[:2]):
         benching.empty()
+        weights = shapes.random_weights(shape, bits, benching.DEVICE)
+        for case in group:
+            found[case] = ladder_of(*case, weights, seconds)
+        del weights
+    benching.empty()
+    if not running.only_called():
+        beside_peers(found)
+    return list(found.values())
+
+
+def beside_peers(found):
+    """Put peers' rows into these ladders: {(shape, bits, length): Ladder}."""
+    with peers.started(found) as beside:
+        peers.wait(beside)
         for case, ladder in found.items():
-            if others := [figure for peer in beside.get(case, ()) if (figure := _figure(peer, ladder))]:
+            if others := [figure for peer in beside[case] if (figure := _figure(peer, ladder))]:
                 ladder.figures += others
                 running.done(ladder)
-    return list(found.values())
 
 
 def _cases():

@@ -1,11 +1,11 @@
-/* Numbers that say themselves when they are there: how blocks of one launch hand vectors to each other without a barrier.
+/* Numbers that tell themselves that they are there: how blocks of one launch hand on vectors without a barrier.
 
-   A dated number is a float and a date, 8 bytes that are written and read as one. Who needs it reads until it has the date
-   that is waited for. Nothing else tells of its arrival: no flag that would have to come behind it, so no fence and no
-   second way to L2 and back. A barrier of the grid (device/grid.cuh) takes three such ways: write, arrive, read.
+   A dated number is a float and a date, 8 bytes that are written and read as one. Who needs it reads until it has the
+   date that is waited for. Nothing else tells of its arrival: no flag that would have to come behind it, so no fence
+   and no second way to L2 and back. A barrier of the grid (device/grid.cuh) takes three such ways: write, arrive, read.
 
-   Dates only rise, so that nothing is cleared between launches. A place is written again only by who has, through others,
-   what was made of its last number. */
+   Dates only rise, so that nothing is cleared between launches. A place is written again only by who has, through
+   others, what was made of its last number. */
 #pragma once
 
 using Dated = unsigned long long;
@@ -46,8 +46,8 @@ template <int N, class At> __device__ __forceinline__ void wait_for_all(float (&
     for (int i = 0; i < N; i++) to[i] = value_of(seen[i]);
 }
 
-/* A vector of which each thread reads words of 8 numbers. EACH dated numbers make a word: 8, or 4 that are two of 16 bits
-   each. Those that 32 neighbouring threads read at a time lie together: no sector is asked for twice. */
+/* A vector of which each thread reads words of 8 numbers. EACH dated numbers make a word: 8, or 4 that are two of 16
+   bits each. Those that 32 neighbouring threads read at a time lie together: no sector is asked for twice. */
 template <int EACH> struct Spread {
     static constexpr int size(int numbers) { return (numbers / 8 + 31) / 32 * 32 * EACH; }
     /* The place of dated number i. */
@@ -72,7 +72,8 @@ __device__ __forceinline__ void wait_for_words(unsigned (&bits)[WORDS][EACH], co
                 const Dated *at = vector + Spread<EACH>::place(word(k) * EACH + j);
                 asm volatile("{ .reg .u64 a, b; ld.relaxed.gpu.global.v2.u64 {a, b}, [%4];"
                              " mov.b64 {%0, %1}, a; mov.b64 {%2, %3}, b; }"
-                             : "=r"(bits[k][j]), "=r"(when[0]), "=r"(bits[k][j + 1]), "=r"(when[1]) : "l"(at) : "memory");
+                             : "=r"(bits[k][j]), "=r"(when[0]), "=r"(bits[k][j + 1]), "=r"(when[1]) : "l"(at)
+                             : "memory");
                 all &= when[0] == date && when[1] == date;
             }
     } while (!all);

@@ -7,16 +7,26 @@
    kv_len     (1,): tokens with this one; outside of 1 … capacity nothing is done
    keys, values   of layer 0, (capacity, n_kv_heads, head_dim); those of the others at places
    logits     (vocab,)
-   vectors    dated numbers (dated.cuh): hidden, qkv rows, n_heads · head_dim, hidden, ffn; then partials of attention
-   state      [0]: tickets taken, 0 between launches; [1]: launches so far; [2]: blocks that are done, 0 between launches
+   vectors    dated numbers (Vectors in token_vectors.cuh), 0 before the first launch
+   state      [0]: tickets taken, 0 between launches; [1]: launches so far; [2]: blocks that are done, 0 between them
 
-   New since chapters 04, 08 and 13: the model is a line of tasks that blocks take by tickets (token_tasks.cuh), a ring of
-   slots is filled by bulk copies while vectors are still being made (chapter 13's way to wait), and there is no barrier
-   of the grid: a vector's numbers say themselves when they are there (dated.cuh).
+   The model is a line of tasks, and blocks take them by tickets (token_tasks.cuh). One warp of a block takes them, and
+   has what they need of weights copied into slots long before they can begin; sixteen warps multiply. There is no
+   barrier of the grid: a vector's numbers tell themselves that they are there (dated.cuh).
 
-   Moves the weights once, and 4 · kv_len · n_kv_heads · head_dim bytes a layer. */
+   Moves the weights once, and 4 · kv_len · n_kv_heads · head_dim bytes a layer. Compile with SHAPE and SCHEDULE of
+   attention/shape.cuh (four warps, tiles of 16 tokens, one head tile), SIZES (token_tasks.cuh), and MEMORY: bytes that
+   a block has beside its slots. Launch with THREADS + 32 threads on any number of blocks, best one for each
+   multiprocessor, with SLOTS * SLOT + MEMORY bytes of shared memory. */
+#ifndef SHAPE
+#define SHAPE Shape<__half, 128, 4>
+#define SCHEDULE Schedule<4, 16, 1, false, false>
+#define SIZES Sizes<4096, 32, 14336, false, false, 32768, 6, 4>
+#define MEMORY 32768
+#endif
 #include "../device/grid.cuh"
 #include "token_attention.cuh"
+#include "token_vectors.cuh"
 
 /* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile. */
 constexpr int most(int a, int b) { return a > b ? a : b; }
@@ -28,57 +38,6 @@ struct Memory {
     float partial[2][MOST_ROWS][MULTIPLIERS + 1];
     float squares[2][MULTIPLIERS];
     Turns turns[32]; // of each lane
-};
-
-constexpr int PER_GATE = HALF % 2 ? 8 : 4; // a task's gates are published by twos, where there are two
-
-/* The vectors that blocks hand to each other. */
-struct Vectors {
-    Dated *x, *mixed, *h, *a, *qkv, *partials;
-    __device__ __forceinline__ Vectors(Dated *at)
-        : x(at), mixed(x + Spread<8>::size(S::HIDDEN)), h(mixed + Spread<8>::size(Q_ROWS)),
-          a(h + Spread<8>::size(S::HIDDEN)), qkv(a + Spread<PER_GATE>::size(S::FFN)), partials(qkv + QKV_ROWS) {}
-};
-
-/* What a thread holds of a vector that is multiplied with rows. */
-template <class R> struct Part {
-    float at[R::WORDS][8];
-
-    /* EACH: dated numbers of a word, 4 for two of 16 bits each. */
-    template <int EACH> __device__ __forceinline__ void load(const Dated *from, unsigned date, int thread) {
-        // First for the last number alone, by one lane: all lanes at once would be much to ask for again and again
-        if (thread % 32 == 0) wait_for(from + Spread<EACH>::place(R::ROW_WORDS * EACH - 1), date);
-        __syncwarp();
-        unsigned bits[R::WORDS][EACH];
-        wait_for_words(bits, from, date, [&](int k) { return R::word(k, thread); });
-#pragma unroll
-        for (int k = 0; k < R::WORDS; k++)
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                if constexpr (EACH == 8) at[k][i] = __uint_as_float(bits[k][i]);
-                else {
-                    const float2 two = unpack(bits[k][i / 2], T());
-                    at[k][i] = i % 2 ? two.y : two.x;
-                }
-                if (!R::has_word(k, thread)) at[k][i] = 0;
-            }
-    }
-    /* Multiply with a norm's weight; the sum of squares from before is left for `scale`. */
-    __device__ __forceinline__ void norm(const uint4 (&weight)[R::WORDS], float *squares, int thread) {
-        float sum = 0;
-#pragma unroll
-        for (int k = 0; k < R::WORDS; k++) {
-            float w[8];
-            widen(weight[k], w, T());
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                sum += at[k][i] * at[k][i];
-                at[k][i] *= w[i];
-            }
-        }
-        sum = warp_sum(sum);
-        if (thread % 32 == 0) squares[thread / 32] = sum;
-    }
 };
 
 /* The warps that multiply. */
@@ -132,8 +91,8 @@ struct Worker {
                 break;
             case ATTEND: {
                 const int team = thread / 32 / TILES, warp = thread / 32 % TILES, lane = thread % 32;
-                const Attention attention = {model, memory.turns[lane], memory.attention, vectors.qkv, vectors.partials, line.tokens,
-                                             eps, team, warp, lane};
+                const Attention attention = {model, memory.turns[lane], memory.attention, vectors.qkv, vectors.partials,
+                                             line.tokens, eps, team, warp, lane};
                 if (attends++ % TEAMS == team) {
                     attention.attend(task, slot(), now);
                     fence_async_proxy(); // the slot has been written to
@@ -236,7 +195,7 @@ struct Worker {
         for (Task task = first; task.like(first); task = wait_task()) {
             const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
             Dated seen = 0;
-            if (thread / 32 == count % MULTIPLIERS) // whose turn it will be: asked for early, as it has been there for long
+            if (thread / 32 == count % MULTIPLIERS) // whose turn it will be; the number has been there for long
                 seen = look(residual + Spread<8>::place(row));
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;

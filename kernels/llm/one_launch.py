@@ -16,7 +16,7 @@ from lab.card import multiprocessors, shared_memory, starts_early
 from lab.tensors import DTYPES, expect
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")
+SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")  # headers: by what it includes
 THREADS, WARPS = 512, 16  # that multiply; one warp more copies
 SLOT, TILE, TILES, CHUNK = 32768, 16, 4, 32  # bytes of a slot, at least; tokens of a tile; tiles, channels of a task
 AHEAD = 4  # slots that may be on their way at a time

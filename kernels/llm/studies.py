@@ -8,6 +8,7 @@ start      from the command `python -m models.generate` to its first token, for 
 
 import functools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ KV_LENGTHS = (128, 3968, 16384)
 def tables():
     """All of them."""
     cuda_timing.expect_gpu("the studies of a whole model")
-    return [*laws(), kv_bits(), starting.start()]
+    return [*laws(), attention_alone(), kv_bits(), starting.start()]
 
 
 # The law
@@ -71,6 +72,10 @@ def law(shape, bits, weights, cache, pdl, seconds):
         for name, (n, moved) in facts.items()
     }
     fitted = fit(rows, rate)
+    bare = {name: row for name, row in rows.items() if CALLED["attend"] in name}
+    fitted["c without attention, µs"] = fit(bare, rate)["c, µs"]
+    alone = "without " + CALLED["attend"]
+    fitted["attention, µs a layer"] = (rows["all"]["µs"] - rows[alone]["µs"]) / shape.n_layers
     for row in rows.values():
         row["the law's µs"] = row["GB"] * 1e15 / rate + fitted["c, µs"] * row["launches"]
     rows["fit"] = fitted | {"read, GB/s": rate / 1e9}
@@ -125,6 +130,29 @@ def launches(call):
     error, nodes, count = driver.cuGraphGetNodes(raw, count)
     kind = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
     return sum(driver.cuGraphNodeGetType(node)[1] == kind for node in nodes[:count])
+
+
+# Attention alone
+
+
+def attention_alone(shape=shapes.MISTRAL_7B):
+    """What the launches between a layer's first product and its output projection take, by themselves, in a graph."""
+    benching.empty()
+    bare = SimpleNamespace(bias_rows=None, q_norm=None, k_norm=None)
+    rows = {"three launches": {}, "one launch": {}}
+    for length, room in bench.ROOMS.items():
+        cache = shapes.RandomCache(shape, length, room, device=benching.DEVICE)
+        for row, one in zip(rows.values(), (False, True)):
+            for pdl in (False, True):
+                weights = SimpleNamespace(layers=[bare] * shape.n_layers)
+                step = Step(shape, weights, shape.dtype, benching.DEVICE, pdl=pdl, one_attention=one)
+                step.kv_len.fill_(length)
+                calls = [functools.partial(step.attend, bare, *cache.layer(i)) for i in range(shape.n_layers)]
+                graph = cuda_timing.Graph(calls)
+                taken = float(np.median([second for _ in range(3) for second in graph.turn()]))
+                row[f"{length - 1} tokens{', PDL' * pdl}, µs"] = 1e6 * taken
+    sources = (*bench.STEP, *bench.ATTEND, "kernels/llm/studies.py")
+    return Table(f"Attention of a layer of {shape.name}, alone", rows, sources)
 
 
 # Bits of the cache

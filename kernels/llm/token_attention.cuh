@@ -152,8 +152,8 @@ struct Attention {
     }
 };
 
-/* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every MULTIPLIERS-th
-   group. */
+/* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every
+   MULTIPLIERS-th group. */
 __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups, const Dated *partials, Dated *mixed,
                                       unsigned date, int thread) {
     const int warp = thread / 32, lane = thread % 32, head = task.number / CHUNKS;

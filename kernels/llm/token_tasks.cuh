@@ -15,7 +15,8 @@
 #include "../device/hidden.cuh"
 #include "../device/hopper/tma.cuh"
 
-template <int Hidden, int Heads, int Ffn, bool Biases, bool HeadNorms, int Slot, int Slots, int Ahead> struct Sizes {
+template <int Hidden, int Heads, int Ffn, bool Biases, bool HeadNorms, int Slot, int Slots, int Ahead>
+struct Sizes {
     static constexpr int HIDDEN = Hidden, HEADS = Heads, FFN = Ffn; // those of a head: SHAPE
     static constexpr bool BIASES = Biases, HEAD_NORMS = HeadNorms;
     static constexpr int SLOT = Slot, SLOTS = Slots; // bytes of a slot, and how many there are
@@ -31,7 +32,9 @@ constexpr int CHUNK = 32, CHUNKS = (HEAD_DIM + CHUNK - 1) / CHUNK; // channels o
 static_assert(GROUP <= 8 && TILE == 16 && TILES > 0, "a kv head's queries are half the rows of an mma");
 
 /* The parts of a layer. Its matrices are (outputs, inputs), W_q, W_k and W_v one above another. */
-enum Piece { ATTENTION_NORM, W_QKV, BIAS, Q_NORM, K_NORM, W_OUTPUT, FFN_NORM, W_GATE, W_UP, W_DOWN, KEYS, VALUES, PIECES };
+enum Piece {
+    ATTENTION_NORM, W_QKV, BIAS, Q_NORM, K_NORM, W_OUTPUT, FFN_NORM, W_GATE, W_UP, W_DOWN, KEYS, VALUES, PIECES
+};
 
 /* Where everything lies: elements from the beginning of one of three tensors. */
 struct Model {
@@ -137,11 +140,12 @@ struct Loader {
 
     /* The next ticket, which is not waited for until it is needed. (Of an addition ptxas makes one for all lanes that
        come together, and has them wait at once: more than half a microsecond for each task. Counting up to a bound it
-       leaves.) */
+       leaves alone.) */
     __device__ __forceinline__ unsigned take() const {
         unsigned number = 0;
         if (lane == 0)
-            asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(number) : "l"(ticket), "r"(1u << 31) : "memory");
+            asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], 0x80000000;"
+                         : "=r"(number) : "l"(ticket) : "memory");
         return number;
     }
     __device__ __forceinline__ void run() {
@@ -164,8 +168,8 @@ struct Loader {
         }
         task_phase.advance();
         if (task.has_slot()) {
-            // What is asked for stands in line behind all that is on its way. More than keeps the memory busy would only
-            // make the line longer, and the last of a vector's numbers late; slots beyond that are for when nobody reads.
+            // What is asked for stands in line behind all that is on its way. More than keeps the memory busy would
+            // make the line longer, and the last of a vector's numbers late. Further slots are for when nobody reads.
             if (filled++ >= S::AHEAD) taken.slots.wait_full(landed), landed.advance();
             taken.slots.wait_empty(phase);
             if (task.kind == ATTEND) tokens(task, from);
@@ -191,8 +195,10 @@ struct Loader {
         case OUTPUT: return {group(W_OUTPUT, Q_ROWS, HeadRows::ROWS), nullptr, task.count * Q_ROWS * 2};
         case GLU: return {group(W_GATE, S::HIDDEN, HALF), group(W_UP, S::HIDDEN, HALF), hidden};
         case DOWN: return {group(W_DOWN, S::FFN, FfnRows::ROWS), nullptr, task.count * S::FFN * 2};
-        default: // HEAD, and those that need nothing
-            return {model.weights + model.head + (long long)task.number * HiddenRows::ROWS * S::HIDDEN, nullptr, hidden};
+        default: { // HEAD, and those that need nothing
+            const long long row = (long long)task.number * HiddenRows::ROWS;
+            return {model.weights + model.head + row * S::HIDDEN, nullptr, hidden};
+        }
         }
     }
     __device__ __forceinline__ void rows(Source source) {
@@ -206,8 +212,8 @@ struct Loader {
         copy_bulk(to, source.rows, source.bytes, full, LEAVES_FIRST);
         if (source.more) copy_bulk(to + HALF * S::HIDDEN * 2, source.more, source.bytes, full, LEAVES_FIRST);
     }
-    /* Keys and values of a kv head, of a group of tokens, in tiles as tile_products.cuh has them; zeros past the end. Their
-       rows lie apart: threads copy them, as bulk copies of so few bytes are slow. */
+    /* Keys and values of a kv head, of a group of tokens, in tiles as tile_products.cuh has them; zeros past the end.
+       Their rows lie apart: threads copy them, as bulk copies of so few bytes are slow. */
     __device__ __forceinline__ void tokens(Task task, Source cache) {
         const long long first = (long long)(task.number / KV_HEADS) * TOKENS;
         const long long at = first * KV_ROWS + task.number % KV_HEADS * HEAD_DIM;

@@ -37,7 +37,7 @@ for the card, and a graph cannot capture it (RuntimeError). torch.compile takes 
 
 from kernels.lowbit import rungs
 from kernels.lowbit.arguments import expect_all
-from kernels.lowbit.digits import digits
+from kernels.lowbit.digits import digits, expect_fit
 from kernels.lowbit.digits import launch as launch_digits
 from kernels.lowbit.gemv import SOURCES, gemv, launch
 from kernels.lowbit.operators import of_weights
@@ -60,7 +60,7 @@ __all__ = [
     "work",
 ]
 
-digits = of_weights("lowbit_digits")(digits)  # gemv is an operator where it is defined
+digits = of_weights("lowbit_digits", expect_fit=expect_fit)(digits)  # gemv is an operator where it is defined
 
 FIRST = ("kernels/lowbit/rows.cuh", "kernels/lowbit/rungs.py")  # of the first two rungs, beside their own
 DIGITS = (*(f"kernels/lowbit/{name}" for name in ("digits.cu", "digits.py", "layout.py")),)

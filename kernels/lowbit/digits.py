@@ -27,6 +27,13 @@ def digits(Wq, x, *, out=None, pdl=False):
 def launch(Wq, x, out, pdl=False, **options):
     """One call whose arguments are those of a rung; what this one does not take is refused. Returns the machine's
     report, or None on a card."""
+    expect_fit(Wq, x, pdl)
+    rows, cols = Wq.shape
+    return _kernel()(rows // 16, BLOCK, Wq.packed, Wq.factors, x, out, cols, **options)
+
+
+def expect_fit(Wq, x, pdl):
+    """Raise for what `gemv` takes and this rung does not."""
     rows, cols = Wq.shape
     _expect(not pdl, f"pdl must be False, got {pdl!r}: only gemv waits for the kernel before it")
     _expect(Wq.bits == 4 and Wq.group == 128, f"Wq must have 4 bits and groups of 128, got {Wq.bits} and {Wq.group}")
@@ -36,7 +43,6 @@ def launch(Wq, x, out, pdl=False, **options):
     for name, tensor in (("x", x), ("Wq.scale", Wq.scale)):
         _expect(tensor.dtype == torch.float16, f"{name} must be of torch.float16, got {tensor.dtype}", TypeError)
     _expect(x.data_ptr() % 8 == 0, f"x must lie at a multiple of 8 bytes, got one {x.data_ptr() % 8} beyond")
-    return _kernel()(rows // 16, BLOCK, Wq.packed, Wq.factors, x, out, cols, **options)
 
 
 def _expect(fits, what, kind=ValueError):

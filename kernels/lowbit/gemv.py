@@ -21,7 +21,7 @@ SOURCES = (*(f"kernels/lowbit/{name}" for name in (*KERNELS, "plan.py", "layout.
 CALLS = Calls("lowbit.gemv")
 
 
-@of_weights("lowbit_gemv")
+@of_weights("lowbit_gemv", calls=CALLS)
 def gemv(Wq, x, *, out=None, pdl=False):
     """Rung 4, the best: tensor cores on an interleaved layout, whole numbers for up to four rows of x.
 
@@ -33,7 +33,9 @@ def gemv(Wq, x, *, out=None, pdl=False):
     if not isinstance(Wq, QuantizedWeight):
         expect_all("gemv", Wq, x, out)  # says what it should be
     options = Wq.shape, Wq.bits, Wq.group, pdl
-    held = (Wq.packed, Wq.factors) if out is None else (Wq.packed, Wq.factors, Wq.scale, Wq.zero)  # out is in none
+    held = Wq.packed, Wq.factors
+    if out is not None and Wq.scale is not Wq.factors:  # out must lie in none of these
+        held += Wq.scale, Wq.zero
     if (y := CALLS.run(options, out, x, *held)) is not None:
         return y
     _, y = expect_all("gemv", Wq, x, out)

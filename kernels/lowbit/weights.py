@@ -37,7 +37,9 @@ class QuantizedWeight:
 
     @classmethod
     def of_parts(cls, packed, factors, shape, bits, group):
-        """What `gemv` and `digits` need of a QuantizedWeight, from what they read. It cannot be dequantised."""
+        """What `gemv` and `digits` need of a QuantizedWeight, from what they read. It cannot be dequantised. What does
+        not go together is a TypeError or ValueError: `expect_read`."""
+        expect_read("QuantizedWeight.of_parts", packed, factors, shape, bits, group)
         self = cls.__new__(cls)
         self.shape, self.bits, self.group, self.dtype = torch.Size(shape), bits, group, factors.dtype
         self.packed, self.factors, self.scale, self.zero = packed, factors, factors, factors
@@ -106,6 +108,24 @@ def expect_parts(where, codes, scale, zero, bits, group, dtype):
     expect(where, "zero", zero, codes, tuple(scale.shape), (scale.dtype,))
     if dtype not in DTYPES:
         raise TypeError(f"{where}: dtype must be one of {listed(DTYPES)}, got {dtype!r}")
+
+
+def expect_read(where, packed, factors, shape, bits, group):
+    """Raise unless a matrix of this shape, so quantised, can be read from these: packed and factors of QuantizedWeight,
+    at multiples of 16 bytes."""
+    if len(shape) != 2 or any(n < 1 for n in shape):
+        raise ValueError(f"{where}: shape must be (rows, cols), none of it 0, got {tuple(shape)}")
+    expect_bits(where, bits)
+    rows, cols = shape
+    expect_group(where, group, cols)
+    tiles, groups = -(-rows // layout.TILE), 1 if group is None else cols // group
+    wanted = tiles, -(-cols // layout.UNIT), bits // 2, 32, 4
+    expect_first(where, "packed", packed, wanted, (torch.int32,))
+    wanted = (tiles, layout.TILE, 2) if groups == 1 else (tiles, -(-groups // 4) * 4, 8, 2, 2)
+    expect(where, "factors", factors, packed, wanted, tuple(DTYPES))
+    for name, tensor in (("packed", packed), ("factors", factors)):
+        if tensor.data_ptr() % 16:
+            raise ValueError(f"{where}: {name} must lie at a multiple of 16 bytes, got {tensor.data_ptr():#x}")
 
 
 def expect_bits(where, bits):

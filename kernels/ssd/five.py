@@ -6,12 +6,15 @@
 4 state_passing  states, cum           -> states at chunk starts, in the same memory, and the final state
 5 chunk_scan     x, C, CB, dt, cum, states -> y
 
+float32 has kernels of its own in the places of 2 to 5 (float32.py), but for several sequences in a row and for tensors
+whose addresses or strides are no multiples of 16.
+
 L seqlen   Q chunk_size   H nheads   P headdim   G ngroups   N dstate
 """
 
 import torch
 
-from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, state_passing
+from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, float32, state_passing
 from kernels.ssd.arguments import NO_LIMIT, expect_ssd
 
 FILES = ("arguments", "launching", "chunk_cumsum", "chunk_bmm", "chunk_state", "state_passing", "chunk_scan", "five")
@@ -45,9 +48,10 @@ def five(
     state_dtype     of the states in memory between kernels 3, 4 and 5: float32, or the dtype of x, at half the bytes
 
     Products of matrices take factors rounded to the dtype of x (states too), and add in float32. In float32 factors
-    are split in two bfloat16, of 8 bits each, and three products of these are added (C B^T: two parts of 11 bits): y
-    and states are off by 3e-6 to 6e-6 of their norm, single numbers by some 1e-5 of the largest. Decays are off by
-    1e-7 of the longest exponent of a chunk. The same from run to run, bit for bit.
+    are split in two bfloat16, of 8 bits each, and three products of these are added (C B^T: two parts of 11 bits): a
+    product is off by 3 * 2**-16 at most, and y and states, sums of many, by 4e-6 to 7e-6 of their norm (less than
+    1e-5), single numbers by some 1e-5 of the largest. Decays are off by 1e-7 of the longest exponent of a chunk, so
+    that a chunk of 512 doubles these. The same from run to run, bit for bit.
     On the CPU, bfloat16 is computed in float32. `work` gives the bytes and flops. What is not finite reaches the
     outputs that it should, as NaN or infinity, and no others.
     """
@@ -67,6 +71,8 @@ def five(
         final, varlen = _run(wide, *tensors, A, seq_idx, cu_seqlens, chunk_size, dt_softplus, dt_limit,
                              return_varlen_states, torch.float32)  # fmt: skip
         y.copy_(wide)
+    elif x.dtype is torch.float32 and seq_idx is None and float32.takes(y, *tensors[:5]):
+        final, varlen = float32.run(y, *tensors, A, chunk_size, dt_softplus, dt_limit), None
     else:
         final, varlen = _run(y, *tensors, A, seq_idx, cu_seqlens, chunk_size, dt_softplus, dt_limit,
                              return_varlen_states, state_dtype)  # fmt: skip

@@ -1,9 +1,4 @@
-"""float32: the five kernels of an SSD layer as float32 wants them.
-
-`five` does not call them, though they take 247 µs where its own take 344 (2.7B shape, 4K tokens, an H200, in trials).
-On a card that other processes shared, one test found a y that was off by 0.92 of its norm, and another failed once; in
-other runs both were right. The SIMT machine, memcheck and racecheck find nothing. Until that is understood they are
-candidates, and `run` is here to look into it.
+"""float32: the five kernels of an SSD layer as float32 wants them. five.py calls them where `takes` says so.
 
 B, C, C B^T and states, which many programs multiply by, are cut into their parts once; see float32_scores.py and
 float32_scan.py.
@@ -16,6 +11,21 @@ float32_scan.py.
 """
 
 from kernels.ssd import chunk_cumsum, float32_passing, float32_scan, float32_scores, float32_state
+
+FILES = ("float32", "float32_scores", "float32_state", "float32_passing", "float32_scan")
+SOURCES = tuple(f"kernels/ssd/{name}.py" for name in FILES)
+MULTIPLE = 16  # of elements, which strides are; and of bytes, which addresses are
+
+
+def takes(y, x, B, C, D, z):
+    """Whether these kernels run a layer of these tensors: what tiles are read from or written to begins at multiples of
+    16 bytes, and so does each of its rows. Others would be read 4 bytes at a time, and a thread would hold so many
+    addresses that registers spill: they are left to the kernels of all types."""
+    strided = (x, B, C) if z is None else (x, B, C, z)
+    for tensor in strided:
+        if tensor.data_ptr() % MULTIPLE or any(stride % MULTIPLE for stride in tensor.stride()[:3]):
+            return False
+    return not any(tensor.data_ptr() % MULTIPLE for tensor in (y, D) if tensor is not None)
 
 
 def run(y, x, B, C, D, z, dt, dt_bias, initial_states, A, chunk_size, dt_softplus, dt_limit):

@@ -4,13 +4,13 @@
 
     y_i = sum over j <= i of  CB_ij 2**(cum_i - cum_j) dt_j x_j  +  2**cum_i  C_i state^T  +  D x_i,  times silu(z_i)
 
-A program has TILE rows of one head. What comes before them needs no decay for each pair of tokens: the decay from token
-j to token i is that from j to the end of j's tile, times that from there to i. One is a factor of x_j, the other of row
-i. So C and the tiles of CB under the diagonal are multiplied as they were cut, once for all heads (float32_scores.py),
-and what is summed decays from tile to tile:
+A program has TILE rows of one head. What comes before them needs no decay for each pair of tokens, and is taken COLUMNS
+tokens at a time: the decay from token j to token i is that from j to the end of these, times that from there to i. One
+is a factor of x_j, the other of row i. So C and the tiles of CB under the diagonal are multiplied as they were cut,
+once for all heads (float32_scores.py), and what is summed decays on its way:
 
-    sum = C state^T;   for each tile before these rows:  sum = sum 2**(cum at its end - cum before)  +  CB x',
-                       x'_j = 2**(cum at its end - cum_j) dt_j x_j;   sum = sum 2**(cum_i - cum at the last one's end)
+    sum = C state^T;   for COLUMNS tokens before these rows:  sum = sum 2**(cum at their end - cum before)  +  CB x',
+                       x'_j = 2**(cum at their end - cum_j) dt_j x_j;   sum = sum 2**(cum_i - cum at the last ones' end)
 
 Only on the diagonal tile, where this would overflow, is CB weighted by pairs.
 
@@ -48,9 +48,10 @@ def scan_kernel(
     x_batch, x_token, x_head, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
     W: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr,
+    COLUMNS: tl.constexpr, FILLED: tl.constexpr,
 ):  # fmt: skip
     """grid (H * chunks * Q / TILE, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). DEPTH: of a state at a
-    time, its loads STAGES deep."""
+    time, its loads STAGES deep; COLUMNS: tokens at a time; FILLED: STATE_TILES filled up to a power of two."""
     tile, h = tl.program_id(0) // nheads, (tl.program_id(0) % nheads).to(tl.int64)
     chunk, first_row = (tile // (Q // TILE)).to(tl.int64), tile % (Q // TILE) * TILE
     b, groups, group = tl.program_id(2).to(tl.int64), nheads // heads_a_group, h // heads_a_group
@@ -70,13 +71,12 @@ def scan_kernel(
     skip = 0.0  # D of a head is added to the diagonal of CB, D of (H, P) in _finish
     if D is not None and not D_ROW:
         skip = tl.load(D + h).to(tl.float32)
-    fine = tl.max(tl.load(strange + state * STATE_TILES + tl.arange(0, STATE_TILES)), 0) == 0
+    every = tl.arange(0, FILLED)
+    fine = tl.max(tl.load(strange + state * STATE_TILES + every, every < STATE_TILES, other=0), 0) == 0
     of_state = starts + state * HEADDIM * 2 * DSTATE + p[None, :] * (2 * DSTATE)
-    of_x = t[:, None] * x_token + p[None, :]
-    zeros = tl.full((TILE, P), 0, tl.float32)
     if first_row < end:
         i = first_row + t
-        acc = zeros
+        acc = tl.full((TILE, P), 0, tl.float32)
         for first in tl.range(0, W, DEPTH, num_stages=STAGES):  # C times the state's transpose
             n = first + tl.arange(0, DEPTH)
             c, s = cut_C + i[:, None] * (2 * W) + n[None, :], of_state + n[:, None]
@@ -85,25 +85,29 @@ def scan_kernel(
             acc = three_products(tl.load(c), tl.load(c + W), s_high, s_low, acc)
         if fine:
             since = 0.0
-            for first in range(0, first_row, TILE):  # tiles before these rows
-                j = first + t
-                until = tl.load(cum + first + TILE - 1)
+            k = tl.arange(0, COLUMNS)
+            of_x = k[:, None] * x_token + p[None, :]
+            for first in range(0, first_row, COLUMNS):  # tokens before these rows
+                j = first + k
+                until = tl.load(cum + first + COLUMNS - 1)
                 left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
                 xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
                 x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
                 scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
-                added = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, zeros)
-                acc = acc * tl.exp2(until - since) + added
+                acc *= tl.exp2(until - since)
+                acc = three_products(tl.load(scores), tl.load(scores + Q), x_high, x_low, acc)
                 since = until
             cum_i = tl.load(cum + i)
-            xi = tl.load(x + (start + first_row) * x_token + of_x, (i < end)[:, None] & there_p[None, :], other=0)
-            weight = tl.load(CB + i[:, None] * Q + i[None, :])
-            weight *= tl.exp2(cum_i[:, None] - cum_i[None, :]) * tl.load(dt + i)[None, :]
-            weight = tl.where(t[:, None] == t[None, :], weight + skip, weight)
-            w_high, w_low = cut(tl.where(t[:, None] >= t[None, :], weight, 0), cut_C.dtype.element_ty)
-            x_high, x_low = cut(xi, cut_C.dtype.element_ty)
-            added = three_products(w_high, w_low, x_high, x_low, zeros)
-            acc = acc * tl.exp2(cum_i - since)[:, None] + added
+            acc *= tl.exp2(cum_i - since)[:, None]
+            for first in range(first_row, first_row + TILE, COLUMNS):
+                j = first + k
+                xj = tl.load(x + (start + first) * x_token + of_x, (j < end)[:, None] & there_p[None, :], other=0)
+                weight = tl.load(CB + i[:, None] * Q + j[None, :])
+                weight *= tl.exp2(cum_i[:, None] - tl.load(cum + j)[None, :]) * tl.load(dt + j)[None, :]
+                weight = tl.where(i[:, None] == j[None, :], weight + skip, weight)
+                w_high, w_low = cut(tl.where(i[:, None] >= j[None, :], weight, 0), cut_C.dtype.element_ty)
+                x_high, x_low = cut(xj, cut_C.dtype.element_ty)
+                acc = three_products(w_high, w_low, x_high, x_low, acc)
         else:
             acc = _one_by_one(acc, x + p, x_token, start, CB, dt, cum, skip, first_row, end, there_p, Q, TILE)
         _finish(
@@ -117,18 +121,20 @@ def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
-    P, tile, by_row = min(64, filled_up(headdim)), min(TILE, chunk_size), int(D is not None and D.ndim == 2)
-    depth, stages, options = tiling(W, **chosen)
+    tile, by_row, state_tiles = min(TILE, chunk_size), int(D is not None and D.ndim == 2), strange.shape[3]
+    P, columns, depth, stages, options = tiling(headdim, W, tile, **chosen)
     strides = *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, stages, tile, strange.shape[3]
+    filled = 1 << (state_tiles - 1).bit_length()
+    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, stages, tile, state_tiles, columns, filled
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
     grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
     launch(scan_kernel, grid, tensors, numbers, constants, **options)
     return y
 
 
-def tiling(W, depth=32, stages=3, maxnreg=128, num_warps=4):
-    """(DEPTH, STAGES, options of the launch). At most 128 registers: four programs fit on a multiprocessor. On an H200
-    that and loads two steps ahead were the fastest of 18 choices."""
-    return min(depth, W), stages, {"num_warps": num_warps, "num_stages": 1, "maxnreg": maxnreg}
+def tiling(headdim, W, tile, width=32, columns=16, depth=16, stages=3, num_warps=2):
+    """(P, COLUMNS, DEPTH, STAGES, options of the launch). Two warps: no wgmma, see float32_scores.py."""
+    assert num_warps < 4
+    options = {"num_warps": num_warps, "num_stages": 1}
+    return min(width, filled_up(headdim)), min(columns, tile), min(depth, W), stages, options

@@ -8,11 +8,20 @@
 
 A float32 has 24 bits, a factor of a tensor core's bfloat16 product 8. So each factor is cut in two: `high` is the
 factor rounded to 8 bits, `low` what is missing, rounded too. Three products of parts are added. low x low is left out,
-and what low has lost: about 2**-17 of each product. A row of parts is a row of high, then one of low, in as many bytes
-as the float32 had.
+and what low has lost of either factor: three times 2**-16 of a product at most. Over factors of any digits a rounding
+to 8 bits is off by 0.42 2**-8 in the root of the mean square, what is left out by that squared, three times: 4.8e-6 of
+a product, and of a sum of many whose errors are independent. A row of parts is a row of high, then one of low, in as
+many bytes as the float32 had.
 
 All heads of a group multiply by the same B, C and C B^T, 80 of them in the 2.7B model: so these are cut here, once. The
 scores themselves, of which there are few, are made of three tf32 products, with parts of 11 bits.
+
+These kernels keep to mma.sync, whose factors are registers: Triton takes Hopper's wgmma for four warps or more and
+tiles of 64 rows or more, and here either are fewer. With wgmma they were as fast, and wrong at some sizes, the same
+each time: ptxas 12.8, which Triton 3.6 brings, took a block's number for the address of a factor in shared memory, or,
+where registers were few, a number it had just brought back for the thread's own. What Triton had written was right. Nor
+does Triton put the fence.proxy.async that PTX asks for between a copy by cp.async and a wgmma that reads it; mma.sync
+needs none.
 """
 
 import torch
@@ -21,8 +30,8 @@ import triton.language as tl
 
 from kernels.ssd.launching import filled_up, launch
 
-TILE = 64  # tokens a side, at most
-DEPTH = 64  # of the state's axis, at a time
+TILE = 64  # tokens a side of float32_scan.py's tiles, at most
+SIDE, DEPTH = 32, 32  # tokens a side of a tile here; of the state's axis, at a time
 
 
 @triton.jit
@@ -84,7 +93,7 @@ def part_type(x):
     return torch.bfloat16 if x.is_cuda else torch.float32
 
 
-def run(B, C, chunk_size, tile=TILE, depth=DEPTH, num_stages=1):
+def run(B, C, chunk_size, tile=SIDE, depth=DEPTH, num_stages=1):
     """(CB, cut_CB, cut_B, cut_C) of tensors that have been looked at. Above the diagonal there may be anything."""
     batch, seqlen, ngroups, dstate = B.shape
     nchunks, tile, W = -(-seqlen // chunk_size), min(tile, chunk_size), filled_up(dstate)

@@ -48,16 +48,24 @@ def state_kernel(
     tl.store(to, acc, (p < HEADDIM)[:, None] & (n < DSTATE)[None, :])
 
 
-def run(x, cut_B, dt, cum, dstate, span=16, stages=3, num_warps=4, **options):
-    """(states, strange) as chunk_state.run, of tensors that have been looked at."""
+def run(x, cut_B, dt, cum, dstate, **chosen):
+    """(states, strange) as chunk_state.run, of tensors that have been looked at. chosen: what `tiling` takes."""
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_B.shape[1], cut_B.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     states = x.new_empty((batch, nchunks, nheads, headdim, dstate))
-    P, N = min(64, filled_up(headdim)), min(128, W)
+    P, N, span, stages, options = tiling(headdim, W, chunk_size, **chosen)
     grid = nheads * nchunks, -(-headdim // P) * (W // N), batch
     strange = x.new_empty((batch, nchunks, nheads, grid[1]), dtype=torch.int32)
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3]
-    constants = headdim, dstate, W, chunk_size, P, N, min(span, chunk_size), stages
-    launch(state_kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, num_warps=num_warps, **options)
+    constants = headdim, dstate, W, chunk_size, P, N, span, stages
+    launch(state_kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, **options)
     return states, strange
+
+
+def tiling(headdim, W, chunk_size, columns=32, depth=128, span=16, stages=3, num_warps=4):
+    """(P, N, SPAN, STAGES, options of the launch). A tile of less than 64 rows, or two warps: no wgmma, see
+    float32_scores.py."""
+    assert columns < 64 or num_warps < 4
+    P, N = min(columns, filled_up(headdim)), min(depth, W)
+    return P, N, min(span, chunk_size), stages, {"num_warps": num_warps}

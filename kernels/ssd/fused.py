@@ -101,8 +101,7 @@ def _checked(how, out, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, c
     problem = expect_ssd("fused", x, dt, A, B, C, chunk_size, **options)
     if x.is_cpu and seq_idx is not None and cu_seqlens is not None:
         _expect_the_same(seq_idx, cu_seqlens)
-    if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
-        raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
+    expect_stop(stop)
     sequences = seq_idx is not None or cu_seqlens is not None
     rung, why = choose(problem, x, B, C, z, initial_states, out, sequences, state_dtype)
     if rung != "fused":
@@ -121,6 +120,12 @@ def _checked(how, out, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, c
     with CALLS.preparing(how, (out, None, None), (y, final, varlen), others):
         _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx if numbers is None else numbers, varlen)
     return y, final, varlen
+
+
+def expect_stop(stop):
+    """Raise unless this is a number of bits."""
+    if isinstance(stop, bool) or not isinstance(stop, int) or stop < 0:
+        raise ValueError(f"fused: stop must be a whole number of bits, or 0 for never, got {stop!r}")
 
 
 def which(x, dt, A, B, C, *, z=None, initial_states=None, seq_idx=None, cu_seqlens=None, out=None,
@@ -210,7 +215,7 @@ def _launch(ready, dt, A, D, dt_bias, initial_states, y, final, seq_idx=None, va
     p = ready.plan
     return ready.kernel.unchecked(
         p.blocks, 512, *ready.maps, _tiles(y, ONE), _line(dt), A, dt_bias, D, initial_states, final,
-        scratch(A, p.scratch, torch.float32), supply(functools.partial(_flags, y.device, p)),
+        scratch(A, p.scratch, torch.float32), supply(functools.partial(_flags, y.device, p), of_stream=True),
         *ready.sizes, seq_idx, varlen, 0 if varlen is None else varlen.shape[0], shared=ready.shared, **options,
     )  # fmt: skip
 

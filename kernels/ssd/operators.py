@@ -8,9 +8,9 @@ import torch
 from kernels.ssd import arguments, dropin
 from kernels.ssd.arguments import MOST_CHUNK, MOST_DSTATE, MOST_HEADDIM, NO_LIMIT
 from kernels.ssd.five import five as run_five
-from kernels.ssd.fused import STOP
+from kernels.ssd.fused import STOP, expect_stop
 from kernels.ssd.fused import fused as run_fused
-from lab.operators import operator
+from lab.operators import Prepared, operator
 
 TENSORS = "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
 OPTIONS = (
@@ -43,6 +43,8 @@ def _fake(where):
     def fake(x, dt, A, B, C, chunk_size=None, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
              cu_seqlens=None, dt_softplus=False, dt_limit=None, return_final_states=False, return_varlen_states=False,
              state_dtype=None, stop=None):  # fmt: skip
+        if stop is not None:
+            expect_stop(stop)
         tensors = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, None
         p = arguments._look.__wrapped__(  # which has no cache: sizes may be symbols
             where, tuple(map(arguments._seen, tensors)), chunk_size, tuple(dt_limit or NO_LIMIT), return_varlen_states,
@@ -107,7 +109,11 @@ def _combined_unpack(
 
 
 five, fused = _ladder(run_five), _ladder(run_fused, f", int stop={STOP}")
+HOW = "chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, float32, STOP"
+ASK = f"run_tracked(({HOW}), None, None, None, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, None, None)"
+STATES = "done[:2] if return_final_states else done[0]"  # those of sequences are no part of what is prepared here
 mamba_chunk_scan_combined = operator(
     "mamba_chunk_scan_combined", f"{TENSORS}int chunk_size, {OPTIONS}", fake=_combined_fake, results=RESULTS,
     unpack=_combined_unpack, call=_caller(_combined_call),
+    prepared=Prepared(dropin.CALLS, ASK, STATES, {"float32": torch.float32, "STOP": STOP}),
 )(dropin.mamba_chunk_scan_combined)  # fmt: skip

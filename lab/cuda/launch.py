@@ -13,6 +13,7 @@ from lab.cuda import signature
 from lab.prepared.recording import NOW
 from lab.stream import STREAM
 from lab.tensor_map import BITS, TensorMap
+from lab.tensors import expect_resolved
 
 MAX_THREADS, MAX_BLOCK, MAX_GRID = 1024, (1024, 1024, 64), (2**31 - 1, 65535, 65535)
 MAX_SHARED = 227 * 1024  # bytes of shared memory a block can ask for on compute capability 9.0
@@ -73,7 +74,8 @@ class Kernel:
         for arg in args:
             kind = type(arg)
             if kind is TENSOR or (kind not in NUMBERS and isinstance(arg, TENSOR)):
-                kinds += (arg.dtype, arg.device, arg.layout is STRIDED and arg.is_contiguous())
+                plain = arg.layout is STRIDED and arg.is_contiguous() and not arg.is_neg()
+                kinds += (arg.dtype, arg.device, plain)
             elif kind is TensorMap:
                 kinds += (kind, arg.index)
             else:
@@ -221,6 +223,7 @@ class Kernel:
                 f"{where} must be contiguous, got shape {tuple(tensor.shape)} with strides {tensor.stride()}; "
                 f"{name}.contiguous() makes a contiguous copy"
             )
+        expect_resolved(self.name, name, tensor)
 
     def _function(self, device):
         if device not in self._functions:

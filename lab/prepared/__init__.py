@@ -2,11 +2,11 @@
 
 The first call of a kind goes the whole checked way. What it launched is noted, and every later call of that kind is
 launched from C (calls.c): look at the tensors, find what was noted, fill in the addresses, launch. `python -m
-kernels.host` shows what that costs the processor; in November 2026, beside an H200, y = gemv(W, x) took 5.3 µs, and
-15.9 the checked way:
+kernels.host` shows what that costs the processor. Beside an H200, in November 2026, in µs:
 
-    the driver's launch 3.0    memory for y, and its Python object 1.2    Python's part 0.2
-    a look at dtypes, shapes, strides, devices, memory; the kind 0.4      addresses, the stream 0.1 to 0.2
+    y = gemv(W, x) 5.4, the checked way 15.9; with out= 4.2    the SSD layer 6.7    decode attention, two launches, 8.5
+
+Of these the driver takes 3.3 to 4.2 for a launch, y with its Python object 1.2, all the looks at a call's tensors 0.5.
 
 The *kind* of a call is: its options; of each tensor whether there is one, dtype, shape, strides, device, the power of
 two up to 16 that its address is a multiple of; and which outputs were given. All of it is looked at in every call, in
@@ -40,12 +40,16 @@ What `preparing` must see, and what may not be:
   one tensor is given twice, a call is not prepared.
 - What is written is an output, given first, also when it is always given, such as a cache that is written in place.
   Several outputs: Calls("ssd", outs=2); one that is not wanted is None in both tuples, and stays None.
-- Memory that launches share: `partial = scratch(like, count, dtype)` instead of torch.empty. Counters that depend on
-  the stream: `counters = supply(function)`.
+- Memory that launches share: `partial = scratch(like, count, dtype)` instead of torch.empty. A stream keeps what its
+  prepared calls need of it, up to 16 MiB, and they use it one after another.
+- Counters that depend on the stream: `counters = supply(function)`; where the function gives one stream always the
+  same, supply(function, of_stream=True).
+- A whole number that changes from call to call, such as a length: Calls("decode", numbers=1), run(.., kv_len), and in
+  the block `(kv_len,) = changing(kv_len)`, which is handed to the launches. What else it decides is an option.
 - A tensor map of an input: TensorMap(x, box) in the block. It needs its tensor while the block runs.
 
 On the CPU, `run` gives None, and `preparing` does nothing. At most 1024 kinds are kept; then they are forgotten. Safe
-from threads, under CUDA graphs (scratch comes from the graph's pool), with streams and several cards. No Python header
+from threads, under CUDA graphs (whose scratch comes from their pool), with streams and several cards. No Python header
 is needed, but a C compiler: without, a warning says once why calls are not prepared.
 """
 
@@ -57,13 +61,14 @@ import numpy as np
 import torch
 
 from lab.prepared import native
-from lab.prepared.recording import NOW, Recording, scratch, supply
+from lab.prepared.recording import NOW, Recording, changing, scratch, supply
 
-__all__ = ["Calls", "scratch", "supply"]
+__all__ = ["Calls", "changing", "scratch", "supply"]
 
 
 _LOCK = threading.Lock()
-_STAYING = str, int, float, type(None), np.generic, torch.dtype, torch.device
+# Of these classes themselves: one derived from them may compare as it likes.
+_STAYING = frozenset({str, int, bool, float, type(None), torch.dtype, torch.device, *np.sctypeDict.values()})
 
 
 def _nothing(*args):
@@ -71,14 +76,15 @@ def _nothing(*args):
 
 
 class Calls:
-    """The prepared calls of one function. name: for warnings; outs: how many outputs stand first in its calls.
+    """The prepared calls of one function. name: for warnings; outs: how many outputs stand first in its calls; numbers:
+    how many whole numbers stand last in them, that may differ within a kind (see recording.changing).
 
-    run(options, *outputs, *others)    the outputs, or None where nothing was done
-    run_tracked(...)                   the same; None, too, where grad mode is on and a tensor asks for a gradient
+    run(options, *outputs, *others, *numbers)    the outputs, or None where nothing was done
+    run_tracked(...)    the same; None, too, where grad mode is on and a tensor asks for a gradient
     """
 
-    def __init__(self, name, outs=1):
-        self.name, self.outs = name, outs
+    def __init__(self, name, outs=1, numbers=0):
+        self.name, self.outs, self.numbers = name, outs, numbers
         self.clear()
 
     def clear(self):
@@ -102,12 +108,14 @@ class Calls:
             return
         with _LOCK:
             if not self._keep:
-                self.run, self.run_tracked, self._keep = library.prepared_table(self.outs)
+                self.run, self.run_tracked, self._keep = library.prepared_table(self.outs, self.numbers)
             keep = self._keep
         plan = recording.plan() if all(map(_stays, options)) else None
         if plan is not None:
-            made = tuple(one is None for one in given)
-            supplies = tuple(function for function, _ in recording.supplies)
+            made = tuple(
+                one is None and (made is None or native.maker(made)) for one, made in zip(given, recording.tensors)
+            )
+            supplies = tuple((function, of_stream) for function, of_stream, _ in recording.supplies)
             self.kept += keep(options, made, recording.tensors, plan, supplies) is not None
         elif recording.why:
             _warn(f"{self.name}: not prepared, so every call takes longer: {recording.why}")
@@ -115,7 +123,7 @@ class Calls:
 
 def _stays(option):
     """Whether this is a value that cannot change later, as that of a tensor can."""
-    return isinstance(option, _STAYING) or (isinstance(option, tuple) and all(map(_stays, option)))
+    return type(option) in _STAYING or (type(option) in (tuple, torch.Size) and all(map(_stays, option)))
 
 
 class _Preparing:

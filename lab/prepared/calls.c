@@ -14,16 +14,32 @@
 
 #include "python.h"
 #include "look.h"
+#include "memory.h"
 #include "launch.h"
 
-typedef struct { Record *buckets[BUCKETS]; int records, outs; } Table;
+typedef struct { Record *buckets[BUCKETS]; int records, outs, numbers; } Table;
 
-static _Thread_local int paused;  // this thread notes launches: all must go the checked way
+// Recordings under way in this thread: meanwhile all must go the checked way. At first a thread must be asked, as it may
+// have begun one before this library was there.
+static _Thread_local int paused = UNKNOWN;
+
+static int is_paused(void) {
+    if (paused == UNKNOWN) {
+        PyObject *found = PyObject_CallNoArgs(api.recordings);
+        if (!found) return 1;
+        paused = (int)PyLong_AsLongLong(found);
+        Py_DecRef(found);
+    }
+    return paused;
+}
 
 static void let_go(Record *record) {  // once nobody uses it
     if (record->users || !record->dead) return;
-    Py_DecRef(record->options), Py_DecRef(record->supplies);
+    PyObject *options = record->options, *supplies = record->supplies, *made = record->made;
+    for (int i = 0; i < EXTRA * STREAMS; i++)
+        if (record->of_stream[i].tensor) Py_DecRef(record->of_stream[i].tensor);
     free(record->plan), free(record);
+    Py_DecRef(options), Py_DecRef(supplies), Py_DecRef(made);  // which may run any code
 }
 
 static void clear(Table *table) {
@@ -71,77 +87,112 @@ static int look_at_all(Table *table, PyObject *const *args, int count, int track
 }
 
 // An output as Python has it: the one that was given, or a new Python tensor.
-static PyObject *result(PyObject *given, Handle made) {
+static PyObject *result(PyObject *given, PyObject **object, Handle made) {
+    PyObject *found = *object;
+    *object = NULL;
+    if (found) return found;
     if (made) return api.wrap(made);
     Py_IncRef(given);
     return given;
 }
 
 // The outputs: the one, or a tuple.
-static PyObject *results(int outs, PyObject *const *args, Handle *made) {
-    if (outs == 1) return result(args[0], made[0]);
+static PyObject *results(int outs, PyObject *const *args, PyObject **objects, Handle *made) {
+    if (outs == 1) return result(args[0], &objects[0], made[0]);
     PyObject *all = PyTuple_New(outs);
     for (int i = 0; all && i < outs; i++) {
-        PyObject *out = result(args[i], made[i]);
+        PyObject *out = result(args[i], &objects[i], made[i]);
         if (!out) return Py_DecRef(all), NULL;
         PyTuple_SetItem(all, i, out);
     }
     return all;
 }
 
-static PyObject *nothing(void) {  // the call is not for us: the checked way does it, or says what is wrong
+// The call is not for us: the checked way does it, or says what is wrong. But what is no error, such as
+// KeyboardInterrupt, is not lost.
+static PyObject *nothing(void) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
     PyErr_Clear();
     Py_IncRef(NONE);
     return NONE;
 }
 
-static PyObject *run_either(PyObject *self, PyObject *const *args, Py_ssize_t argc, int tracked) {
-    Table *table = PyCapsule_GetPointer(self, NULL);
-    int count = (int)argc - 1, outs = table->outs, status = -1, held = 0;
-    Kind kinds[TENSORS];
-    Place places[TENSORS];
-    uint64_t hash;
-    if (count < outs || count > TENSORS || !table->records || paused) return nothing();
-    if (!look_at_all(table, args, count, tracked, kinds, places, &hash)) return nothing();
-    Record *record = table->buckets[hash % BUCKETS];
-    for (; record; record = record->next) {
+// The record of such a call, which is then in use (`users`); NULL if there is none, or PyErr_Occurred.
+static Record *find(Table *table, uint64_t hash, const Kind *kinds, int count, PyObject *options) {
+    for (Record *record = table->buckets[hash % BUCKETS]; record; record = record->next) {
         int same = record->hash == hash && record->count == count;
         for (int i = 0; same && i < count; i++) same = same_kind(&kinds[i], &record->kinds[i]);
         if (!same) continue;
-        record->users++;  // to compare options may run any code
-        if (!record->dead && same_options(args[0], record->options)) break;
-        if (!--record->users && record->dead) return let_go(record), nothing();
+        record->users++;  // to compare options may run any code, also such as clears the table
+        same = same_options(options, record->options);
+        if (same && !record->dead) return record;
+        record->users--;
+        if (!record->dead && !PyErr_Occurred()) continue;
+        return let_go(record), NULL;
     }
+    return NULL;
+}
+
+static PyObject *run_either(PyObject *self, PyObject *const *args, Py_ssize_t argc, int tracked) {
+    Table *table = PyCapsule_GetPointer(self, NULL);
+    int count = (int)argc - 1 - table->numbers, outs = table->outs, status = -1, held = 0, good = 1, capturing = 0;
+    Kind kinds[TENSORS];
+    Place places[TENSORS];
+    uint64_t hash;
+    int64_t numbers[NUMBERS];
+    if (count < outs || count > TENSORS || !table->records || is_paused()) return nothing();
+    if (!look_at_all(table, args, count, tracked, kinds, places, &hash)) return nothing();
+    for (int i = 0; i < table->numbers; i++) {
+        PyObject *number = args[1 + count + i], *type = PyObject_Type(number);
+        Py_DecRef(type);
+        if (type != api.whole) return nothing();
+        numbers[i] = PyLong_AsLongLong(number);
+        if (numbers[i] != (int32_t)numbers[i] || PyErr_Occurred()) return nothing();  // the kernels may take 32 bits
+    }
+    Record *record = find(table, hash, kinds, count, args[0]);
     if (!record) return nothing();
     char *addresses[TENSORS + 2 * EXTRA];
     Handle made[TENSORS + EXTRA];
-    int owned = outs + (int)record->plan[1];  // of `made`: outputs, then scratch
+    int scratches = (int)record->plan[1], owned = outs + scratches;  // of `made`: outputs, then scratch
     memset(made, 0, sizeof *made * (size_t)owned);
-    PyObject *supplied[EXTRA];
+    PyObject *supplied[EXTRA] = {NULL}, *objects[TENSORS];
+    memset(objects, 0, sizeof *objects * (size_t)outs), memset(addresses + count, 0, sizeof *addresses * (size_t)scratches);
+    Space *space = NULL;
     for (int i = 0; i < count; i++) addresses[i] = places[i].begin;
     Py_ssize_t supplies = PyTuple_Size(record->supplies);
-    for (; held < supplies; held++) {  // tensors that a function gives for each launch, such as counters
-        Kind kind;
-        Place place;
-        if (!(supplied[held] = PyObject_CallNoArgs(PyTuple_GetItem(record->supplies, held)))) break;
-        if (!look(supplied[held], &kind, &place) || kind.state != GIVEN) break;
-        addresses[count + record->plan[1] + held] = place.begin;
+    void *stream;
+    int device = (int)record->plan[0], now;
+    if (api.stream(device, &stream)) good = 0;
+    if (good && (supplies || scratches) && api.capturing(stream, &capturing)) capturing = 1;  // it cannot be asked now
+    for (; good && held < supplies; held++) {  // tensors that a function gives for each launch, such as counters
+        PyObject *entry = PyTuple_GetItem(record->supplies, held);
+        char **place = &addresses[count + scratches + held];
+        good = (*place = supply(record, held, entry, stream, capturing, &supplied[held])) != NULL;
     }
-    if (held == supplies) {
+    if (good && scratches && !capturing) space = place_scratch(record, stream, addresses);
+    if (PyErr_Occurred()) good = 0;
+    int here = good && !api.context(&now) && now == device;
+    for (int i = 0; here && i < outs; i++)
+        if (kinds[i].state == MADE) objects[i] = make_object(PyTuple_GetItem(record->made, i), &addresses[i]);
+    if (good) {
         void *thread = PyEval_SaveThread();
-        status = launch_all(record, outs, addresses, made);
+        status = launch_all(record, outs, addresses, numbers, made, stream);
         PyEval_RestoreThread(thread);
-    } else held += supplied[held] != NULL;
-    while (held) Py_DecRef(supplied[--held]);
-    PyObject *found = status ? NULL : results(outs, args + 1, made);
+    }
+    while (held)
+        if (supplied[--held]) Py_DecRef(supplied[held]);
+    if (space) space->busy = 0;
+    PyObject *found = status ? NULL : results(outs, args + 1, objects, made);
     for (int i = 0; i < owned; i++)
         if (made[i]) api.delete(made[i]);
+    for (int i = 0; i < outs; i++)
+        if (objects[i]) Py_DecRef(objects[i]);
     record->users--, let_go(record);
     if (status > 0) return PyErr_Format(api.error, "a launch behind another: the CUDA driver says %d", status);
     return status ? nothing() : found;
 }
 
-// run(options, outputs..., other tensors...): the outputs, or None where nothing was done.
+// run(options, outputs..., other tensors..., numbers...): the outputs, or None where nothing was done.
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t argc) { return run_either(self, args, argc, 0); }
 
 // The same, and nothing is done where grad mode is on and a tensor asks for a gradient.
@@ -149,8 +200,16 @@ static PyObject *run_tracked(PyObject *self, PyObject *const *args, Py_ssize_t a
     return run_either(self, args, argc, 1);
 }
 
+// Take a record out of the table.
+static void drop(Table *table, Record *record) {
+    Record **at = &table->buckets[record->hash % BUCKETS];
+    while (*at != record) at = &(*at)->next;
+    *at = record->next, table->records--, record->dead = 1;
+}
+
 // keep(options, made, tensors, plan, supplies): from now on `run` takes calls like this one, which was done. made: which
-// outputs were None; tensors: outputs, those made too, and the others; plan: bytes. True, or False: it cannot be.
+// outputs were None, and how they are made, if known (see make_object); tensors: outputs, those made too, and the others; plan: bytes; supplies: (function, whether it
+// gives a stream always the same). A kind that is there is replaced. How many kinds there are, or None: it cannot be.
 static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     Table *table = PyCapsule_GetPointer(self, NULL);
     int count = (int)PyTuple_Size(args[2]);
@@ -161,7 +220,7 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
     if (PyBytes_AsStringAndSize(args[3], &plan, &length) || ((int64_t *)plan)[1] > EXTRA) return nothing();
     Py_ssize_t options = PyObject_Hash(args[0]);
     if (options == -1) return nothing();
-    Record *record = calloc(1, sizeof *record + sizeof(Kind) * (size_t)count);
+    Record *record = calloc(1, sizeof *record + sizeof(Kind) * (size_t)count), *before;
     int64_t *copy = malloc((size_t)length);
     int good = record && copy;
     for (int i = 0; good && i < count; i++) {
@@ -173,10 +232,13 @@ static PyObject *keep(PyObject *self, PyObject *const *args, Py_ssize_t argc) {
         }
     }
     if (!good) return free(record), free(copy), nothing();
-    if (table->records >= MOST) clear(table);
     record->hash = mix((uint64_t)count, (uint64_t)options);
     for (int i = 0; i < count; i++) record->hash = hash_of(record->hash, &record->kinds[i]);
-    Py_IncRef(record->options = args[0]), Py_IncRef(record->supplies = args[4]);
+    while ((before = find(table, record->hash, record->kinds, count, args[0])))
+        drop(table, before), before->users--, let_go(before);
+    if (PyErr_Occurred()) return free(record), free(copy), nothing();
+    if (table->records >= MOST) clear(table);
+    Py_IncRef(record->options = args[0]), Py_IncRef(record->supplies = args[4]), Py_IncRef(record->made = args[1]);
     record->plan = memcpy(copy, plan, (size_t)length), record->count = count;
     record->next = table->buckets[record->hash % BUCKETS], table->buckets[record->hash % BUCKETS] = record;
     table->records++;
@@ -188,14 +250,14 @@ static void forget(PyObject *capsule) {
     clear(table), free(table);
 }
 
-// (run, run_tracked, keep) of a new table, for calls that have so many outputs.
-PyObject *prepared_table(int outs) {
+// (run, run_tracked, keep) of a new table, for calls that have so many outputs and, at their end, numbers.
+PyObject *prepared_table(int outs, int numbers) {
     static PyMethodDef methods[] = {
         {"run", run, METH_FASTCALL, NULL}, {"run_tracked", run_tracked, METH_FASTCALL, NULL},
         {"keep", keep, METH_FASTCALL, NULL}};
     Table *table = calloc(1, sizeof *table);
     if (!table) return PyErr_NoMemory();
-    table->outs = outs;
+    table->outs = outs, table->numbers = numbers;
     PyObject *capsule = PyCapsule_New(table, NULL, forget), *all = PyTuple_New(3);
     for (int i = 0; i < 3; i++) PyTuple_SetItem(all, i, PyCFunction_NewEx(&methods[i], capsule, NULL));
     Py_DecRef(capsule);
@@ -207,6 +269,18 @@ void prepared_begin(void *const *addresses) {
     memcpy(&api, addresses, sizeof api);
     cdata = PyUnicode_InternFromString("_cdata"), requires_grad = PyUnicode_InternFromString("requires_grad");
     strided = api.strided(), bytes = api.uint8();
+}
+
+// Find out from some tensors where they have the address of their TensorImpl. Returns `impl_at`.
+int prepared_settle(PyObject *tensors) {
+    int found[] = {BARE, FLAGGED, 0};
+    for (int i = 0; i < 3; i++) {
+        impl_at = found[i];
+        Py_ssize_t one = 0, count = PyTuple_Size(tensors);
+        while (one < count && impl_of(PyTuple_GetItem(tensors, one)) == impl_asked(PyTuple_GetItem(tensors, one))) one++;
+        if (one == count) break;
+    }
+    return impl_at;
 }
 
 // How many recordings are under way in this thread.

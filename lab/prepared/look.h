@@ -12,17 +12,24 @@ static struct {
     bool (*grad_mode)(void);
     size_t (*item_size)(int32_t);
     int (*enter)(int32_t device, void **guard), (*leave)(void *guard);  // another card becomes the current one
-    PyObject *(*wrap)(Handle);                    // THPVariable_Wrap: the Python tensor
+    bool (*negative)(Handle);                      // at::native::is_neg: negate what is in memory
+    PyObject *(*wrap)(Handle);                     // THPVariable_Wrap: the Python tensor
     int (*stream)(int32_t device, void **stream);  // PyTorch's current one
     int (*context)(int *device);                   // cuCtxGetDevice: where launches of this thread go
     int (*launch)(const void *config, void *function, void **parameters, void **extra);  // cuLaunchKernelEx
     int (*move)(void *map, void *address);         // cuTensorMapReplaceAddress
-    PyObject *tensor, *parameter, *tuple, *error;  // torch.Tensor, torch.nn.Parameter, tuple, CudaError
+    int (*capturing)(void *stream, int *status);   // cuStreamIsCapturing
+    // torch.Tensor, torch.nn.Parameter, tuple, CudaError, int, and a function: the recordings under way in this thread
+    PyObject *tensor, *parameter, *tuple, *error, *whole, *recordings;
+    PyObject *lasting;                             // a function: (card, stream, bytes) -> memory that stays
+    bool (*modes)(bool), (*included)(uint16_t);    // any_modes_set, tls_is_dispatch_key_included
+    uintptr_t layer;                               // the dispatch key of a transform of torch.func
 } api;
 static PyObject *cdata, *requires_grad;
 static int32_t strided, bytes;
 
 enum { TENSORS = 24, DIM = 6, EXTRA = 8, PARAMETERS = 128, PARAMETER_BYTES = 4096, BUCKETS = 256, MOST = 1024 };
+enum { NUMBERS = 4, STREAMS = 4, UNKNOWN = -1 };  // of a call; that a record knows the counters of
 enum { ABSENT, GIVEN, MADE };  // a tensor of a call: None; one; an output that was None and is made here
 enum { NOTHING = -1 };          // dim of an output that was None and stays so
 
@@ -36,7 +43,7 @@ typedef struct { void *impl; char *begin, *end; } Place;  // impl: what a Handle
 static int measure(Handle tensor, Kind *kind, Place *place) {
     int64_t *sizes, *strides, room, offset;
     int32_t layout;
-    if (api.layout(tensor, &layout) || layout != strided || api.dim(tensor, &kind->dim) || kind->dim > DIM ||
+    if (api.negative(tensor) || api.layout(tensor, &layout) || layout != strided || api.dim(tensor, &kind->dim) || kind->dim > DIM ||
         api.dtype(tensor, &kind->dtype) || api.device_type(tensor, &kind->device_type) ||
         api.device(tensor, &kind->device) || api.sizes(tensor, &sizes) || api.strides(tensor, &strides) ||
         api.room(tensor, &room) || api.offset(tensor, &offset) || api.data(tensor, &place->begin) || !place->begin)
@@ -54,6 +61,25 @@ static int measure(Handle tensor, Kind *kind, Place *place) {
     return (offset + extent) * item <= room;
 }
 
+// Where a Python tensor has the address of its TensorImpl, from its own address: behind the object's head, or behind that
+// and a flag, which is 0 as long as it owns it. 0: nobody knows, ask Python (in ten times the time).
+enum { BARE = 16, FLAGGED = 24 };
+static int impl_at;
+
+static void *impl_asked(PyObject *tensor) {
+    PyObject *number = PyObject_GetAttr(tensor, cdata);
+    if (!number) return NULL;
+    void *impl = PyLong_AsVoidPtr(number);
+    Py_DecRef(number);
+    return impl;
+}
+
+static void *impl_of(PyObject *tensor) {
+    const char *object = (const char *)tensor;
+    if (!impl_at || (impl_at == FLAGGED && object[BARE])) return impl_asked(tensor);
+    return *(void *const *)(object + impl_at);
+}
+
 // The same for a Python object. 0: no tensor, or of a class of its own.
 static int look(PyObject *object, Kind *kind, Place *place) {
     if (object == NONE) {
@@ -63,10 +89,7 @@ static int look(PyObject *object, Kind *kind, Place *place) {
     PyObject *type = PyObject_Type(object);
     Py_DecRef(type);  // the object keeps it
     if (type != api.tensor && type != api.parameter) return 0;
-    PyObject *number = PyObject_GetAttr(object, cdata);
-    if (!number) return 0;
-    place->impl = PyLong_AsVoidPtr(number);
-    Py_DecRef(number);
+    place->impl = impl_of(object);
     kind->state = GIVEN;
     return place->impl && measure(&place->impl, kind, place);
 }
@@ -94,7 +117,8 @@ static int same_kind(const Kind *a, const Kind *b) {
     return a->state == b->state && (a->state != GIVEN || same_layout(a, b));
 }
 
-// Options are equal if they are one by one, and of one class: True is not 1, in tuples of tuples neither.
+// Options are equal if they are one by one, and of one class: True is not 1, in tuples of tuples neither. This may run
+// any code, and fail: then it is 0, and PyErr_Occurred.
 static int same_options(PyObject *a, PyObject *b) {
     if (a == b) return 1;
     PyObject *its = PyObject_Type(a), *other = PyObject_Type(b);

@@ -5,10 +5,14 @@ typedef ptrdiff_t Py_ssize_t;
 typedef PyObject *(*Call)(PyObject *self, PyObject *const *args, Py_ssize_t count);
 typedef struct { const char *name; Call call; int flags; const char *doc; } PyMethodDef;
 extern char _Py_NoneStruct[];
+extern PyObject *PyExc_Exception;
 #define NONE ((PyObject *)_Py_NoneStruct)
 enum { METH_FASTCALL = 0x80, PY_EQ = 2 };
 void Py_IncRef(PyObject *), Py_DecRef(PyObject *), PyErr_Clear(void), *PyLong_AsVoidPtr(PyObject *);
 void *PyEval_SaveThread(void), PyEval_RestoreThread(void *);
+int PyErr_ExceptionMatches(PyObject *);
+PyObject *PyObject_CallFunction(PyObject *, const char *, ...), *PyObject_CallObject(PyObject *, PyObject *);
+long long PyLong_AsLongLong(PyObject *);
 PyObject *PyErr_Occurred(void), *PyErr_Format(PyObject *, const char *, ...), *PyErr_NoMemory(void);
 PyObject *PyObject_Type(PyObject *), *PyObject_GetAttr(PyObject *, PyObject *), *PyObject_CallNoArgs(PyObject *);
 PyObject *PyUnicode_InternFromString(const char *), *PyCFunction_NewEx(PyMethodDef *, PyObject *, PyObject *);

@@ -9,6 +9,7 @@ import torch
 from lab.tensor_map import TensorMap
 
 MOST_BYTES, MOST_PARAMETERS = 4096, 128  # of a kernel, in calls.c
+ADDRESS, MAP, NUMBER = range(3)  # what is filled in: see launch.h
 
 
 class _Now(threading.local):
@@ -18,6 +19,28 @@ class _Now(threading.local):
 
 
 NOW = _Now()
+
+
+def under_way():
+    """How many recordings are under way in this thread."""
+    return len(NOW.all)
+
+
+class Changing(int):
+    """A number of a call that may be another one in a later call of its kind: the `place`-th."""
+
+    def __new__(cls, number, place):
+        made = super().__new__(cls, number)
+        made.place = place
+        return made
+
+
+def changing(*numbers):
+    """The numbers that stand last in `run`, to be handed to launches as they are: for other calls they change there.
+
+    What else depends on them (a grid, another argument) must be an option.
+    """
+    return [Changing(number, place) for place, number in enumerate(numbers)]
 
 
 def scratch(like, count, dtype):
@@ -31,14 +54,16 @@ def scratch(like, count, dtype):
     return found
 
 
-def supply(function):
+def supply(function, *, of_stream=False):
     """function(), a contiguous tensor, such as counters that differ from stream to stream.
 
     Under `Calls.preparing`, a prepared call calls it anew each time, so it must give the kind of tensor that fits.
+    of_stream: it is called once for a stream, which gets the same tensor ever after; but anew where a CUDA graph is
+    being captured.
     """
     found = function()
     for recording in NOW.all:
-        recording.supplies.append((function, found))
+        recording.supplies.append((function, bool(of_stream), found))
     return found
 
 
@@ -63,9 +88,10 @@ class Recording:
 
         device, scratches, launches, type and index of the tensors' device, bytes of each scratch; then of each launch:
         function, grid, block, dynamic shared bytes, pdl, cooperative, cluster (3), parameters, patches, words of
-        values; offset of each parameter; patches (offset, whose address, bytes behind it, in a tensor map); values
+        values; offset of each parameter; patches (offset; whose address, bytes behind it, ADDRESS or MAP; or which
+        number, how wide, NUMBER: see launch.h); values
         """
-        known = [*self.tensors, *self.scratches, *(tensor for _, tensor in self.supplies)]
+        known = [*self.tensors, *self.scratches, *(tensor for *_, tensor in self.supplies)]
         known = [(index, tensor, *extent(tensor)) for index, tensor in enumerate(known) if tensor is not None]
         device = known[0][1].device
         numbers = [self.device, len(self.scratches), len(self.launches)]
@@ -90,7 +116,12 @@ class Recording:
                 found = self._source(known, parameter, arg.tensor if is_map else arg)
                 if found is None:
                     return None
-                patches += (offset, *found, int(is_map))
+                patches += (offset, *found, MAP if is_map else ADDRESS)
+            elif type(arg) is Changing:
+                if parameter.kind != "integer" or parameter.size not in (4, 8):
+                    self.why = f"{parameter.name}, which changes, is no whole number of 32 or 64 bits"
+                    return None
+                patches += (offset, arg.place, parameter.size, NUMBER)
             elif _has_address(known, value):
                 self.why = f"the number {parameter.name} is an address"
                 return None

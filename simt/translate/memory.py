@@ -202,7 +202,7 @@ class MemoryAccess:
         else:
             target, source, size, *rest = i.operands
             given = "None"
-            if rest and not any("cache_hint" in p for p in i.parts):
+            if len(rest) > any("cache_hint" in p for p in i.parts):  # a policy stands last
                 given = self.integer(rest[0], 32)
             a, x = self.memory_operand(target)
             b, y = self.memory_operand(source)
