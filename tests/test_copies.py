@@ -40,6 +40,7 @@ CASES = [
     ("kv_cache/decode.cu", "-DSHAPE=Shape<__half, 128, 4>", "-DCACHE=Cache<Int4, Int4, 32, 0, 32>", "-DRING_STAGES=2"),
     lowbit(4096, 14336, 2, 1),
     lowbit(4096, 4096, 4, 16),
+    lowbit(4096, 14336, 4, 16),
 ]  # fmt: skip
 
 
