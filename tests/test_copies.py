@@ -41,6 +41,7 @@ CASES = [
      "-DSIZES=Sizes<4096, 32, 14336, false, false, 32768, 6, 4>", "-DMEMORY=32768"),
     lowbit(4096, 14336, 2, 1),
     lowbit(4096, 4096, 4, 16),
+    lowbit(4096, 14336, 4, 16),
 ]  # fmt: skip
 
 

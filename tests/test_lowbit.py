@@ -429,7 +429,9 @@ PLANS = {
     (8192, 28672, 8, 8, 0, False, ROOM): ((33, 4), 448, 231424, 14, 1, 4, 1, 6, 1, 3, 4),
     (5120, 5120, 4, 4, 128, True, ROOM): ((132, 1), 448, 190912, 14, 1, 3, 3, 2, 0, 3, 2),
     (5120, 5120, 16, 4, 128, True, ROOM): ((33, 4), 320, 149760, 10, 1, 1, 1, 10, 1, 1, 10),
-    (17, 131072, 9, 4, 32, True, 48 * 1024): ((1, 114), 288, 48128, 9, 1, 1, 1, 1, 0, 1, 0),
+    (4096, 14336, 16, 4, 128, False, ROOM): ((33, 4), 224, 231424, 7, 1, 4, 4, 5, 0, 8, 3),
+    (8192, 28672, 16, 2, 128, True, ROOM): ((18, 7), 256, 231424, 8, 1, 4, 4, 8, 1, 4, 5),
+    (17, 131072, 9, 4, 32, True, 48 * 1024): ((1, 32), 256, 46080, 8, 1, 4, 1, 2, 1, 1, 2),
 }
 
 
@@ -458,7 +460,7 @@ def test_registers_are_enough(shape, bits, group):
     for m in (1, 16):
         found = plan(*shape, m, bits, group, 2, 132, ROOM)
         used = top.kernel(found, HALF, HALF).module.resources()["gemv"]
-        assert used["registers"] <= 128 and used["spill_stores"] <= (0 if m == 1 else 32)
+        assert used["registers"] * found.block <= 65536 and used["spill_stores"] <= (0 if m == 1 else 32)
 
 
 def test_few_instructions_a_weight():

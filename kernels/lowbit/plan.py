@@ -1,5 +1,4 @@
-"""How few_rows.cu and many_rows.cu are launched: who takes which part of the matrix, and how a block's shared memory is
-shared out.
+"""How few_rows.cu and many_rows.cu are launched: who takes which part of the matrix, and of a block's shared memory.
 
 A unit is 16 rows × 128 columns. The columns go to the warps of a team, in slices of whole units, and where a block
 cannot hold all of x, to several blocks (splits), whose sums merge.cu adds up. The rows go to blocks and teams. What a
@@ -10,7 +9,8 @@ import functools
 from functools import cached_property
 
 FEW = 4  # rows of x up to which they become digits
-WARPS = 16  # of a block
+WARPS = 16  # of a block, at most
+WIDE_WARPS = 8  # where warps have several units of narrow codes and of 16 rows of x: half the sums, and more registers
 X_REGISTERS = 64  # of a lane, that x may take
 X_SHARE = 0.6  # of the shared memory that x may take
 SUMS_ROOM = {False: 20 * 1024, True: 64 * 1024}  # and the warps' sums, about, of few and of many rows of x
@@ -101,25 +101,26 @@ class Plan:
     # Who has which columns
 
     @cached_property
-    def row_units(self):
-        return -(-self.cols // 128)
-
-    @cached_property
     def splits(self):
         most = int(X_SHARE * self.card_room) // (self.unit_x_bytes or 1)
         if self.many or self.bits == 8:  # and that all of it fits the registers, where a merge costs less than that
             most = min(most, WARPS * (X_REGISTERS // self.unit_x_registers))
-        splits = -(-self.row_units // most)
+        splits = -(-self.cols // (128 * most))
         return splits if splits == 1 else max(splits, min(LEAST_SPLITS, self.multiprocessors))
 
     @cached_property
     def block_units(self):
-        return -(-self.row_units // self.splits)
+        return -(-self.cols // (128 * self.splits))
+
+    @cached_property
+    def most_warps(self):
+        wide = self.many and self.bits < 8 and self.eights == 2 and self.splits > 1 and self.block_units > WARPS
+        return WIDE_WARPS if wide else WARPS
 
     @cached_property
     def units(self):
         """Of a warp."""
-        return -(-self.block_units // WARPS)
+        return -(-self.block_units // self.most_warps)
 
     @cached_property
     def warps_per_team(self):
@@ -135,7 +136,7 @@ class Plan:
     @cached_property
     def teams(self):
         of_x = int(X_SHARE * self.room) // max(1, self.warps_per_team * self.units * self.unit_x_bytes)
-        return max(1, min(WARPS // self.warps_per_team, of_x))
+        return max(1, min(self.most_warps // self.warps_per_team, of_x))
 
     @cached_property
     def warps(self):
@@ -292,8 +293,7 @@ class Plan:
             "Y": "float" if self.splits > 1 else x_type,
         }
         if self.many:
-            options["X_THROUGH_SHARED"] = str(self.x_through_shared).lower()
-            options["STAGES_BESIDE_X"] = self.stages_beside_x
+            options |= {"X_THROUGH_SHARED": str(self.x_through_shared).lower(), "STAGES_BESIDE_X": self.stages_beside_x}
         else:
             options["X_IN_REGISTERS"] = str(self.x_in_registers).lower()
         return tuple(f"-D{name}={value}" for name, value in options.items())
