@@ -22,11 +22,11 @@ class Upload:
     progress  called with the bytes of each piece, by whichever thread has brought it
     """
 
-    def __init__(self, device, progress=lambda count: None, threads=THREADS, piece=PIECE):
-        self.device, self.progress, self.piece = device, progress, piece
+    def __init__(self, device, progress=lambda count: None):
+        self.device, self.progress, self.piece = device, progress, PIECE
         self.stream = torch.cuda.Stream(device)
-        self.buffers, self.pool = queue.Queue(), ThreadPoolExecutor(threads)
-        for _ in range(2 * threads):
+        self.buffers, self.pool = queue.Queue(), ThreadPoolExecutor(THREADS)
+        for _ in range(2 * THREADS):
             self.buffers.put((None, None))
         self.jobs, self.lock = [], threading.Lock()
 

@@ -683,7 +683,9 @@ MUTATIONS += [
         (RING, "scores are read before they are made", "        __syncthreads(); // scores are there\n", ""),
     ]
 ]
-NOTHING_RACES, A_STEP = (f"tests/test_llm_one_launch.py -k {test}" for test in ("test_nothing_races", "test_a_step"))
+ONE_LAUNCH = "tests/test_llm_one_launch.py -k test_"
+NOTHING_RACES, A_STEP = ONE_LAUNCH + "nothing_races", ONE_LAUNCH + "a_step_is_what_the_processor_computes"
+ANY_NUMBER = ONE_LAUNCH + "any_number_of_blocks_ends"
 MUTATIONS += [
     Mutation(f"one launch: {says}", f"kernels/llm/{name}", old, tests, new)
     for name, says, tests, old, new in [
@@ -694,8 +696,7 @@ MUTATIONS += [
         ("one_launch.cu", "two vectors' squares in one place", NOTHING_RACES, "[++norms % 2]", "[norms % 2]"),
         ("one_launch.cu", "another residual", A_STEP, "vectors.mixed, vectors.x, vectors.h, now, now)",
          "vectors.mixed, vectors.mixed, vectors.h, now, now)"),
-        ("one_launch.cu", "tickets begin anew too early", "tests/test_llm_one_launch.py -k any_number",
-         "== gridDim.x - 1) {", "== 0) {"),
+        ("one_launch.cu", "tickets begin anew too early", ANY_NUMBER, "== gridDim.x - 1) {", "== 0) {"),
     ]
 ]  # fmt: skip
 

@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import KINDS, write
 
 import models
 import models.config
 import models.gpu
+import models.upload
 from kernels import fusion, llm
 from models.config import BadModel
+from models.gpu_weights import Loader
+from models.weights import Checkpoint
 
 DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
 TOKENS = [int(t) for t in torch.randint(0, 101, (6,), generator=torch.Generator().manual_seed(5))]
@@ -126,3 +130,63 @@ def test_a_window_bounds_the_context_there(tmp_path):
     model = models.load(write(tmp_path, "mistral_window", torch.float16), device="simt")
     with pytest.raises(ValueError, match="at most 7 tokens here, got 8"):
         model.logits([1] * 8)
+
+
+class AtOnce:
+    """An Upload whose copies are made when they are asked for."""
+
+    def copy(self, tensor, place):
+        place.copy_(tensor)
+
+    def wait(self):
+        pass
+
+
+def spoiled(folder, name):
+    """The same folder, a NaN in one of its tensors."""
+    weights = load_file(folder / "model.safetensors")
+    weights[name][3, 4] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_what_comes_by_pieces_is_what_is_in_the_file(dtype, bits, tmp_path):
+    folder, name = write(tmp_path, "qwen2", dtype, seed=3, hidden_size=128), "model.layers.1.mlp.up_proj.weight"
+    config, into = models.config.read_config(folder), torch.float16 if dtype == torch.float16 else torch.bfloat16
+
+    def loaded(upload):
+        with Checkpoint(folder, config) as checkpoint:
+            loader = Loader(config, checkpoint, lambda count: None, into, bits, torch.device("cpu"))
+            loader.upload = upload
+            found = loader._all()
+            loader.arrive()
+        return found
+
+    one, other = loaded(None), loaded(AtOnce())
+    assert torch.equal(one.norm, other.norm) and torch.equal(one.embedding, other.embedding)
+    for a, b in zip(one.layers, other.layers):
+        for W in ("Wqkv", "Wo", "W_glu", "W_down"):
+            a_W, b_W = (getattr(layer, W) for layer in (a, b))
+            assert torch.equal(a_W, b_W) if bits == 16 else torch.equal(a_W.dequantize(), b_W.dequantize())
+    spoiled(folder, name)
+    for upload in (None, AtOnce()):
+        with pytest.raises(BadModel, match=rf"{name}: weights must be finite, got nan at \(3, 4\)"):
+            loaded(upload)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
+def test_what_comes_to_a_card_by_threads_is_what_is_in_the_file(tmp_path, monkeypatch):
+    """In pieces of all sizes, of files in another type, too."""
+    monkeypatch.setattr(models.upload, "PIECE", 1000)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        folder = write(tmp_path / str(dtype), "qwen3", dtype, seed=4)
+        there, here = (models.load(folder, device=device).engine.weights for device in ("cuda", "simt"))
+        assert torch.equal(there.embedding.cpu(), here.embedding) and torch.equal(there.head.cpu(), here.head)
+        for a, b in zip(there.layers, here.layers):
+            assert all(torch.equal(getattr(a, n).cpu(), getattr(b, n)) for n in ("Wqkv", "Wo", "W_glu", "W_down"))
+    spoiled(folder, "model.layers.0.self_attn.o_proj.weight")
+    with pytest.raises(
+        BadModel, match=r"layers.0.self_attn.o_proj.weight: weights must be finite, got nan at \(3, 4\)"
+    ):
+        models.load(folder, device="cuda")

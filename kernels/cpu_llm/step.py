@@ -27,7 +27,8 @@ def token_logits(config, weights, x, keys, values, position, *, threads=None):
         qkv = product(layer.Wqkv, norm(x, layer.attention_norm, c.eps), threads)  # 2
         if layer.bqkv is not None:
             qkv += layer.bqkv
-        q, k, v = np.split(qkv.reshape(-1, c.head_dim), (c.n_heads, c.n_heads + c.n_kv_heads))
+        heads = qkv.reshape(-1, c.head_dim)
+        q, k, v = heads[: c.n_heads], heads[c.n_heads : -c.n_kv_heads], heads[-c.n_kv_heads :]
         if layer.q_norm is not None:  # 3
             q, k = norm(q, layer.q_norm, c.eps), norm(k, layer.k_norm, c.eps)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # 4
@@ -36,7 +37,8 @@ def token_logits(config, weights, x, keys, values, position, *, threads=None):
             k_cache, v_cache = (np.ascontiguousarray(t[:, first : position + 1]) for t in (k_cache, v_cache))
         mixed = cpu_llm.attention(q, k_cache, v_cache, position + 1 - first, threads=threads)  # 5
         x = x + product(layer.Wo, mixed.reshape(-1), threads)  # 6
-        gate, up = np.split(product(layer.W_glu, norm(x, layer.ffn_norm, c.eps), threads), 2)  # 7
+        both = product(layer.W_glu, norm(x, layer.ffn_norm, c.eps), threads)  # 7
+        gate, up = both[: len(both) // 2], both[len(both) // 2 :]
         x = x + product(layer.W_down, gate / (1 + np.exp(-gate)) * up, threads)  # 8
     return product(weights.head, norm(x, weights.norm, c.eps), threads)  # 9
 
@@ -49,10 +51,14 @@ def product(W, x, threads):
 
 
 def norm(x, weight, eps):
-    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(eps)) * weight
+    mean = np.einsum("...i,...i->...", x, x)[..., None] / np.float32(x.shape[-1])
+    return x / np.sqrt(mean + np.float32(eps)) * weight
 
 
 def rotate(x, cos, sin):
     """rope of one token's heads (n_heads, head_dim)."""
-    a, b = np.split(x, 2, axis=1)
-    return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=1)
+    half = x.shape[1] // 2
+    a, b, turned = x[:, :half], x[:, half:], np.empty_like(x)
+    turned[:, :half] = a * cos - b * sin
+    turned[:, half:] = b * cos + a * sin
+    return turned

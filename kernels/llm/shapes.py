@@ -108,17 +108,17 @@ class RandomCache:
     """Keys and values of so many tokens, random, with room for more: the tensors of a models.cache."""
 
     def __init__(self, shape, length, capacity, bits=16, device="cuda"):
-        self.length, self.bits, self.layers = length, bits, []
+        self.length, self.bits = length, bits
         size = (capacity, shape.n_kv_heads, shape.head_dim)
-        for _ in range(shape.n_layers):
-            pair = [torch.empty(size, dtype=shape.dtype, device=device).normal_() for _ in range(2)]
-            if bits != 16:
+        both = torch.empty((2, shape.n_layers, *size), dtype=shape.dtype, device=device).normal_()
+        self.layers = list(zip(*both))
+        if bits != 16:
+            for index, pair in enumerate(self.layers):
                 roles = ("keys", "values")
                 new = [kv_cache.empty(1, *size, bits, role, dtype=shape.dtype, device=device) for role in roles]
                 for cache, numbers in zip(new, pair):
                     kv_cache.put(cache, numbers[None], 0)
-                pair = new
-            self.layers.append(tuple(pair))
+                self.layers[index] = tuple(new)
         one = self.layers[0][0]
         token = one.nbytes // capacity if bits == 16 else one.nbytes // one.shape[1]
         self.bytes = 2 * shape.n_layers * token * length  # that a token reads
