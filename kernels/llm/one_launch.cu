@@ -87,7 +87,7 @@ struct Worker {
                 const Attention attention = {model, memory.turns[lane], memory.attention, vectors.qkv, vectors.partials,
                                              line.tokens, eps, team, warp, lane};
                 if (attends++ % TEAMS == team) {
-                    attention.attend(task, slot(), now);
+                    attend(attention, task, slot(), now);
                     fence_async_proxy(); // the slot has been written to
                 }
                 release();
