@@ -140,8 +140,8 @@ struct Attention {
     }
 };
 
-/* A group of tokens of a kv head for its query heads, by the warps of a team. A function of its own, which takes copies:
-   else what it reckons would take registers from the products, whose loops then go through memory. */
+/* A group of tokens of a kv head for its query heads, by the warps of a team. A function of its own, which takes
+   copies: else what it reckons would take registers from the products, whose loops then go through memory. */
 __device__ __noinline__ void attend(const Attention team, Task task, T *slot, unsigned date) {
     const int kv_head = task.number % KV_HEADS, newest = team.position - task.number / KV_HEADS * TOKENS;
     const bool last = newest < TOKENS;
