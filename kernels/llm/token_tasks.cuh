@@ -160,8 +160,8 @@ struct Loader {
             second = take();
         }
     }
-    /* The task of a ticket, and what it reads, into a slot. One arrival fills a slot, and 16 warps empty it: each arrival
-       costs, so there are no more. */
+    /* The task of a ticket, and what it reads, into a slot. One arrival fills a slot, and one of each warp empties it:
+       arrivals have their price, so there are no more. */
     __device__ __forceinline__ bool put(unsigned number) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
         const Source from = source(task); // looked up here, in front of the wait
