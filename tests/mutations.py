@@ -690,9 +690,9 @@ MUTATIONS += [
     Mutation(f"one launch: {says}", f"kernels/llm/{name}", old, tests, new)
     for name, says, tests, old, new in [
         ("token_tasks.cuh", "a slot is filled while it is read", NOTHING_RACES,
-         "            taken.slots.wait_empty(phase);\n", ""),
+         "        taken.ring.wait_empty(phase);\n", ""),
         ("token_attention.cuh", "a team does not wait for its queries", NOTHING_RACES,
-         "        sync_team(team);\n        if (last", "        if (last"),
+         "    sync_team(team.team);\n    if (last", "    if (last"),
         ("one_launch.cu", "two vectors' squares in one place", NOTHING_RACES, "[++norms % 2]", "[norms % 2]"),
         ("one_launch.cu", "another residual", A_STEP, "vectors.mixed, vectors.x, vectors.h, now, now)",
          "vectors.mixed, vectors.mixed, vectors.h, now, now)"),

@@ -21,7 +21,7 @@
 #ifndef SHAPE
 #define SHAPE Shape<__half, 128, 4>
 #define SCHEDULE Schedule<4, 16, 1, false, false>
-#define SIZES Sizes<4096, 32, 14336, false, false, 32768, 6, 4>
+#define SIZES Sizes<4096, 32, 14336, false, false, 32768, 6>
 #define MEMORY 32768
 #endif
 #include "../device/grid.cuh"
@@ -51,28 +51,21 @@ struct Worker {
     float eps;
     int thread;
     long long token;
-    Phase<QUEUE> task_phase;
     Phase<S::SLOTS> phase;
     unsigned count = 0, norms = 0, attends = 0; // tasks done, vectors normed, tasks of attention
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
-    /* The next task, and what it needs of weights or tokens. */
+    /* The next task, when what it reads of weights or tokens is there. */
     __device__ __forceinline__ Task wait_task() const {
-        memory.taken.tasks.wait_full(task_phase);
-        const Task task = memory.taken.queue[task_phase.stage];
-        if (task.has_slot()) memory.taken.slots.wait_full(phase);
-        return task;
+        memory.taken.ring.wait_full(phase);
+        return memory.taken.tasks[phase.stage];
     }
     __device__ __forceinline__ T *slot() const { return slots_memory + phase.stage * (SLOT / 2); }
     /* This warp needs task and slot no more. */
-    __device__ __forceinline__ void release(Task task) {
+    __device__ __forceinline__ void release() {
         __syncwarp();
-        if (thread % 32 == 0) {
-            if (task.has_slot()) memory.taken.slots.release(phase);
-            memory.taken.tasks.release(task_phase);
-        }
-        if (task.has_slot()) phase.advance();
-        task_phase.advance();
+        if (thread % 32 == 0) memory.taken.ring.release(phase);
+        phase.advance();
         count++;
     }
 
@@ -83,7 +76,7 @@ struct Worker {
             switch (task.kind) {
             case EMBED:
                 embed(now);
-                release(task);
+                release();
                 break;
             case QKV:
                 normed(task, vectors.x, model.part(task.layer, ATTENTION_NORM),
@@ -94,15 +87,15 @@ struct Worker {
                 const Attention attention = {model, memory.turns[lane], memory.attention, vectors.qkv, vectors.partials,
                                              line.tokens, eps, team, warp, lane};
                 if (attends++ % TEAMS == team) {
-                    attention.attend(task, slot(), now);
+                    attend(attention, task, slot(), now);
                     fence_async_proxy(); // the slot has been written to
                 }
-                release(task);
+                release();
                 break;
             }
             case MERGE:
                 merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
-                release(task);
+                release();
                 break;
             case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
@@ -151,9 +144,9 @@ struct Worker {
         return total;
     }
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
-    __device__ __forceinline__ bool summed(Task task) {
+    __device__ __forceinline__ bool summed() {
         const int turn = count % MULTIPLIERS;
-        release(task);
+        release();
         sync_multipliers();
         return thread / 32 == turn;
     }
@@ -181,7 +174,7 @@ struct Worker {
         for (Task task = first; task.like(first); task = wait_task()) {
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;
-            if (summed(task))
+            if (summed())
                 for (int r = thread % 32; r < task.count; r += 32)
                     store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
         }
@@ -199,7 +192,7 @@ struct Worker {
                 seen = look(residual + Spread<8>::place(row));
             multiply(x, [=](int r) { return r < task.count; });
             const unsigned mine = count;
-            if (summed(task))
+            if (summed())
                 for (int r = thread % 32; r < task.count; r += 32) {
                     const int place = Spread<8>::place(task.number * R::ROWS + r);
                     const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
@@ -214,7 +207,7 @@ struct Worker {
         for (Task task = first; task.like(first); task = wait_task()) {
             multiply(x, [=](int r) { return r % HALF < task.count; });
             const unsigned mine = count;
-            if (summed(task)) {
+            if (summed()) {
                 const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
                 const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
                 const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
@@ -238,10 +231,7 @@ one_launch(const T *weights, const long long *places, const double *turns, const
     const int thread = threadIdx.x, tokens = *kv_len - 1;
     if (tokens < 0 || tokens >= capacity) return;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
-    if (thread == 0) {
-        memory.taken.tasks.init(1, MULTIPLIERS);
-        memory.taken.slots.init(32, MULTIPLIERS);
-    }
+    if (thread == 0) memory.taken.ring.init(1, MULTIPLIERS);
     if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread);
     __syncthreads(); // behind it nobody needs the number of launches any more
 

@@ -19,7 +19,6 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")  # headers: by what it includes
 THREADS, WARPS = 512, 16  # that multiply; one warp more copies
 SLOT, TILE, TILES, CHUNK = 32768, 16, 4, 32  # bytes of a slot, at least; tokens of a tile; tiles, channels of a task
-AHEAD = 4  # slots that may be on their way at a time
 MOST_GROUP = 8  # query heads of a kv head
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "attention_norm Wqkv bqkv q_norm k_norm Wo ffn_norm W_gate W_up W_down".split()  # as token_tasks.cuh has them
@@ -72,7 +71,8 @@ def plan(sizes, room):
     fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + 2 * rows * (WARPS + 1) * 4 + 8 * WARPS + 1024
     fixed += 32 * 8 * -(-head_dim // 64)
     slots = (room - fixed) // slot
-    return Plan(slot, slots, slots * slot + fixed, tiles * TILE) if slots >= 2 else None
+    # all the room: where the driver may leave more to L1, products take longer (kernels/gemv/ring_plan.py)
+    return Plan(slot, slots, room, tiles * TILE) if slots >= 2 else None
 
 
 def _rows(slot, cols):
@@ -95,7 +95,7 @@ def kernel(dtype, sizes, biases, head_norms, plan):
     hidden, n_heads, n_kv_heads, head_dim, ffn = sizes
     numbers = hidden, n_heads, ffn, str(biases).lower(), str(head_norms).lower(), plan.slot, plan.slots
     options = (
-        f"-DSIZES=Sizes<{', '.join(map(str, numbers))}, {min(AHEAD, plan.slots)}>",
+        f"-DSIZES=Sizes<{', '.join(map(str, numbers))}>",
         f"-DSHAPE=Shape<{DTYPES[dtype]}, {head_dim}, {n_heads // n_kv_heads}>",
         f"-DSCHEDULE=Schedule<{TILES}, {TILE}, 1, false, false>",
         f"-DMEMORY={plan.shared - plan.slots * plan.slot}",

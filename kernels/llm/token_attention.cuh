@@ -27,7 +27,7 @@ struct MergeMemory {
 
 /* What a team needs beside its slot. */
 struct Attention {
-    const Model &model;
+    Model model;
     const Turns &turns;
     AttentionMemory &memory;
     const Dated *qkv;
@@ -138,19 +138,21 @@ struct Attention {
             if (channel < 2) publish(to + head * PARTIAL + channel, channel ? total : high, date);
         }
     }
-    /* A group of tokens of a kv head for its query heads, by the warps of a team. */
-    __device__ __forceinline__ void attend(Task task, T *slot, unsigned date) const {
-        const int kv_head = task.number % KV_HEADS, newest = position - task.number / KV_HEADS * TOKENS;
-        const bool last = newest < TOKENS;
-        make_heads_ready(task.layer, kv_head, last, date);
-        sync_team(team);
-        if (last && warp == newest / TILE) append(slot, task.layer, kv_head, newest);
-        __syncwarp();
-        mix_tile(slot + warp * 2 * TILE_SIZE, (last ? newest + 1 : TOKENS) - warp * TILE);
-        sync_team(team);
-        hand_on(slot, partials + (long long)task.number * GROUP * PARTIAL, date);
-    }
 };
+
+/* A group of tokens of a kv head for its query heads, by the warps of a team. A function of its own, which takes copies:
+   else what it reckons would take registers from the products, whose loops then go through memory. */
+__device__ __noinline__ void attend(const Attention team, Task task, T *slot, unsigned date) {
+    const int kv_head = task.number % KV_HEADS, newest = team.position - task.number / KV_HEADS * TOKENS;
+    const bool last = newest < TOKENS;
+    team.make_heads_ready(task.layer, kv_head, last, date);
+    sync_team(team.team);
+    if (last && team.warp == newest / TILE) team.append(slot, task.layer, kv_head, newest);
+    __syncwarp();
+    team.mix_tile(slot + team.warp * 2 * TILE_SIZE, (last ? newest + 1 : TOKENS) - team.warp * TILE);
+    sync_team(team.team);
+    team.hand_on(slot, team.partials + (long long)task.number * GROUP * PARTIAL, date);
+}
 
 /* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every
    MULTIPLIERS-th group. */

@@ -15,15 +15,13 @@
 #include "../device/hidden.cuh"
 #include "../device/hopper/tma.cuh"
 
-template <int Hidden, int Heads, int Ffn, bool Biases, bool HeadNorms, int Slot, int Slots, int Ahead>
-struct Sizes {
+template <int Hidden, int Heads, int Ffn, bool Biases, bool HeadNorms, int Slot, int Slots> struct Sizes {
     static constexpr int HIDDEN = Hidden, HEADS = Heads, FFN = Ffn; // those of a head: SHAPE
     static constexpr bool BIASES = Biases, HEAD_NORMS = HeadNorms;
     static constexpr int SLOT = Slot, SLOTS = Slots; // bytes of a slot, and how many there are
-    static constexpr int AHEAD = Ahead;              // of them may be on their way at a time
 };
 using S = SIZES;
-constexpr int SLOT = S::SLOT, QUEUE = 2 * S::SLOTS; // tasks that a block has taken
+constexpr int SLOT = S::SLOT;
 constexpr int KV_HEADS = S::HEADS / GROUP, Q_ROWS = S::HEADS * HEAD_DIM, KV_ROWS = KV_HEADS * HEAD_DIM;
 constexpr int QKV_ROWS = Q_ROWS + 2 * KV_ROWS;
 constexpr int MULTIPLIERS = 16, THREADS = 32 * MULTIPLIERS; // warps that multiply; one more copies
@@ -81,7 +79,9 @@ enum Kind { EMBED, QKV, ATTEND, MERGE, OUTPUT, GLU, DOWN, HEAD, END };
 struct Task {
     int kind, layer, number, count; // count: rows or tokens that there are, of those of a group
     __device__ __forceinline__ bool like(Task other) const { return kind == other.kind && layer == other.layer; }
-    __device__ __forceinline__ bool has_slot() const { return kind != EMBED && kind != MERGE && kind != END; }
+    __device__ __forceinline__ bool has_rows() const { // of a matrix
+        return kind == QKV || kind == OUTPUT || kind == GLU || kind == DOWN || kind == HEAD;
+    }
 };
 
 /* The line: one EMBED, then for each layer QKV … DOWN, then HEAD. */
@@ -113,17 +113,22 @@ struct Line {
     }
 };
 
-/* What a block has taken: tasks, and slots of shared memory for what those that need something read. */
+/* What a block has taken: tasks, and with each a slot of shared memory for what it reads. */
 struct Taken {
-    Ring<QUEUE> tasks;
-    Ring<S::SLOTS> slots;
-    Task queue[QUEUE];
+    Ring<S::SLOTS> ring;
+    Task tasks[S::SLOTS];
 };
 
 /* Start to copy `bytes` bytes, a multiple of 16, which arrive at `full`. */
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full, CachePolicy policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(full.at()), "l"(policy) : "memory");
+}
+
+/* One arrival more is pending until all that this thread has copied with cp.async has come. (Barrier's
+   arrive_with_copies is for arrivals that the barrier was told of.) */
+__device__ __forceinline__ void arrive_behind_copies(Barrier &full) {
+    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(full.at()) : "memory");
 }
 
 /* The warp that takes tickets and copies. All its lanes call. */
@@ -134,9 +139,7 @@ struct Loader {
     unsigned memory; // of the slots
     unsigned *ticket;
     int lane;
-    Phase<QUEUE> task_phase;
-    Phase<S::SLOTS> phase, landed; // the slot to be filled, and the oldest that may be on its way
-    int filled = 0;
+    Phase<S::SLOTS> phase;
 
     /* The next ticket, which is not waited for until it is needed. (Of an addition ptxas makes one for all lanes that
        come together, and has them wait at once: more than half a microsecond for each task. Counting up to a bound it
@@ -157,25 +160,24 @@ struct Loader {
             second = take();
         }
     }
-    /* The task of a ticket into the queue, and what it needs into a slot. */
+    /* The task of a ticket, and what it reads, into a slot. One arrival fills a slot, and 16 warps empty it: each arrival
+       costs, so there are no more. */
     __device__ __forceinline__ bool put(unsigned number) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
-        const Source from = source(task); // looked up here, in front of the waits
-        taken.tasks.wait_empty(task_phase);
+        const Source from = source(task); // looked up here, in front of the wait
+        taken.ring.wait_empty(phase);
+        Barrier &full = taken.ring.full[phase.stage];
+        if (lane == 0) taken.tasks[phase.stage] = task;
+        if (task.kind == ATTEND) {
+            tokens(task, from);
+            arrive_behind_copies(full);
+            __syncwarp();
+        }
         if (lane == 0) {
-            taken.queue[task_phase.stage] = task;
-            taken.tasks.full[task_phase.stage].arrive();
+            if (task.has_rows()) rows(from, full);
+            else full.arrive();
         }
-        task_phase.advance();
-        if (task.has_slot()) {
-            // What is asked for stands in line behind all that is on its way. More than keeps the memory busy would
-            // make the line longer, and the last of a vector's numbers late. Further slots are for when nobody reads.
-            if (filled++ >= S::AHEAD) taken.slots.wait_full(landed), landed.advance();
-            taken.slots.wait_empty(phase);
-            if (task.kind == ATTEND) tokens(task, from);
-            else rows(from);
-            phase.advance();
-        }
+        phase.advance();
         return task.kind != END;
     }
 
@@ -201,12 +203,7 @@ struct Loader {
         }
         }
     }
-    __device__ __forceinline__ void rows(Source source) {
-        Barrier &full = taken.slots.full[phase.stage];
-        if (lane) {
-            full.arrive();
-            return;
-        }
+    __device__ __forceinline__ void rows(Source source, Barrier &full) {
         const unsigned to = memory + phase.stage * SLOT;
         full.expect(source.more ? 2 * source.bytes : source.bytes);
         copy_bulk(to, source.rows, source.bytes, full, LEAVES_FIRST);
@@ -233,6 +230,5 @@ struct Loader {
                 copy_async_or_zero(place + TILE_SIZE * BYTES, keys, false);
             }
         }
-        taken.slots.full[phase.stage].arrive_with_copies();
     }
 };
