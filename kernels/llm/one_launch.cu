@@ -28,7 +28,8 @@
 #include "token_attention.cuh"
 #include "token_vectors.cuh"
 
-/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile. */
+/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile:
+   each is written again behind the barrier of the other, so only tasks with a barrier are counted for it. */
 constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
 struct Memory {
@@ -53,7 +54,7 @@ struct Worker {
     long long token;
     Phase<QUEUE> task_phase;
     Phase<S::SLOTS> phase;
-    unsigned count = 0, norms = 0, attends = 0; // tasks done, vectors normed, tasks of attention
+    unsigned count = 0, norms = 0, attends = 0; // tasks with a barrier, vectors normed, tasks of attention
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
     /* The next task, and what it needs of weights or tokens. */
@@ -73,7 +74,6 @@ struct Worker {
         }
         if (task.has_slot()) phase.advance();
         task_phase.advance();
-        count++;
     }
 
     __device__ __forceinline__ void run() {
@@ -103,6 +103,7 @@ struct Worker {
             case MERGE:
                 merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
                 release(task);
+                count++;
                 break;
             case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
@@ -152,7 +153,7 @@ struct Worker {
     }
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
     __device__ __forceinline__ bool summed(Task task) {
-        const int turn = count % MULTIPLIERS;
+        const int turn = count++ % MULTIPLIERS;
         release(task);
         sync_multipliers();
         return thread / 32 == turn;
