@@ -104,6 +104,7 @@ class Engine:
         """Logits (vocab,), float32, on the CPU, of what follows one token."""
         self._reserve(self.cache.length + 1)
         self.cache.advance(1)
+        self._compiled()  # as in `write`
         self.token.fill_(token)
         self.kv_len.fill_(self.cache.length)
         self.launch()
@@ -125,7 +126,9 @@ class Engine:
         self.token.copy_(choose(logits, places[0], *sampling).reshape(1))
         yield_, text = _Outbox(self.device), self.text
         yield_.put(self.token)
-        self.kv_len.fill_(len(ids) + 1)
+        if len(ids) < last:
+            self._compiled()  # what is compiled ahead is launched, too, and would write where a length says
+            self.kv_len.fill_(len(ids) + 1)
         greedy = sampling[0] == 0
         for position in range(len(ids), last):
             if self.text is not text:

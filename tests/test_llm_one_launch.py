@@ -119,6 +119,12 @@ def test_lengths_outside_of_the_cache_do_nothing(tmp_path):
         step.launch(engine.cache)
         assert (step.logits == 5).all() and step.tickets.tolist() == [0, 0, 0]
     step.kv_len.fill_(4)
+    longer = type("Cache", (), {"layer": lambda _, i: tuple(t.new_zeros(4096, 1, 8) for t in kept.layer(i))})
+    kept = engine.cache
+    with pytest.raises(ValueError, match="OneLaunch: keys must have shape"):
+        step.launch(longer())
+    step.launch(kept)
+    assert step.capacity == kept.capacity and step.tickets.tolist() == [0, 1, 0]  # nothing of the other is left
     step.token.fill_(101)
     step.launch(engine.cache)
     assert step.logits.isnan().all()

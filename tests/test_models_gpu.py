@@ -126,6 +126,28 @@ def test_what_a_card_does_not_run_is_said(tmp_path, monkeypatch):
         models.gpu._expect_room(config, 16, 16, torch.device("cuda:0"))
 
 
+def test_what_is_compiled_ahead_finds_no_length(tmp_path, monkeypatch):
+    """It is launched once, whenever it is compiled: at a length, over what the next prompt has put there."""
+
+    class Job:
+        found = []
+
+        def result(self):
+            self.found.append(int(engine.kv_len))
+
+    engine = models.load(write(tmp_path, "llama3", torch.float16), device="simt").engine
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    engine.compiling = [Job()]
+    assert len(list(engine.write(TOKENS, 1, 0, 0.0, None, None))) == 1
+    assert not Job.found and engine.kv_len.item() == 0  # a token alone waits for nothing
+    assert len(list(engine.write(TOKENS, 2, 0, 0.0, None, None))) == 2
+    engine.reset()
+    engine.kv_len.zero_()
+    engine.compiling = [Job()]
+    engine.step(TOKENS[0])
+    assert Job.found == [0, 0]
+
+
 def test_a_window_bounds_the_context_there(tmp_path):
     model = models.load(write(tmp_path, "mistral_window", torch.float16), device="simt")
     with pytest.raises(ValueError, match="at most 7 tokens here, got 8"):

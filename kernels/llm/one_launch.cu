@@ -28,7 +28,8 @@
 #include "token_attention.cuh"
 #include "token_vectors.cuh"
 
-/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile. */
+/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile:
+   each is written again behind the barrier of the other, so only tasks with a barrier are counted for it. */
 constexpr int most(int a, int b) { return a > b ? a : b; }
 constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
 struct Memory {
@@ -52,7 +53,7 @@ struct Worker {
     int thread;
     long long token;
     Phase<S::SLOTS> phase;
-    unsigned count = 0, norms = 0, attends = 0; // tasks done, vectors normed, tasks of attention
+    unsigned count = 0, norms = 0, attends = 0; // tasks with a barrier, vectors normed, tasks of attention
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
     /* The next task, when what it reads of weights or tokens is there. */
@@ -66,7 +67,6 @@ struct Worker {
         __syncwarp();
         if (thread % 32 == 0) memory.taken.ring.release(phase);
         phase.advance();
-        count++;
     }
 
     __device__ __forceinline__ void run() {
@@ -96,6 +96,7 @@ struct Worker {
             case MERGE:
                 merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
                 release();
+                count++;
                 break;
             case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
@@ -145,7 +146,7 @@ struct Worker {
     }
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
     __device__ __forceinline__ bool summed() {
-        const int turn = count % MULTIPLIERS;
+        const int turn = count++ % MULTIPLIERS;
         release();
         sync_multipliers();
         return thread / 32 == turn;

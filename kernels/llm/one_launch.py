@@ -178,6 +178,7 @@ class OneLaunch(Step):
 
     def _prepare(self, cache):
         """Tables for this cache, and memory for what blocks hand to each other."""
+        self.cache = None  # until all is there for this one
         c, n_layers = self.config, len(self.weights.layers)
         layers = [cache.layer(index) for index in range(n_layers)]
         self.capacity = len(layers[0][0])

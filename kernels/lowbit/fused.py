@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.fusion.arguments import expect_eps
 from kernels.lowbit.arguments import expect_all
 from kernels.lowbit.gemv import _room
 from kernels.lowbit.operators import of_weights
@@ -66,8 +67,7 @@ def _look_normed(where, Wq, x, norm, eps=1e-5, out=None, pairs=False):
     """Raise unless a function with a norm can be called so. Returns the tensor to write to."""
     _expect_row(where, Wq, x)
     expect(where, "norm", norm, x, tuple(x.shape))
-    if not eps >= 0:
-        raise ValueError(f"{where}: eps must be 0 or more, got {eps!r}")
+    expect_eps(where, eps)
     rows = Wq.shape[0]
     if pairs and rows % (2 * HALF_TILE):
         raise ValueError(f"{where}: Wq must have a multiple of {2 * HALF_TILE} rows, in pairs, got {rows}")
@@ -131,7 +131,7 @@ def _run(where, look, Wq, x, other, eps, out, pdl):
     held = (Wq.packed, Wq.factors) if out is None else (Wq.packed, Wq.factors, Wq.scale, Wq.zero)  # out is in none
     if (y := CALLS.run(options, out, x, other, *held)) is not None:
         return y
-    y = look(where, Wq, x, other, out=out) if eps is None else look(where, Wq, x, other, eps, out=out)
+    y = look(where, Wq, x, other, *(() if look is _look_residual else (eps,)), out=out)
     with CALLS.preparing(options, (out,), (y,), (x, other, *held)):
         _launch(where, Wq, x, other, eps, y, bool(pdl))
     return y
