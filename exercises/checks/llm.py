@@ -115,10 +115,10 @@ def _sampled(sample, name, logits, law, u, temperature, top_k, top_p):
     try:
         got = number_from(sample, logits, u, temperature, top_k, top_p, whole=True)
     except IndexError as error:
-        raise Wrong(
-            f"{at} your code asks for what is not there ({error}). Is that a place behind the last token? Sums are "
-            "rounded, and u may be larger"
-        ) from None
+        why = "Is that a place behind the last token? Sums are rounded, and u may be larger"
+        if u < 0.5:
+            why = "Are all the weights numbers? A large power is infinite, and infinity over infinity is NaN"
+        raise Wrong(f"{at} your code asks for what is not there ({error}). {why}") from None
     except Wrong as error:
         raise Wrong(f"{at}: {str(error).split(') ', 1)[-1]}") from None
     if not np.array_equal(logits, before):
@@ -131,7 +131,10 @@ def _sampled(sample, name, logits, law, u, temperature, top_k, top_p):
     elif law[got] == 0:
         why = f": token {got} is not let in"
     elif before[got] == before[wanted]:
-        why = ": their logits are equal, and the one with the smaller index comes first on the line"
+        why = (
+            ": their logits are equal. Is the one with the smaller index first on the line, how many are let in, and does "
+            "a place hold its beginning, not its end?"
+        )
     raise Wrong(f"{at} your function gave token {got}, expected {wanted}{why}")
 
 
