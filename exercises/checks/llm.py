@@ -132,8 +132,8 @@ def _sampled(sample, name, logits, law, u, temperature, top_k, top_p):
         why = f": token {got} is not let in"
     elif before[got] == before[wanted]:
         why = (
-            ": their logits are equal. Is the one with the smaller index first on the line, how many are let in, and does "
-            "a place hold its beginning, not its end?"
+            ": their logits are equal. Is the one with the smaller index first on the line, how many are let in, and "
+            "does a place hold its beginning, not its end?"
         )
     raise Wrong(f"{at} your function gave token {got}, expected {wanted}{why}")
 
