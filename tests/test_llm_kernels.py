@@ -8,6 +8,7 @@ import torch
 
 import ref.llm
 from kernels.llm import embed, greedy, rope_append
+from kernels.rotary import rope_frequencies
 from ref.fusion import rmsnorm
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
@@ -146,3 +147,12 @@ def test_greedy_says_what_cannot_be():
     with pytest.raises(ValueError, match="greedy: token must not share memory with state"):
         greedy(logits, state[:1], kv_len, state)
     assert int(kv_len) == 1 and (state == 0).all()
+
+
+@pytest.mark.parametrize(
+    "scaling", [None, ("linear", 4.0), ("llama3", 8.0, 1.0, 4.0, 8192), ("llama3", 32.0, 2.0, 3.0, 64)]
+)
+def test_pairs_turn_as_the_reference_says(scaling):
+    for head_dim, theta in ((2, 10000.0), (16, 500000.0), (128, 1e6), (96, 10000)):
+        wanted = ref.llm.rope_frequencies(head_dim, theta, scaling)
+        np.testing.assert_allclose(rope_frequencies(head_dim, theta, scaling), wanted, rtol=1e-12)

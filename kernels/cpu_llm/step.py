@@ -7,7 +7,7 @@ is float16, all between is float32.
 import numpy as np
 
 from kernels import cpu_llm
-from ref.llm import rope_frequencies
+from kernels.rotary import rope_frequencies
 
 
 def token_logits(config, weights, x, keys, values, position, *, threads=None):

@@ -11,7 +11,7 @@ import torch
 
 from kernels import kv_cache, lowbit
 from kernels.lowbit import fused
-from ref.llm import rope_frequencies
+from kernels.rotary import rope_frequencies
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ writes the length comes before the first launch.
               (n_heads + 2 · n_kv_heads, head_dim), q_norm and k_norm (head_dim,), or None. In 16 bits tensors; in fewer
               kernels.lowbit.QuantizedWeight, without parts, and W_glu a kernels.lowbit.fused.Paired for FewBits
     cache     .layer(index): keys and values, as kernels.llm.rope_append and attention take them
-    config    hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, eps, theta and scaling (ref.llm.rope_frequencies)
+    config    hidden, n_heads, n_kv_heads, head_dim, ffn, vocab, eps, theta and scaling (kernels/rotary.py)
 """
 
 import functools
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from kernels import attention, fusion, gemv, kv_cache, llm, lowbit
 from kernels.lowbit import fused
-from ref.llm import rope_frequencies
+from kernels.rotary import rope_frequencies
 
 
 class Step:
