@@ -149,6 +149,8 @@ def test_what_it_does_not_take_is_said(tmp_path):
         models.load(write(tmp_path / "c", "mistral_head_dim", **heads), device="simt", engine="one_launch")
     large = dataclasses.replace(MISTRAL_7B, ffn=2**17)
     assert "two rows of each matrix must fit into shared memory, got" in one_launch.refusal(large, device="cpu")
+    long = dataclasses.replace(MISTRAL_7B, head_dim=272)
+    assert one_launch.refusal(long, device="cpu") == "head_dim must be at most 256, got 272"
     assert one_launch.takes(MISTRAL_7B) and not one_launch.takes(MISTRAL_7B, 8)
 
 

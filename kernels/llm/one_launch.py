@@ -20,6 +20,7 @@ SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")  # headers:
 THREADS, WARPS = 512, 16  # that multiply; one warp more copies
 SLOT, TILE, TILES, CHUNK = 32768, 16, 4, 32  # bytes of a slot, at least; tokens of a tile; tiles, channels of a task
 MOST_GROUP = 8  # query heads of a kv head
+MOST_HEAD_DIM = 256  # a longer head has too few tiles a slot: more teams of warps than a block has named barriers
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "attention_norm Wqkv bqkv q_norm k_norm Wo ffn_norm W_gate W_up W_down".split()  # as token_tasks.cuh has them
 
@@ -36,9 +37,9 @@ class Plan(NamedTuple):
 def refusal(config, bits=16, kv_bits=16, device=None):
     """Why a model cannot be run so, as the end of a sentence; None if it can.
 
-    Weights and cache must have 16 bits; hidden and ffn be multiples of 8, head_dim of 16; at most 8 query heads share a
-    kv head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or newer. device:
-    None stands for a card where there is one, else for the SIMT machine.
+    Weights and cache must have 16 bits; hidden and ffn be multiples of 8, head_dim of 16, up to 256; at most 8 query
+    heads share a kv head; two rows of each matrix fit into shared memory; and the card is of compute capability 9.0 or
+    newer. device: None stands for a card where there is one, else for the SIMT machine.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if bits != 16 or kv_bits != 16:
@@ -46,6 +47,8 @@ def refusal(config, bits=16, kv_bits=16, device=None):
     for name, unit in (("hidden", 8), ("ffn", 8), ("head_dim", 16)):
         if getattr(config, name) % unit:
             return f"{name} must be a multiple of {unit}, got {getattr(config, name)}"
+    if config.head_dim > MOST_HEAD_DIM:
+        return f"head_dim must be at most {MOST_HEAD_DIM}, got {config.head_dim}"
     if config.n_heads // config.n_kv_heads > MOST_GROUP:
         return f"at most {MOST_GROUP} query heads may share a kv head, got {config.n_heads // config.n_kv_heads}"
     if plan(_sizes(config), shared_memory(device)) is None:
@@ -107,7 +110,8 @@ class OneLaunch(Step):
     """A token in one launch. Arguments, token, kv_len and logits as in Step; pdl is for `choose` alone.
 
     Weights stay where they are: the kernel is told how far from the embedding each of them begins. It keeps numbers of
-    its own between launches, so one at a time: two launches of one OneLaunch on two streams disturb each other.
+    its own between launches, so one at a time: two launches of one OneLaunch on two streams disturb each other. And a
+    launch with another cache makes them anew: graphs that hold an earlier one must go.
     ValueError names what is not offered.
     """
 
