@@ -13,39 +13,32 @@ def expect_array(where, name, value, *, dtype, shape, writeable=False):
 
     TypeError for a wrong type or dtype, ValueError for a wrong shape or layout. Nothing is cast or copied.
     """
-    if _is_right(value, dtype, shape, writeable):  # the common case, before any message is made
-        return
-    dtypes = [np.dtype(d) for d in (dtype if isinstance(dtype, (list, tuple)) else (dtype,))]
-    wanted = f"{' or '.join(map(str, dtypes))} array of shape {_shape(shape)}"
+    dtypes = dtype if isinstance(dtype, (list, tuple)) else (dtype,)
+
+    def wanted():  # made only for a message: most calls need none
+        return f"{' or '.join(str(np.dtype(d)) for d in dtypes)} array of shape {_shape(shape)}"
+
+    def got():
+        return f"{value.dtype} {_shape(value.shape)}"
+
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{where}: {name} must be a NumPy {wanted}, got {type(value).__name__}")
-    got = f"{value.dtype} {_shape(value.shape)}"
-    if value.dtype not in dtypes:
-        raise TypeError(f"{where}: {name} must be a {wanted}, got {got}")
+        raise TypeError(f"{where}: {name} must be a NumPy {wanted()}, got {type(value).__name__}")
+    if not any(value.dtype == d for d in dtypes):
+        raise TypeError(f"{where}: {name} must be a {wanted()}, got {got()}")
     if value.ndim != len(shape):
-        raise ValueError(f"{where}: {name} must have {len(shape)} dimension(s), {_shape(shape)}, got {got}")
+        raise ValueError(f"{where}: {name} must have {len(shape)} dimension(s), {_shape(shape)}, got {got()}")
     if any(isinstance(want, (int, np.integer)) and want != have for want, have in zip(shape, value.shape)):
-        raise ValueError(f"{where}: {name} must be a {wanted}, got {got}")
-    if not value.flags.c_contiguous:
+        raise ValueError(f"{where}: {name} must be a {wanted()}, got {got()}")
+    flags = value.flags
+    if not flags.c_contiguous:
         raise ValueError(
-            f"{where}: {name} must be C-contiguous (rows one after another in memory), got {got} with strides "
+            f"{where}: {name} must be C-contiguous (rows one after another in memory), got {got()} with strides "
             f"{value.strides}; np.ascontiguousarray({name}) makes a contiguous copy"
         )
-    if not value.flags.aligned:
+    if not flags.aligned:
         raise ValueError(f"{where}: {name} must be aligned to its element size, got an unaligned view")
-    if writeable and not value.flags.writeable:
+    if writeable and not flags.writeable:
         raise ValueError(f"{where}: {name} must be writeable, got a read-only array")
-
-
-def _is_right(value, dtype, shape, writeable):
-    if not isinstance(value, np.ndarray) or value.ndim != len(shape):
-        return False
-    if not any(value.dtype == d for d in (dtype if isinstance(dtype, (list, tuple)) else (dtype,))):
-        return False
-    flags = value.flags
-    if not (flags.c_contiguous and flags.aligned and (flags.writeable or not writeable)):
-        return False
-    return all(isinstance(want, str) or want == have for want, have in zip(shape, value.shape))
 
 
 def expect_count(where, name, value, *, low=1, high=None):

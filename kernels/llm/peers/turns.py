@@ -13,6 +13,17 @@ def say(**facts):
     print(f"\n{LINE}{json.dumps(facts)}", flush=True)
 
 
+def take_turn_on(device, name, token, seconds):
+    """take_turn of a PyTorch program of this name on a device, "cuda" or "cpu", after the tokens that compile it."""
+    import torch  # the others have none
+
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    for _ in range(4):
+        token()
+    wait()
+    take_turn({"name": name}, token, wait=wait, seconds=seconds)
+
+
 def take_turn(ready, token, *, seconds=1.5, tokens=16, wait=lambda: None):
     """ready: what to say of the peer, {}; token(): one token more; wait(): until the card is done.
 

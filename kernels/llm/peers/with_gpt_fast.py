@@ -10,7 +10,7 @@ import sys
 import types
 
 import torch
-from turns import take_turn
+from turns import take_turn_on
 
 sys.path.insert(0, os.environ["GPT_FAST"])
 sys.modules["tokenizer"] = types.ModuleType("tokenizer")  # it wants packages for text, and there is none here
@@ -70,12 +70,8 @@ def main(case):
         position.add_(1)
         state["done"] += 1
 
-    for _ in range(4):
-        token()
-    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    wait()
     numbers = {16: "bf16", 8: "int8", 4: "int4, groups of 128"}[case["bits"]]
-    take_turn({"name": f"gpt-fast, {numbers}"}, token, wait=wait, seconds=case["seconds"])
+    take_turn_on(device, f"gpt-fast, {numbers}", token, case["seconds"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 
 import torch
 import transformers
-from turns import take_turn
+from turns import take_turn_on
 
 
 def model_of(case):
@@ -65,12 +65,8 @@ def main(case):
             position.add_(1)
             state["done"] += 1
 
-        for _ in range(4):
-            token()
-        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-        wait()
         name = f"transformers {transformers.__version__}, static cache, compiled"
-        take_turn({"name": name}, token, wait=wait, seconds=case["seconds"])
+        take_turn_on(device, name, token, case["seconds"])
 
 
 def rewind(cache, length):
