@@ -8,7 +8,7 @@ import torch.nn.functional as F
 CHUNK = 64  # tokens of ssd's chunks, unless another is asked for: its matrices are (CHUNK, CHUNK) for every head
 
 
-def conv1d(xBC, weight, bias=None, initial_state=None):
+def conv1d(xBC, weight, bias=None, *, initial_state=None):
     """Step 2: causal convolution of each channel, then silu. → (like xBC, final state)
 
     xBC (batch, L, channels), weight (channels, W), bias (channels,), states (batch, W - 1, channels)
@@ -21,14 +21,16 @@ def conv1d(xBC, weight, bias=None, initial_state=None):
     return F.silu(out if bias is None else out + bias), seen[:, xBC.shape[1] :]
 
 
-def ssd(x, dt, A, B, C, *, D=None, dt_bias=None, dt_limit=(0.0, float("inf")), initial_states=None, chunk_size=CHUNK):
-    """Step 3, with softplus, in float32. x (batch, L, H, P), dt (batch, L, H), A (H,), B, C (batch, L, G, N), D and
-    dt_bias (H,), states (batch, H, P, N) → (y like x, final states). Any L, from 1 on.
+def ssd(
+    x, dt, A, B, C, *, chunk_size=CHUNK, D=None, dt_bias=None, dt_softplus=False, dt_limit=(0.0, float("inf")),
+    initial_states=None, return_final_states=False,
+):  # fmt: skip
+    """Step 3, in float32. x (batch, L, H, P), dt (batch, L, H), A (H,), B, C (batch, L, G, N), D and dt_bias (H,),
+    states (batch, H, P, N) → y like x, or (y, final states). Any L, from 1 on.
     """
     (batch, L, H, P), (G, N), Q = x.shape, B.shape[2:], min(chunk_size, x.shape[1])
-    dt = F.softplus(dt.float() if dt_bias is None else dt.float() + dt_bias)
-    if tuple(dt_limit) != (0.0, float("inf")):
-        dt = dt.clamp(*dt_limit)
+    dt = dt.float() if dt_bias is None else dt.float() + dt_bias
+    dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit)
     pad = -L % Q
     chunks = lambda t: F.pad(t.float(), (0, 0) * (t.ndim - 2) + (0, pad)).unflatten(1, (-1, Q))  # noqa: E731
     dt = chunks(dt).transpose(2, 3)  # (batch, K, H, Q)
@@ -50,10 +52,11 @@ def ssd(x, dt, A, B, C, *, D=None, dt_bias=None, dt_limit=(0.0, float("inf")), i
     before = Cs @ torch.stack(starts, dim=1).transpose(-1, -2)  # (batch, K, H, Q, P)
     y = (CB * decay) @ xdt + sums.exp()[..., None] * before  # 5
     y = y.transpose(2, 3).flatten(1, 2)[:, :L]
-    return (y if D is None else y + D[:, None] * x.float()), state
+    y = y if D is None else y + D[:, None] * x.float()
+    return (y, state) if return_final_states else y
 
 
-def gated_norm(y, z, weight, eps, ngroups=1):
+def gated_norm(y, z, weight, eps=1e-5, *, ngroups=1):
     """Step 4: y · silu(z), normed within each group, times a weight. y, z (..., d_inner) → float32."""
     gated = (y.float() * F.silu(z.float())).unflatten(-1, (ngroups, -1))
     return F.rms_norm(gated, gated.shape[-1:], eps=eps).flatten(-2) * weight

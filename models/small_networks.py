@@ -91,8 +91,8 @@ class Mixer(nn.Module):
             x, B, C = xBC.split([c.d_inner, states, states], dim=-1)
             B, C = (t.view(batch, n, c.ngroups, c.dstate) for t in (B, C))
             x = x.view(batch, n, c.nheads, c.headdim)
-            y, _ = ssd(x, dt, -self.A_log.exp(), B, C, D=self.D, dt_bias=self.dt_bias)  # 3
-            normed = gated_norm(y.flatten(2), z, self.norm.weight, c.eps, c.ngroups)  # 4
+            y = ssd(x, dt, -self.A_log.exp(), B, C, D=self.D, dt_bias=self.dt_bias, dt_softplus=True)  # 3
+            normed = gated_norm(y.flatten(2), z, self.norm.weight, c.eps, ngroups=c.ngroups)  # 4
         return self.out_proj(normed)  # 5
 
 
