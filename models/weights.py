@@ -114,6 +114,8 @@ class Checkpoint:
         if not paths:
             others = [p.name for p in self.folder.glob("*.bin")] or [p.name for p in self.folder.glob("*.gguf")]
             found = f", found {others[0]}" if others else ", found none"
+            if "pytorch_model.bin" in others:
+                found += "; python -m models.to_safetensors FOLDER makes one of it"
             raise BadModel(f"{self.folder}: expected weights in model.safetensors or in several *.safetensors{found}")
         return paths
 

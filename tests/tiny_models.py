@@ -54,13 +54,13 @@ STATE_SPACES = {
 }  # fmt: skip
 MAMBA_KINDS = {  # beside KINDS: those with states
     "mamba2": MAMBA2,
-    "mamba2_groups": MAMBA2 | {"n_groups": 4, "conv_kernel": 3, "use_bias": True, "tie_word_embeddings": True},
+    "mamba2_groups": MAMBA2 | {"n_groups": 4, "conv_kernel": 3, "use_bias": True},
     "mamba2_no_bias": MAMBA2 | {"use_conv_bias": False, "state_size": 24, "num_heads": 4, "head_dim": 32},
     "state_spaces": STATE_SPACES,
     "state_spaces_groups": STATE_SPACES | {"ssm_cfg": SSM | {"ngroups": 2}, "tie_embeddings": False},
     "bamba": BAMBA,
     "bamba_groups": BAMBA | {"mamba_n_groups": 2, "attn_layer_indices": [2], "mamba_proj_bias": True},
-    "bamba_no_attention": BAMBA | {"attn_layer_indices": [], "tie_word_embeddings": True},
+    "bamba_tied": BAMBA | {"attn_layer_indices": [0], "num_hidden_layers": 2, "tie_word_embeddings": True},
 }
 
 
