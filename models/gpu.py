@@ -69,6 +69,8 @@ class Engine:
         """Tokens, the most: a window is as far as this goes, as attention here sees all there are."""
         return min(self.config.context, self.config.window or self.config.context)
 
+    state_bytes = 0  # that a step reads and writes, whatever the position: a Mamba-2's
+
     @property
     def token_bytes(self):
         """Bytes of a token's keys and values, in all layers."""

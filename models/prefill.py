@@ -29,7 +29,7 @@ def prefill(config, weights, tokens, cache, *, every=False, product=F.linear):
         x = _layers(config, weights, part, cache, product)
         if every or part[-1:].data_ptr() == tokens[-1:].data_ptr():
             x = x if every else x[-1:]
-            found.append(product(_norm(x, weights.norm, config.eps), weights.head).float())  # 9
+            found.append(product(norm(x, weights.norm, config.eps), weights.head).float())  # 9
     return torch.cat(found)
 
 
@@ -39,7 +39,7 @@ def _layers(config, weights, tokens, cache, product):
     cos, sin = rotary_tables(config, begin, begin + n, tokens.device)
     x = weights.embedding[tokens].float()  # 1
     for index, layer in enumerate(weights.layers):
-        qkv = product(_norm(x, layer.attention_norm, config.eps), layer.Wqkv).float()  # 2
+        qkv = product(norm(x, layer.attention_norm, config.eps), layer.Wqkv).float()  # 2
         if layer.bqkv is not None:
             qkv = qkv + layer.bqkv
         q, k, v = (
@@ -47,22 +47,23 @@ def _layers(config, weights, tokens, cache, product):
             for part in qkv.split((config.q_rows, config.kv_rows, config.kv_rows), dim=1)
         )
         if layer.q_norm is not None:  # 3
-            q, k = _norm(q, layer.q_norm, config.eps), _norm(k, layer.k_norm, config.eps)
+            q, k = norm(q, layer.q_norm, config.eps), norm(k, layer.k_norm, config.eps)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # 4
         keys, values = cache.append(index, k, v)
-        mixed = _attention(q, keys, values, begin, config.window)  # 5
+        mixed = causal_attention(q, keys, values, begin, config.window)  # 5
         x = x + product(mixed, layer.Wo).float()  # 6
-        gate, up = product(_norm(x, layer.ffn_norm, config.eps), layer.W_glu).float().chunk(2, dim=1)  # 7
+        gate, up = product(norm(x, layer.ffn_norm, config.eps), layer.W_glu).float().chunk(2, dim=1)  # 7
         x = x + product(F.silu(gate) * up, layer.W_down).float()  # 8
     cache.advance(n)
     return x
 
 
-def _norm(x, weight, eps):
+def norm(x, weight, eps):
+    """x over the root of its mean square, times a weight, in x's type. x (n, hidden)."""
     return F.rms_norm(x, weight.shape, weight.float(), eps)
 
 
-def _attention(q, keys, values, begin, window):
+def causal_attention(q, keys, values, begin, window):
     """Causal attention of the tokens from `begin` on. q (n, n_heads, head_dim), keys, values (begin + n, n_kv_heads,
     head_dim) → (n, n_heads · head_dim), float32."""
     n, n_heads, _ = q.shape

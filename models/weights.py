@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from models.config import BadModel, read_json
+from models import mamba2_names
+from models.mamba2_config import Config as Mamba2Config
+from models.reading import BadModel, read_json
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -39,6 +41,8 @@ def layer_shapes(config):
 
 def all_shapes(config):
     """{name: shape} of every tensor of a checkpoint."""
+    if isinstance(config, Mamba2Config):
+        return mamba2_names.all_shapes(config)
     shapes = {"model.embed_tokens.weight": (config.vocab, config.hidden)}
     for index in range(config.n_layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(config).items()}
@@ -61,6 +65,8 @@ class Checkpoint:
         try:
             self._files = {path: self._file(path) for path in self._paths()}
             self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+            if isinstance(config, Mamba2Config):
+                mamba2_names.expect_layers(self.folder, config, self._where)
             self.dtypes = {self._look(name, shape) for name, shape in all_shapes(config).items()}
         except BaseException:
             self.close()
@@ -108,6 +114,8 @@ class Checkpoint:
         if not paths:
             others = [p.name for p in self.folder.glob("*.bin")] or [p.name for p in self.folder.glob("*.gguf")]
             found = f", found {others[0]}" if others else ", found none"
+            if "pytorch_model.bin" in others:
+                found += "; python -m models.to_safetensors FOLDER makes one of it"
             raise BadModel(f"{self.folder}: expected weights in model.safetensors or in several *.safetensors{found}")
         return paths
 
