@@ -54,6 +54,8 @@ def random_weights(shape, device="cuda"):
         layers.append(
             SimpleNamespace(
                 kind="mamba",
+                b_in=None,
+                b_out=None,
                 norm=norm(shape.hidden),
                 W_in=matrix(shape.in_rows, shape.hidden),
                 conv_weight=torch.rand(shape.channels, WIDTH, device=device) - 0.5,
@@ -67,7 +69,7 @@ def random_weights(shape, device="cuda"):
         )
     embedding = matrix(shape.vocab, shape.hidden)
     last = norm(shape.hidden)
-    read = [last, embedding, embedding[0], *(t for layer in layers for t in vars(layer).values() if t is not layer.kind)]
+    read = [last, embedding, embedding[0], *(t for layer in layers for t in vars(layer).values() if isinstance(t, torch.Tensor))]
     return SimpleNamespace(
         embedding=embedding, head=embedding, norm=last, layers=layers, bytes=sum(tensor.nbytes for tensor in read)
     )

@@ -13,7 +13,8 @@ first launch of this one.
               where there are any n_heads, n_kv_heads, head_dim, theta, scaling, rotary; ffn (0: no feed-forward block)
     weights   .embedding (vocab, hidden), .norm (hidden,), .head (vocab, hidden), .layers, each with .kind:
               "mamba"      norm (hidden,), W_in (d_inner + channels + nheads, hidden), conv_weight (channels, width),
-                           conv_bias, dt_bias, A, D (nheads,), gated_norm (d_inner,), W_out (hidden, d_inner)
+                           conv_bias, dt_bias, A, D (nheads,), gated_norm (d_inner,), W_out (hidden, d_inner), and
+                           b_in, b_out, biases of both or None
               "attention"  norm, Wqkv, Wo; rows of q and k such that number i of a head turns with i + head_dim/2
               and, with config.ffn, ffn_norm, W_glu of W_gate and W_up, W_down behind either
     state     .conv[i] (1, width - 1, channels), .ssm[i] (1, nheads, headdim, dstate), or a QuantizedState, of the i-th
@@ -89,8 +90,9 @@ class Step:
     def enter(self, layer, conv):
         """z, x, B, C and dt of the token, the convolution's step and silu behind it."""
         mamba2.norm_in_proj(
-            self.residual, layer.norm, layer.W_in, self.config.eps, conv_state=conv[0], conv_weight=layer.conv_weight,
-            conv_bias=layer.conv_bias, inner=self.config.d_inner, out=self.projected, pdl=self.pdl,
+            self.residual, layer.norm, layer.W_in, self.config.eps, bias=layer.b_in, conv_state=conv[0],
+            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, out=self.projected,
+            pdl=self.pdl,
         )  # fmt: skip
 
     def move(self, layer, ssm):
@@ -115,7 +117,8 @@ class Step:
         """The gated norm, out_proj and the residual stream."""
         one = self.config.ngroups == 1
         y, norm = (self.mixed, layer.gated_norm) if one else (self.gated, None)
-        mamba2.norm_out_proj(y, norm, layer.W_out, self.residual, self.config.eps, pdl=self.pdl)
+        eps, bias = self.config.eps, layer.b_out
+        mamba2.norm_out_proj(y, norm, layer.W_out, self.residual, eps, bias=bias, pdl=self.pdl)
 
     def gate(self, layer):
         """The gated norm alone."""
@@ -175,6 +178,8 @@ class OneOperationEach(Step):
     def enter(self, layer, conv):
         self.norm(layer.norm)
         self.product(layer.W_in, self.normed, self.projected)
+        if layer.b_in is not None:
+            self.projected += layer.b_in
         mamba2.conv_step(conv, self.xBC, layer.conv_weight, layer.conv_bias, out=self.conv, pdl=self.pdl)
 
     def move(self, layer, ssm):
@@ -182,10 +187,12 @@ class OneOperationEach(Step):
 
     def leave(self, layer):
         self.gate(layer)
-        self.add(layer.W_out, self.gated)
+        self.add(layer.W_out, self.gated, layer.b_out)
 
-    def add(self, W, x):
+    def add(self, W, x, bias=None):
         self.product(W, x, self.part)
+        if bias is not None:
+            self.part += bias
         weights = self.weights.norm  # of whose norm nothing comes of here
         mamba2.add_norm(
             self.part[None], self.residual[None], weights, self.config.eps, out=self.normed[None], pdl=self.pdl
@@ -250,6 +257,6 @@ class TorchOperations(OneOperationEach):
         self.gated.copy_(normed)
         self.add(layer.W_out, self.gated)
 
-    def add(self, W, x):
+    def add(self, W, x, bias=None):
         self.product(W, x, self.part)
         self.residual += self.part
