@@ -7,7 +7,6 @@ import torch
 
 from kernels.fusion.arguments import expect_eps
 from kernels.mamba2.arguments import (
-    FLOAT,
     expect_half,
     expect_inner,
     expect_rows_of,
@@ -217,7 +216,7 @@ def norm_in_proj(
     residual, norm_weight, W, eps=1e-5, *, bias=None, conv_state=None, conv_weight=None, conv_bias=None, inner=0,
     out=None, pdl=False,
 ):  # fmt: skip
-    """W · RMSNorm(residual) + bias, and a step of the convolution of what of it goes there; or, without conv_weight, W · n.
+    """W · RMSNorm(residual) + bias, and a step of the convolution of its channels, where there is one.
 
     residual     (hidden,) float32 or like W;  norm_weight (hidden,) like W
     W            (rows, hidden) float16 or bfloat16: of a layer z (inner rows), xBC (channels), dt

@@ -1,11 +1,11 @@
-"""A prompt's tokens at once through the layers of a Mamba-2 model on a card: products by cuBLAS, all else by our kernels.
+"""A prompt's tokens at once through the layers of a Mamba-2 model on a card: products by cuBLAS, the rest by ours.
 
-    step 1   residual += what the layer before gives, RMSNorm     add_norm
-    step 2   in_proj                                              torch.nn.functional.linear
-    step 3   causal convolution and silu of x, B, C               conv1d, where in_proj left them
-    step 4   the scan                                             kernels.ssd.fused, where conv1d left them
-    step 5   gated norm                                           gated_norm
-    step 6   out_proj                                             torch.nn.functional.linear
+step 1   residual += what the layer before gives, RMSNorm     add_norm
+step 2   in_proj                                              torch.nn.functional.linear
+step 3   causal convolution and silu of x, B, C               conv1d, where in_proj left them
+step 4   the scan                                             kernels.ssd.fused, where conv1d left them
+step 5   gated norm                                           gated_norm
+step 6   out_proj                                             torch.nn.functional.linear
 """
 
 import torch.nn.functional as F

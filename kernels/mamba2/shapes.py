@@ -69,7 +69,12 @@ def random_weights(shape, device="cuda"):
         )
     embedding = matrix(shape.vocab, shape.hidden)
     last = norm(shape.hidden)
-    read = [last, embedding, embedding[0], *(t for layer in layers for t in vars(layer).values() if isinstance(t, torch.Tensor))]
+    read = [
+        last,
+        embedding,
+        embedding[0],
+        *(t for layer in layers for t in vars(layer).values() if isinstance(t, torch.Tensor)),
+    ]
     return SimpleNamespace(
         embedding=embedding, head=embedding, norm=last, layers=layers, bytes=sum(tensor.nbytes for tensor in read)
     )

@@ -27,7 +27,7 @@ using T = DTYPE;
 using State = STATE; // float, __half, __nv_bfloat16, or signed char with scales
 
 
-__device__ __forceinline__ float softplus(float a) { return a > 20 ? a : log1pf(__expf(a)); }
+__device__ __forceinline__ float softplus(float a) { return a > 20 ? a : log1pf(expf(a)); }
 
 /* Words of a row of B or C, as floats; zeros past the end. */
 __device__ __forceinline__ void load_row(const T *from, int dstate, int lane, float (&to)[WORDS][VEC]) {
@@ -93,7 +93,7 @@ state_step(State *state, float *scales, const T *x, const T *dt, const float *A,
     }
     if (dt_softplus) step = softplus(step); // 1
     step = fminf(fmaxf(step, lowest), highest);
-    const float decay = __expf(rate * step);
+    const float decay = expf(rate * step);
 
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -114,6 +114,7 @@ state_step(State *state, float *scales, const T *x, const T *dt, const float *A,
         if (CODED) {
             largest = lanes_max(largest);
             per_code = largest > 0 ? 127 / largest : 0;
+            __syncwarp(); // all lanes of the row have read its scale
             if (lane == 0 && p < headdim) scales[of_head + p] = largest / 127;
         }
 #pragma unroll

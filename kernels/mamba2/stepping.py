@@ -141,8 +141,8 @@ def _launch(found, codes, scale, x, dt, A, B, C, D, z, dt_bias, y, dt_softplus, 
     batch, nheads, headdim = x.shape
     ngroups, dstate = B.shape[1:]
     step = kernel(
-        "state_step", DTYPE=DTYPES[x.dtype], STATE=TYPES[codes.dtype], VEC=found.vec, PART=found.part, WORDS=found.words,
-        LANES=found.lanes, ROWS=found.rows, THREADS=found.threads,
+        "state_step", DTYPE=DTYPES[x.dtype], STATE=TYPES[codes.dtype], VEC=found.vec, PART=found.part,
+        WORDS=found.words, LANES=found.lanes, ROWS=found.rows, THREADS=found.threads,
     )  # fmt: skip
     strides = [t.stride(0) if t is not None else 0 for t in (x, dt, B, C, z)]
     x, dt, B, C, z = (flat(t) for t in (x, dt, B, C, z))
