@@ -23,7 +23,9 @@ def layers(shape, weights):
     theirs = peers.layer()
     if theirs is None:
         return None
-    sizes = dict(d_state=shape.dstate, headdim=shape.headdim, ngroups=shape.ngroups, expand=shape.d_inner // shape.hidden)
+    sizes = dict(
+        d_state=shape.dstate, headdim=shape.headdim, ngroups=shape.ngroups, expand=shape.d_inner // shape.hidden
+    )
     kind = dict(device="meta", dtype=shape.dtype)
 
     def mixer(width):
