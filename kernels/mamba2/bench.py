@@ -194,11 +194,9 @@ def _their_step(ladder, states, call, wanted, facts):
     if update is None:
         return
     _, nheads, headdim, dstate = states[0].shape
-    wide = {
-        "A": call["A"][:, None, None].expand(nheads, headdim, dstate), "dt": call["dt"][..., None].expand(call["x"].shape)
-    }  # fmt: skip
+    A, dt = call["A"][:, None, None].expand(nheads, headdim, dstate), call["dt"][..., None].expand(call["x"].shape)
     more = {name: call[name][:, None].expand(nheads, headdim) for name in ("D", "dt_bias")}
-    args = call["x"], wide["dt"], wide["A"], call["B"], call["C"]
+    args = call["x"], dt, A, call["B"], call["C"]
     more |= {"z": call["z"], "dt_softplus": True}
     calls = [functools.partial(update, state, *args, **more) for state in states]
     off = float((update(states[0].clone(), *args, **more).double() - wanted).norm() / wanted.norm())

@@ -115,7 +115,7 @@ def prompt_call(shape, weights, hidden, chunk):
         return scan(x, dt, A, B, C, chunk, **options)
 
     @torch.inference_mode()
-    def call(count=len(blocks)):
+    def call(count=None):
         x, residual = hidden, None
         with in_place(ssd):
             for block in blocks[:count]:
