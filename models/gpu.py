@@ -15,7 +15,7 @@ from kernels.lowbit.fused import Paired
 from models import cache
 from models.config import BadModel
 from models.gpu_weights import Loader
-from models.prefill import prefill
+from models.prefill import CARD_CHUNK, linear, prefill
 from models.sampling import choose, uniform
 
 COMPILERS = 4  # threads
@@ -95,9 +95,7 @@ class Engine:
     def prefill(self, tokens, every=False):
         """Logits (n, vocab) or (1, vocab), float32, on the device."""
         self._reserve(self.cache.length + len(tokens))
-        return prefill(
-            self.config, self.weights, tokens.to(self.device), self.cache, every=every, product=_product
-        )  # fmt: skip
+        return prompt(self.config, self.weights, tokens.to(self.device), self.cache, self.dtype, every=every)
 
     @torch.inference_mode()
     def step(self, token):
@@ -189,14 +187,19 @@ class _Outbox:
         return int(there)
 
 
-def _product(x, W):
-    """x Wᵀ in W's type; few bits are widened to it while they are used. On the SIMT machine's side of things in
-    float32, as a processor multiplies 16 bits slowly."""
+def prompt(config, weights, tokens, cache, dtype, *, every=False):
+    """models.prefill of this card's weights; on the SIMT machine's side of things in float32, as a processor multiplies
+    16 bits slowly."""
+    on_card = tokens.device.type == "cuda"
+    how = {"dtype": dtype, "chunk": CARD_CHUNK} if on_card else {}
+    return prefill(config, weights, tokens, cache, every=every, product=_product, **how)
+
+
+def _product(x, W, add=None):
+    """linear of weights that may have few bits: they are widened while they are used."""
     if isinstance(W, (lowbit.QuantizedWeight, Paired)):
         W = W.dequantize()
-    if W.device.type == "cpu":
-        return x @ W.float().T
-    return torch.nn.functional.linear(x.to(W.dtype), W)
+    return linear(x, W.to(x.dtype), add)
 
 
 def _dtype(checkpoint):

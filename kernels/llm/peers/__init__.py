@@ -1,6 +1,6 @@
 """Whole programs that the ladder of a model is measured beside, each in a process of its own, on random weights.
 
-    transformers   a static cache and a compiled step; where it is installed
+    transformers   as it comes (eager), and with a static cache and a compiled step; where it is installed
     gpt-fast       GPT_FAST names a checkout of github.com/pytorch-labs/gpt-fast
     calm           CALM names a checkout of github.com/zeux/calm, built: make CUARCH=sm_90
     yalm           YALM names a checkout of github.com/andrewkchan/yalm, built: make build/main CUARCH=sm_90
@@ -34,7 +34,8 @@ def peers_of(shape, bits, length):
     case = {size: getattr(shape, size) for size in sizes} | {"length": length, "bits": bits}
     found, plain = [], shape.name.startswith("Mistral")
     if bits == 16 and importlib.util.find_spec("transformers"):
-        found.append(("with_transformers.py", case | {"dtype": str(shape.dtype).removeprefix("torch.")}))
+        theirs = case | {"dtype": str(shape.dtype).removeprefix("torch.")}
+        found += [("with_transformers.py", theirs | {"compile": compiled}) for compiled in (False, True)]
     if plain and "GPT_FAST" in os.environ:
         found.append(("with_gpt_fast.py", case))
     if plain and "CALM" in os.environ:
@@ -48,7 +49,9 @@ class Peer:
     """A peer's process. `measured()` gives (its name, Timing), or None after a sentence."""
 
     def __init__(self, script, case):
-        self.title = f"{script.removesuffix('.py').removeprefix('with_')}, {case['bits']} bits, {case['length']} tokens"
+        compiled = ", compiled" if case.get("compile") else ""
+        named = script.removesuffix(".py").removeprefix("with_") + compiled
+        self.title = f"{named}, {case['bits']} bits, {case['length']} tokens"
         path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p) != HERE.parents[2]]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"}
         self.log = open(os.path.join(os.environ.get("PEERS_LOG", os.devnull)), "a")  # noqa: SIM115 - the process has it
