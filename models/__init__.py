@@ -16,10 +16,10 @@ def __getattr__(name):
     """`load`, and the room's modules, when they are first asked for: PyTorch takes two seconds to import, in which the
     command does other things (models.early)."""
     if name == "load":
-        return importlib.import_module("models.llm").load
+        return importlib.import_module(f"{__name__}.llm").load
     try:
-        return importlib.import_module(f"models.{name}")
+        return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
-        if error.name != f"models.{name}":
+        if error.name != f"{__name__}.{name}":
             raise
-        raise AttributeError(f"module 'models' has no attribute {name!r}") from None
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from kernels.cpu_llm.step import token_logits
+from kernels.cpu_llm import fused, step
 from lab import machine
 from models.prefill import linear, prefill
 from models.sampling import choose, uniform
@@ -103,7 +103,8 @@ class Engine:
         weights, cache = self.weights, self.cache
         cache.reserve(cache.length + 1)
         x = weights.embedding[token].float().numpy()  # 1
-        found = token_logits(
+        way = fused if fused.takes(weights.arrays) else step
+        found = way.token_logits(
             self.config, weights.arrays, x, cache.keys, cache.values, cache.length, threads=self.threads
         )  # fmt: skip
         cache.advance(1)
