@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu_llm.step import token_logits
 from lab import machine
-from models.prefill import prefill
+from models.prefill import linear, prefill
 from models.sampling import choose, uniform
 from models.weights import expect_finite
 
@@ -126,11 +126,11 @@ class Stack:
         return [as_array(part) for part in self.parts]
 
 
-def product(x, W):
-    """x Wᵀ in float32, for prefill: a matrix of 16 bits is widened while it is used, a stack's one by one."""
+def product(x, W, add=None):
+    """linear in float32, for prefill: a matrix of 16 bits is widened while it is used, a stack's one by one."""
     if isinstance(W, Stack):
         return torch.cat([product(x, part) for part in W.parts], dim=1)
-    return x @ W.float().T
+    return linear(x, W.float(), add)
 
 
 def _weights(config, checkpoint, progress):
