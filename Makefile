@@ -22,7 +22,7 @@ help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
 	@echo 'make test          run every test, notebooks included; CHAPTER=07 for those of one chapter'
 	@echo 'make bench         measure every kernel on this machine'
-	@echo 'make generate      let a small language model write; MODEL=folder for one of yours, PROMPT="..." to begin with'
+	@echo 'make generate      let a small language model write; MODEL=mamba2 or a folder of yours, PROMPT="..." to begin with'
 	@echo
 	@echo 'for authors:'
 	@echo 'make notebooks     write exercises/ from solutions/, then run all notebooks and store their outputs'

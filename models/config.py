@@ -1,11 +1,14 @@
 """A checkpoint's config.json as the numbers that a model needs, or a sentence about why not.
 
 Llama (2, 3), Mistral, Qwen2 and Qwen3, as Hugging Face's transformers writes them, before its version 5 and since.
+Mamba-2 and its hybrid are in models/mamba2_config.py.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from models import mamba2_config
+from models.reading import BadModel, ends, expect_size, positions, read_json
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -14,10 +17,6 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-
-
-class BadModel(ValueError):
-    """A folder that holds no model that can be run; the message says what is wrong and where."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,22 @@ class Config:
 
 
 def read_config(folder):
-    """The Config of a folder. BadModel names the file and the entry, what was expected and what came."""
+    """The Config of a folder; a Mamba-2's is a models.mamba2_config.Config. BadModel names the file and the entry, what
+    was expected and what came."""
     folder = Path(folder)
     if not folder.is_dir():
         raise BadModel(f"{folder}: expected a folder with config.json, weights and tokenizer, found no such folder")
     found = read_json(folder / "config.json")
+    if mamba2_config.offers(found):
+        return mamba2_config.read(folder, found)
     names = found.get("architectures") or []
     kind = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if kind is None:
         named = ", ".join(map(str, names)) or found.get("model_type", "none")
-        raise BadModel(f"{folder}: architecture must be one of {', '.join(ARCHITECTURES)}, got {named}")
+        offered = ", ".join((*ARCHITECTURES, *mamba2_config.ARCHITECTURES))
+        raise BadModel(f"{folder}: architecture must be one of {offered}, got {named}")
     for name in SIZES:
-        _expect_size(folder, found, name)
+        expect_size(folder, found, name)
     hidden, heads = found["hidden_size"], found["num_attention_heads"]
     kv_heads = found.get("num_key_value_heads") or heads
     head_dim = found.get("head_dim") or hidden // heads
@@ -92,8 +95,8 @@ def read_config(folder):
             f"{folder}/config.json: head_dim must be even, as positions turn pairs of numbers, got {head_dim}"
         )
     _refuse(folder, found, kind)
-    theta, scaling = _positions(folder, found)
-    stops, begin = _ends(folder, found)
+    theta, scaling = positions(folder, found)
+    stops, begin = ends(folder, found)
     return Config(
         kind=kind,
         hidden=hidden,
@@ -114,25 +117,6 @@ def read_config(folder):
     )
 
 
-def read_json(path):
-    """What a JSON file holds, an object; BadModel if it is missing, unreadable or holds something else."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadModel(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise BadModel(f"{path}: is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadModel(f"{path}: must hold a JSON object, got {type(found).__name__}")
-    return found
-
-
-def _expect_size(folder, found, name):
-    size = found.get(name)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise BadModel(f"{folder}/config.json: {name} must be a whole number, 1 or more, got {size!r}")
-
-
 def _refuse(folder, found, kind):
     """What would be computed otherwise than here is refused by name."""
     act = found.get("hidden_act", "silu")
@@ -145,31 +129,3 @@ def _refuse(folder, found, kind):
         raise BadModel(f"{folder}/config.json: use_sliding_window must be false, got true")
     if found.get("quantization_config"):
         raise BadModel(f"{folder}/config.json: weights must be bf16, fp16 or fp32, got a quantization_config")
-
-
-def _positions(folder, found):
-    """(theta, scaling) as ref.llm.rope_frequencies takes them."""
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}  # since transformers 5, and before
-    theta = rope.get("rope_theta", found.get("rope_theta", 10000.0))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    try:
-        if kind == "default":
-            return float(theta), None
-        if kind == "linear":
-            return float(theta), ("linear", float(rope["factor"]))
-        if kind == "llama3":
-            names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            return float(theta), ("llama3", *(float(rope[name]) for name in names))
-    except KeyError as missing:
-        raise BadModel(f"{folder}/config.json: rope scaling {kind!r} must have {missing}") from None
-    raise BadModel(f"{folder}/config.json: rope scaling must be default, linear or llama3, got {kind!r}")
-
-
-def _ends(folder, found):
-    """(ids that end a text, the id that begins one): generation_config.json says it, where there is one."""
-    path = folder / "generation_config.json"
-    if path.exists():
-        found = {**found, **{k: v for k, v in read_json(path).items() if v is not None}}
-    stops, begin = found.get("eos_token_id"), found.get("bos_token_id")
-    stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
-    return tuple(stops), begin[0] if isinstance(begin, list) else begin

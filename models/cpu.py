@@ -61,14 +61,20 @@ class Engine:
 
     def __init__(self, config, checkpoint, progress, threads=None):
         self.config, self.threads = config, machine.thread_count() if threads is None else threads
-        self.weights = _weights(config, checkpoint, progress)
+        self.weights = self.read(checkpoint, progress)
         self.read_bytes = self.weights.read_bytes
         self.reset()
+
+    def read(self, checkpoint, progress):
+        """The weights, as `prefill` wants them, and their arrays, as `step` does."""
+        return _weights(self.config, checkpoint, progress)
 
     @property
     def context(self):
         """Tokens, the most."""
         return self.config.context
+
+    state_bytes = 0  # that a step reads and writes, whatever the position: a Mamba-2's
 
     @property
     def token_bytes(self):
@@ -96,7 +102,7 @@ class Engine:
     @torch.inference_mode()
     def prefill(self, tokens, every=False):
         """Logits (n, vocab) or (1, vocab), float32, on the CPU."""
-        return prefill(self.config, self.weights, tokens, self.cache, every=every, product=_product)
+        return prefill(self.config, self.weights, tokens, self.cache, every=every, product=product)
 
     def step(self, token):
         """Logits (vocab,), float32, of what follows one token: the steps of ref.llm."""
@@ -118,13 +124,13 @@ class Stack:
         self.parts = parts
 
     def arrays(self):
-        return [_array(part) for part in self.parts]
+        return [as_array(part) for part in self.parts]
 
 
-def _product(x, W, add=None):
+def product(x, W, add=None):
     """linear in float32, for prefill: a matrix of 16 bits is widened while it is used, a stack's one by one."""
     if isinstance(W, Stack):
-        return torch.cat([_product(x, part) for part in W.parts], dim=1)
+        return torch.cat([product(x, part) for part in W.parts], dim=1)
     return linear(x, W.float(), add)
 
 
@@ -144,12 +150,12 @@ def _weights(config, checkpoint, progress):
     for index in range(config.n_layers):
         layer = _layer(config, lambda name, at=f"model.layers.{index}.": take(at + name))
         layers.append(layer)
-        arrays.append(SimpleNamespace(**{name: _array(value) for name, value in vars(layer).items()}))
+        arrays.append(SimpleNamespace(**{name: as_array(value) for name, value in vars(layer).items()}))
     norm = take("model.norm.weight").float()
     head = embedding if config.tied else take("lm_head.weight")
     return SimpleNamespace(
         embedding=embedding, layers=layers, norm=norm, head=head,
-        arrays=SimpleNamespace(layers=arrays, norm=norm.numpy(), head=_array(head)),
+        arrays=SimpleNamespace(layers=arrays, norm=norm.numpy(), head=as_array(head)),
         read_bytes=read_bytes - (0 if config.tied else embedding.nbytes),
     )  # fmt: skip
 
@@ -169,9 +175,9 @@ def _layer(config, take):
     )
 
 
-def _array(value):
+def as_array(value):
     """A tensor's own memory as an array, bfloat16 as uint16; a Stack's as a list of them."""
-    if value is None or isinstance(value, list):
+    if value is None or isinstance(value, (list, str)):
         return value
     if isinstance(value, Stack):
         return value.arrays()

@@ -9,6 +9,7 @@ import contextlib
 import io
 import sys
 import time
+from pathlib import Path
 
 from models import early
 
@@ -21,11 +22,19 @@ from models.config import BadModel, read_config  # noqa: E402
 from models.llm import load  # noqa: E402
 from models.tokens import Tokens  # noqa: E402
 
+HERE = Path(__file__).resolve().parent
+
+SHIPPED = {"llama": HERE / "small", "mamba2": HERE / "small_mamba2"}  # by name, where no folder has it
+# What a step moves, by the kind of model.
+MOVES = {"mamba2": "weights, and states read and written", "bamba": "weights, states, keys and values"}
+
 
 def parser():
     found = argparse.ArgumentParser("python -m models.generate", description=__doc__.split("\n")[0])
     found.add_argument(
-        "folder", help="a checkpoint as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json"
+        "folder",
+        help="a checkpoint as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json; or one of the "
+        "course's own by its name, llama or mamba2",
     )
     found.add_argument("--prompt", default=None, help="the text to go on from")
     found.add_argument("--chat", action="store_true", help="take the prompt as a message, by the checkpoint's template")
@@ -46,6 +55,8 @@ def parser():
 def main(arguments=None):
     """Run the command. Returns the exit code: 0, or 2 where something was asked for that cannot be."""
     args = parser().parse_args(arguments)
+    if args.folder in SHIPPED and not Path(args.folder).exists():
+        args.folder = SHIPPED[args.folder]
     try:
         prompt = expect_prompt(args.prompt)
         read_config(args.folder)  # that a folder is missing is said before what it lacks
@@ -125,7 +136,8 @@ def report(model, prompt_tokens, times):
         limit = reads / bytes_
         since = " from the second on" * (begin == 2)
         lines.append(f"written     {len(times) - 1} tokens, {steps / seconds:,.1f} tokens/s{since}")
-        lines.append(f"a token     reads {bytes_ / 1e6:,.1f} MB: weights, keys and values")
+        moves = MOVES.get(model.config.kind, "weights, keys and values")
+        lines.append(f"a token     reads {bytes_ / 1e6:,.1f} MB: {moves}")
         lines.append(f"the limit   {limit:,.1f} tokens/s, at the {reads / 1e9:,.1f} GB/s that this machine reads")
         lines.append(f"share       {steps / seconds / limit:.0%}")
     return "\n".join(lines) or "nothing was written"

@@ -1,14 +1,17 @@
-"""A language model of the Llama family from a folder on disk: load it, ask for logits, let it write.
+"""A language model from a folder on disk: load it, ask for logits, let it write.
 
-Llama 2 and 3, Mistral, Qwen2 and Qwen3, as Hugging Face lays them out: config.json, safetensors, tokenizer.json.
-ref/llm.py says what is computed. Where: on the processor by chapter 02's kernels (models/cpu.py), on a card by those of
-chapters 04, 05 and 08 (models/gpu.py), or, for small models, by the same on the SIMT machine.
+Llama 2 and 3, Mistral, Qwen2 and Qwen3, as Hugging Face lays them out: config.json, safetensors, tokenizer.json; and
+Mamba-2, as mamba_ssm or transformers lays it out, and Bamba, its hybrid. ref/llm.py and ref/mamba2.py say what is
+computed. Where: on the processor by chapter 02's kernels (models/cpu.py, models/mamba2_cpu.py), on a card by those of
+chapters 04, 05, 08, 15 and 18 (models/gpu.py, models/mamba2_gpu.py), or, for small models, by the same on the SIMT
+machine.
 """
 
 import torch
 
 from lab.arguments import expect_count
 from models.config import read_config
+from models.mamba2_config import Config as Mamba2Config
 from models.sampling import expect_sampling
 from models.weights import Checkpoint
 
@@ -35,17 +38,31 @@ def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=N
     with Checkpoint(folder, config) as checkpoint:
         counting = _counting(checkpoint.bytes, progress)
         if device == "cpu":
-            from models.cpu import Engine
-
-            return Model(config, Engine(config, checkpoint, counting))
-        from models.gpu import Engine
-
+            return Model(config, _processor(config)(config, checkpoint, counting))
         where = torch.device("cpu" if device == "simt" else device)
-        return Model(config, Engine(config, checkpoint, counting, where, bits, kv_bits, engine=engine))
+        return Model(config, _card(config)(config, checkpoint, counting, where, bits, kv_bits, engine=engine))
+
+
+def _processor(config):
+    """The kind of engine that runs such a model on the processor. What runs the others is not imported."""
+    if isinstance(config, Mamba2Config):
+        from models.mamba2_cpu import Engine
+    else:
+        from models.cpu import Engine
+    return Engine
+
+
+def _card(config):
+    """The same on a card, or its kernels on the SIMT machine."""
+    if isinstance(config, Mamba2Config):
+        from models.mamba2_gpu import Engine
+    else:
+        from models.gpu import Engine
+    return Engine
 
 
 class Model:
-    """A loaded model. config: a models.config.Config."""
+    """A loaded model. config: a models.config.Config, or a models.mamba2_config.Config."""
 
     def __init__(self, config, engine):
         self.config, self.engine = config, engine
@@ -87,12 +104,13 @@ class Model:
         return self._generate(ids, max_tokens, seed, temperature, top_k, top_p)
 
     def step_bytes(self, position):
-        """Bytes that the step of the token at a position must read: every weight, a row of the embedding, and the keys
-        and values of the tokens that attention sees, its own among them, in the cache's bits."""
+        """Bytes that the step of the token at a position must move: it reads every weight, a row of the embedding, and
+        the keys and values of the tokens that attention sees, its own among them, in the cache's bits; it reads and
+        writes a Mamba-2's states."""
         c = self.config
         seen = min(position + 1, c.window or position + 1)
         row = c.hidden * self.engine.weights.embedding.element_size()
-        return self.engine.read_bytes + row + self.engine.token_bytes * seen
+        return self.engine.read_bytes + row + self.engine.token_bytes * seen + self.engine.state_bytes
 
     def _generate(self, ids, max_tokens, *sampling):
         if max_tokens:

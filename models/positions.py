@@ -2,12 +2,13 @@
 
 import torch
 
-from ref.llm import rope_frequencies
+from kernels.rotary import rope_frequencies
 
 
 def rotary_tables(config, begin, end, device=None):
     """(cos, sin), each (end - begin, head_dim / 2) float32: of position · frequency, reckoned in float64."""
-    frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling)).to(device)
+    rotary = getattr(config, "rotary", None)
+    frequencies = torch.from_numpy(rope_frequencies(config.head_dim, config.theta, config.scaling, rotary)).to(device)
     angles = torch.arange(begin, end, dtype=torch.float64, device=device)[:, None] * frequencies
     return angles.cos().float(), angles.sin().float()
 

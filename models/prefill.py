@@ -39,7 +39,7 @@ def prefill(config, weights, tokens, cache, *, every=False, product=linear, dtyp
         x = _layers(config, weights, part, cache, product, dtype)
         if every or part[-1:].data_ptr() == tokens[-1:].data_ptr():
             x = x if every else x[-1:]
-            found.append(product(_norm(x, weights.norm, config.eps), weights.head).float())  # 9
+            found.append(product(norm(x, weights.norm, config.eps), weights.head).float())  # 9
     return torch.cat(found)
 
 
@@ -47,31 +47,32 @@ def _layers(config, weights, tokens, cache, product, dtype):
     """Steps 1 to 8 of some tokens: their residual streams (n, hidden)."""
     n, begin, heads = len(tokens), cache.length, config.n_heads + config.n_kv_heads
     cos, sin = rotary_tables(config, begin, begin + n, tokens.device)
-    seen = _seen(n, begin, config.window, tokens.device)
+    seen = seen_by(n, begin, config.window, tokens.device)
     x = weights.embedding[tokens].to(dtype)  # 1
     for index, layer in enumerate(weights.layers):
-        qkv = product(_norm(x, layer.attention_norm, config.eps), layer.Wqkv)  # 2
+        qkv = product(norm(x, layer.attention_norm, config.eps), layer.Wqkv)  # 2
         if layer.bqkv is not None:
             qkv = qkv + layer.bqkv
         qkv = qkv.view(n, -1, config.head_dim)
         qk, v = qkv[:, :heads], qkv[:, heads:]
         if layer.q_norm is not None:  # 3
             parts = zip(qk.split((config.n_heads, config.n_kv_heads), dim=1), (layer.q_norm, layer.k_norm))
-            qk = torch.cat([_norm(part, weight, config.eps) for part, weight in parts], dim=1)
+            qk = torch.cat([norm(part, weight, config.eps) for part, weight in parts], dim=1)
         q, k = rotate(qk, cos, sin).split((config.n_heads, config.n_kv_heads), dim=1)  # 4
         keys, values = cache.append(index, k, v)
-        x = product(_attention(q, keys, values, seen).to(dtype), layer.Wo, x)  # 5 and 6
-        gate, up = product(_norm(x, layer.ffn_norm, config.eps), layer.W_glu).chunk(2, dim=1)  # 7
+        x = product(attention(q, keys, values, seen).to(dtype), layer.Wo, x)  # 5 and 6
+        gate, up = product(norm(x, layer.ffn_norm, config.eps), layer.W_glu).chunk(2, dim=1)  # 7
         x = product(F.silu(gate).mul_(up), layer.W_down, x)  # 8
     cache.advance(n)
     return x
 
 
-def _norm(x, weight, eps):
+def norm(x, weight, eps):
+    """x over the root of its mean square, times a weight, in x's type. x (n, hidden)."""
     return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
-def _seen(n, begin, window, device):
+def seen_by(n, begin, window, device):
     """What n tokens see that stand behind `begin` others, as attention's options: where all that came before is seen,
     without a mask, and then without scores in memory either."""
     if window and begin + n > window:
@@ -83,10 +84,15 @@ def _seen(n, begin, window, device):
     return {"attn_mask": causal_lower_right(n, begin + n)} if begin else {"is_causal": True}
 
 
-def _attention(q, keys, values, seen):
+def attention(q, keys, values, seen):
     """Attention of the last tokens. q (n, n_heads, head_dim), keys, values (begin + n, n_kv_heads, head_dim) →
     (n, n_heads · head_dim), in the keys' type."""
     n, n_heads, _ = q.shape
     q, keys, values = (t.to(keys.dtype).transpose(0, 1)[None] for t in (q, keys, values))
     mixed = F.scaled_dot_product_attention(q, keys, values, **seen, enable_gqa=n_heads != keys.shape[1])
     return mixed[0].transpose(0, 1).reshape(n, -1)
+
+
+def causal_attention(q, keys, values, begin, window=None):
+    """Attention of the tokens from `begin` on, the last ones of the keys', as `attention` has it."""
+    return attention(q, keys, values, seen_by(len(q), begin, window, q.device))

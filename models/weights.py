@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from models.config import BadModel, read_json
+from models import mamba2_names
+from models.mamba2_config import Config as Mamba2Config
+from models.reading import BadModel, read_json
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -40,6 +42,8 @@ def layer_shapes(config):
 
 def all_shapes(config):
     """{name: shape} of every tensor of a checkpoint."""
+    if isinstance(config, Mamba2Config):
+        return mamba2_names.all_shapes(config)
     shapes = {"model.embed_tokens.weight": (config.vocab, config.hidden)}
     for index in range(config.n_layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes(config).items()}
@@ -64,6 +68,8 @@ class Checkpoint:
             self._path_of = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
             self._where = {name: self._files[path] for name, path in self._path_of.items()}
             self._headers = {}
+            if isinstance(config, Mamba2Config):
+                mamba2_names.expect_layers(self.folder, config, self._where)
             self.dtypes = {self._look(name, shape) for name, shape in all_shapes(config).items()}
         except BaseException:
             self.close()
@@ -122,6 +128,8 @@ class Checkpoint:
         if not paths:
             others = [p.name for p in self.folder.glob("*.bin")] or [p.name for p in self.folder.glob("*.gguf")]
             found = f", found {others[0]}" if others else ", found none"
+            if "pytorch_model.bin" in others:
+                found += "; python -m models.to_safetensors FOLDER makes one of it"
             raise BadModel(f"{self.folder}: expected weights in model.safetensors or in several *.safetensors{found}")
         return paths
 

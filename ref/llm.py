@@ -47,6 +47,11 @@ class Config:
     scaling: tuple | None = None
     window: int | None = None
 
+    @property
+    def rotary(self):
+        """How many numbers of a head turn: all."""
+        return self.head_dim
+
 
 @dataclass
 class Layer:
@@ -104,13 +109,15 @@ def rope(x, positions, frequencies):
     """Turn pairs of numbers by the angle position · frequency. x (..., n_heads, head_dim), positions (...) → like x.
 
     The pair of number i is number i + head_dim/2, as Hugging Face lays weights out. `rope_interleaved` pairs
-    neighbours, as the first Llama did: the same up to the order of Wq's and Wk's rows.
+    neighbours, as the first Llama did: the same up to the order of Wq's and Wk's rows. Fewer frequencies than
+    head_dim/2, n of them, turn the first 2 n numbers, in pairs of i and i + n, and leave the others (Bamba).
     """
     x = np.asarray(x, np.float64)
     angles = np.asarray(positions, np.float64)[..., None, None] * frequencies
-    half = x.shape[-1] // 2
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=-1)
+    n = len(frequencies)
+    a, b, rest = x[..., :n], x[..., n : 2 * n], x[..., 2 * n :]
+    turned = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
+    return np.concatenate([*turned, rest], axis=-1)
 
 
 def rope_interleaved(x, positions, frequencies):
@@ -146,7 +153,7 @@ def attention_inputs(config, layer, x, position):
     if layer.q_norm is not None:  # 3
         q = np.stack([rmsnorm(head, layer.q_norm, config.eps) for head in q])
         k = np.stack([rmsnorm(head, layer.k_norm, config.eps) for head in k])
-    frequencies = rope_frequencies(config.head_dim, config.theta, config.scaling)  # 4
+    frequencies = rope_frequencies(config.rotary, config.theta, config.scaling)  # 4
     return rope(q, position, frequencies), rope(k, position, frequencies), v
 
 

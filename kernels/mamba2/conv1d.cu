@@ -1,0 +1,114 @@
+/* Causal convolution of every channel with its own WIDTH taps, and silu: y[t] = silu(bias + Σ weight[k] x[t - WIDTH + 1 + k]).
+
+   x, y (batch, seqlen, channels), x with strides; weight (channels, WIDTH), bias (channels,) or null; initial and final
+   (batch, WIDTH - 1, channels): the inputs before the first token and the last ones, oldest first, or null. They may be
+   one and the same where one thread has all tokens, as in a step of one token.
+
+   A thread walks along `tokens` tokens of VEC channels, a word of up to 16 bytes, with the inputs that the taps still
+   need in registers and the next AHEAD on their way. What two neighbouring walks both read is in L2: they run at about
+   the same time. With seq_idx (batch, seqlen), where it changes another sequence begins: what lies before counts as 0.
+
+   Reads and writes 2 bytes of a channel and token, for which a processor has some 40 instructions' time in all: so no
+   step of a walk branches, and steps past its end are taken, but neither read nor write.
+
+   Compile with DTYPE, VEC (channels, addresses and strides are multiples of it), WIDTH, AHEAD (a multiple of WIDTH
+   spares moving the window from register to register), SEQUENCES (whether there is seq_idx). */
+#include "../device/math.cuh"
+#include "../device/pdl.cuh"
+#include "../device/half2.cuh"
+#include "../device/words.cuh"
+
+using T = DTYPE;
+constexpr int PAST = WIDTH - 1;
+using Channels = Word<T, VEC>;
+
+__device__ __forceinline__ void store(T *to, const float (&from)[VEC]) {
+    if constexpr (VEC == 1) *to = (T)from[0];
+    else {
+        typename WordOf<VEC * sizeof(T)>::type word;
+        unsigned *pairs = reinterpret_cast<unsigned *>(&word);
+#pragma unroll
+        for (int i = 0; i < VEC; i += 2) pairs[i / 2] = pack(from[i], from[i + 1], T());
+        *reinterpret_cast<decltype(word) *>(to) = word;
+    }
+}
+__device__ __forceinline__ void widen(const Channels &word, float (&to)[VEC]) {
+#pragma unroll
+    for (int i = 0; i < VEC; i++) to[i] = element(word, i);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *seq_idx, T *out, T *final,
+       int batch, int seqlen, int channels, int tokens, long long x_batch, long long x_token) {
+    let_next_kernel_start();
+    const int words = channels / VEC, walks = (seqlen + tokens - 1) / tokens;
+    const long long id = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const int c = (int)(id % words) * VEC, b = (int)(id / words / walks);
+    if (b >= batch) return;
+    const int begin = (int)(id / words % walks) * tokens, end = min(begin + tokens, seqlen);
+    float taps[WIDTH][VEC], start[VEC];
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        start[i] = bias ? bias[c + i] : 0;
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) taps[k][i] = weight[(long long)(c + i) * WIDTH + k];
+    }
+    wait_for_previous_kernel();
+
+    x += b * x_batch + c;
+    seq_idx += (long long)b * seqlen;
+    const long long window = (long long)b * PAST * channels + c;
+    int sequence = SEQUENCES ? seq_idx[begin] : 0;
+    /* The input at t, which may lie before the first token; 0 if it is another sequence's. */
+    auto input = [&](int t) {
+        Channels word = {};
+        if (SEQUENCES && seq_idx[max(t, 0)] != sequence) return word;
+        if (t >= 0) word = load_word<VEC>(x + t * x_token);
+        else if (initial) word = load_word<VEC>(initial + window + (long long)(t + PAST) * channels);
+        return word;
+    };
+
+    float past[WIDTH][VEC];
+    Channels next[AHEAD] = {};
+#pragma unroll
+    for (int k = 0; k < PAST; k++) widen(input(begin - PAST + k), past[k]);
+    const T *from = x + begin * x_token;
+    int left = end - begin; // tokens that have not been asked for
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++, left--, from += x_token)
+        if (left > 0) next[i] = load_word_streaming<VEC>(from);
+    T *to = out + ((long long)b * seqlen + begin) * channels + c;
+    for (int t = begin; t < end; t += AHEAD) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++, left--, from += x_token, to += channels) {
+            const bool there = t + i < end;
+            if (SEQUENCES && there && seq_idx[t + i] != sequence) {
+                sequence = seq_idx[t + i];
+#pragma unroll
+                for (int k = 0; k < PAST; k++) widen(Channels{}, past[k]);
+            }
+            widen(next[i], past[PAST]);
+            if (left > 0) next[i] = load_word_streaming<VEC>(from);
+            float y[VEC];
+#pragma unroll
+            for (int v = 0; v < VEC; v++) {
+                float sum = start[v];
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) sum += taps[k][v] * past[k][v];
+                y[v] = sum * reciprocal_approx(1 + exp2_approx(-LOG2_E * sum));
+            }
+            if (there) store(to, y);
+#pragma unroll
+            for (int k = 0; k < PAST; k++)
+#pragma unroll
+                for (int v = 0; v < VEC; v++) past[k][v] = past[k + 1][v];
+        }
+    }
+    if (!final || end < seqlen) return;
+#pragma unroll
+    for (int k = 0; k < PAST; k++) { // all of them read before the first is written: initial may be the same memory
+        widen(input(seqlen - PAST + k), past[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < PAST; k++) store(final + window + (long long)k * channels, past[k]);
+}
