@@ -137,7 +137,8 @@ def report(model, prompt_tokens, times):
         since = " from the second on" * (begin == 2)
         lines.append(f"written     {len(times) - 1} tokens, {steps / seconds:,.1f} tokens/s{since}")
         moves = MOVES.get(model.config.kind, "weights, keys and values")
-        lines.append(f"a token     reads {bytes_ / 1e6:,.1f} MB: {moves}")
+        verb = "moves" if model.engine.state_bytes else "reads"
+        lines.append(f"a token     {verb} {bytes_ / 1e6:,.1f} MB: {moves}")
         lines.append(f"the limit   {limit:,.1f} tokens/s, at the {reads / 1e9:,.1f} GB/s that this machine reads")
         lines.append(f"share       {steps / seconds / limit:.0%}")
     return "\n".join(lines) or "nothing was written"
