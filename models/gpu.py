@@ -49,8 +49,12 @@ class Engine:
         """Begin to compile what a step launches, on some threads, while the prompt is worked on. They launch it once,
         on a cache without tokens: nothing that counts is written."""
         pool = ThreadPoolExecutor(COMPILERS)
-        self.compiling = [pool.submit(self._once, part) for part in self.token_step.parts(self.cache)]
+        self.compiling = [pool.submit(self._once, part) for part in self.parts_ahead()]
         pool.shutdown(wait=False)
+
+    def parts_ahead(self):
+        """What `_compile_ahead` launches."""
+        return self.token_step.parts(self.cache)
 
     def _once(self, part):
         with torch.cuda.device(self.device), torch.inference_mode():
@@ -81,10 +85,14 @@ class Engine:
         room = min(-(-tokens // ROOM) * ROOM, self.context)
         if self.cache is None or self.cache.capacity < tokens:
             self.cache = None
-            self.cache = cache.make(self.config, max(room, tokens), self.dtype, self.device, self.kv_bits)
+            self.cache = self.make_cache(max(room, tokens))
             self.graphs = {}  # they hold the old one's addresses
         self.cache.clear()
         self.text = object()  # whoever writes one knows by it whether another has begun
+
+    def make_cache(self, capacity):
+        """An empty cache for at least so many tokens."""
+        return cache.make(self.config, capacity, self.dtype, self.device, self.kv_bits)
 
     def _reserve(self, tokens):
         if tokens > self.cache.capacity:
@@ -153,15 +161,20 @@ class Engine:
         key = self.cache.peaks, greedy
         with torch.cuda.device(self.device):
             if key not in self.graphs:
-                before = self.token.clone(), self.kv_len.clone()
+                before = [(tensor, tensor.clone()) for tensor in self.changed_by_a_step()]
                 self._launch(greedy)  # compile, and make what is made once
-                self.token.copy_(before[0]), self.kv_len.copy_(before[1])
+                for tensor, was in before:
+                    tensor.copy_(was)
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.device)):
                     self._launch(greedy)
                 self.graphs = {k: g for k, g in self.graphs.items() if k[0] == key[0]} | {key: graph}  # peaks only rise
             self.graphs[key].replay()
+
+    def changed_by_a_step(self):
+        """What a step must not find changed by a launch that was made to compile it."""
+        return [self.token, self.kv_len]
 
     def _launch(self, greedy):
         self.launch()

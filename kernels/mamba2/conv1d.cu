@@ -1,0 +1,101 @@
+/* Causal convolution of every channel with its own WIDTH taps, and silu: y[t] = silu(bias + Σ weight[k] x[t - WIDTH + 1 + k]).
+
+   x, y (batch, seqlen, channels), x with strides; weight (channels, WIDTH), bias (channels,) or null; initial and final
+   (batch, WIDTH - 1, channels): the inputs before the first token and the last ones, oldest first, or null. They may be
+   one and the same where one thread has all tokens, as in a step of one token.
+
+   A thread walks along `tokens` tokens of VEC channels, a word of up to 16 bytes, with the inputs that the taps still
+   need in registers and the next AHEAD on their way. What two neighbouring walks both read is in L2: they run at about
+   the same time. With seq_idx (batch, seqlen), where it changes another sequence begins: what lies before counts as 0.
+
+   Reads and writes 2 bytes of a channel and token. Compile with DTYPE, VEC (channels, addresses and strides are
+   multiples of it), WIDTH, AHEAD. */
+#include "../device/math.cuh"
+#include "../device/pdl.cuh"
+#include "../device/half2.cuh"
+#include "../device/words.cuh"
+
+using T = DTYPE;
+constexpr int PAST = WIDTH - 1;
+using Channels = Word<T, VEC>;
+
+__device__ __forceinline__ void store(T *to, const float (&from)[VEC]) {
+    if constexpr (VEC == 1) *to = (T)from[0];
+    else {
+        typename WordOf<VEC * sizeof(T)>::type word;
+        unsigned *pairs = reinterpret_cast<unsigned *>(&word);
+#pragma unroll
+        for (int i = 0; i < VEC; i += 2) pairs[i / 2] = pack(from[i], from[i + 1], T());
+        *reinterpret_cast<decltype(word) *>(to) = word;
+    }
+}
+__device__ __forceinline__ void widen(const Channels &word, float (&to)[VEC]) {
+#pragma unroll
+    for (int i = 0; i < VEC; i++) to[i] = element(word, i);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *seq_idx, T *out, T *final,
+       int batch, int seqlen, int channels, int tokens, long long x_batch, long long x_token) {
+    let_next_kernel_start();
+    const int words = channels / VEC, walks = (seqlen + tokens - 1) / tokens;
+    const long long id = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const int c = (int)(id % words) * VEC, b = (int)(id / words / walks);
+    if (b >= batch) return;
+    const int begin = (int)(id / words % walks) * tokens, end = min(begin + tokens, seqlen);
+    float taps[WIDTH][VEC], start[VEC];
+#pragma unroll
+    for (int i = 0; i < VEC; i++) {
+        start[i] = bias ? bias[c + i] : 0;
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) taps[k][i] = weight[(long long)(c + i) * WIDTH + k];
+    }
+    wait_for_previous_kernel();
+
+    x += b * x_batch + c;
+    seq_idx += (long long)b * seqlen;
+    out += (long long)b * seqlen * channels + c;
+    const long long window = (long long)b * PAST * channels + c;
+    int sequence = SEQUENCES ? seq_idx[begin] : 0;
+    float past[WIDTH][VEC];
+    Channels next[AHEAD];
+#pragma unroll
+    for (int k = 0; k < PAST; k++) {
+        const int t = begin - PAST + k;
+        const bool same = !SEQUENCES || seq_idx[max(t, 0)] == sequence;
+        Channels word = {};
+        if (t >= 0 && same) word = load_word<VEC>(x + t * x_token);
+        if (t < 0 && same && initial) word = load_word<VEC>(initial + window + (long long)(t + PAST) * channels);
+        widen(word, past[k]);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (begin + i < end) next[i] = load_word_streaming<VEC>(x + (begin + i) * x_token);
+    for (int t = begin; t < end;) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++, t++) {
+            if (t >= end) break;
+            if (SEQUENCES && seq_idx[t] != sequence) {
+                sequence = seq_idx[t];
+#pragma unroll
+                for (int k = 0; k < PAST; k++) widen(Channels{}, past[k]);
+            }
+            widen(next[i], past[PAST]);
+            if (t + AHEAD < end) next[i] = load_word_streaming<VEC>(x + (t + AHEAD) * x_token);
+            float y[VEC];
+#pragma unroll
+            for (int v = 0; v < VEC; v++) {
+                float sum = start[v];
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) sum += taps[k][v] * past[k][v];
+                y[v] = sum * reciprocal_approx(1 + exp2_approx(-LOG2_E * sum));
+#pragma unroll
+                for (int k = 0; k < PAST; k++) past[k][v] = past[k + 1][v];
+            }
+            store(out + (long long)t * channels, y);
+        }
+    }
+    if (final && end == seqlen)
+#pragma unroll
+        for (int k = 0; k < PAST; k++) store(final + window + (long long)k * channels, past[k]);
+}
