@@ -25,6 +25,19 @@ static struct {
     bool (*modes)(bool), (*included)(uint16_t);    // any_modes_set, tls_is_dispatch_key_included
     uintptr_t layer;                               // the dispatch key of a transform of torch.func
 } api;
+// One handle for the default stream that each thread has of its own (cu_stream_per_thread): a stream for each thread.
+enum { PER_THREAD = 2 };
+
+// What says whether launches follow each other: the stream's handle, or there a number of the thread's, which is no
+// handle and of no later thread. Python's lock is held.
+static void *own_stream(void *stream) {
+    static uintptr_t threads;
+    static _Thread_local uintptr_t own;
+    if ((uintptr_t)stream != PER_THREAD) return stream;
+    if (!own) own = ~++threads;
+    return (void *)own;
+}
+
 static PyObject *cdata, *requires_grad;
 static int32_t strided, bytes;
 
