@@ -12,6 +12,7 @@ from kernels.fusion.arguments import expect_eps
 from kernels.llm.arguments import expect_heads
 from kernels.lowbit.fused import ahead_of
 from lab import cuda
+from lab.arguments import expect_count
 from lab.card import multiprocessors, shared_memory
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect_apart, expect_no_gradient, output
@@ -34,7 +35,14 @@ class Plan(NamedTuple):
 
 def attends(n_heads, n_kv_heads, head_dim, capacity, device="cuda"):
     """Whether `attend` takes such heads and is no worse than rope_append and decode: for a short cache, or where the
-    clusters are half of the card and none of their blocks has much to read."""
+    clusters are half of the card and none of their blocks has much to read.
+
+    ValueError where these are no heads: counts from 1, n_heads a multiple of n_kv_heads."""
+    counts = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "capacity": capacity}
+    for name, count in counts.items():
+        expect_count("attends", name, count)
+    if n_heads % n_kv_heads:
+        raise ValueError(f"attends: n_heads must be a multiple of n_kv_heads, {n_kv_heads}, got {n_heads}")
     group, device = n_heads // n_kv_heads, torch.device(device)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         return False
