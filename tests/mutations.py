@@ -589,6 +589,75 @@ MUTATIONS = [
         "tests/test_llm_kernels.py -k test_greedy",
         "order << 32 | place",
     ),
+    # States that one piece of a text hands to the next.
+    Mutation(
+        "a convolution's state is one token old",
+        "models/mamba2_torch.py",
+        "seen[:, xBC.shape[1] :]",
+        "tests/test_models_mamba2.py -k test_a_prompt_in_pieces",
+        "seen[:, xBC.shape[1] - 1 : -1]",
+    ),
+    Mutation(
+        "a piece begins without the state before it",
+        "models/mamba2.py",
+        "initial_states=ssm_state,",
+        "tests/test_models_mamba2.py -k test_a_prompt_in_pieces",
+        "initial_states=None,",
+    ),
+    Mutation(
+        "a step's convolution keeps what the oldest token was",
+        "kernels/cpu_mamba2/step.py",
+        "    conv[:-1] = conv[1:].copy()\n",
+        "tests/test_models_mamba2.py -k test_steps_behind_a_prompt",
+    ),
+    Mutation(
+        "a text begins with another one's states",
+        "models/mamba2_cpu.py",
+        "        self.state.clear()\n",
+        "tests/test_models_mamba2.py -k test_a_prompt_of_many_pieces",
+    ),
+    Mutation(
+        "a state that is kept goes on with the text",
+        "models/mamba2.py",
+        "self.ssm.clone()",
+        "tests/test_models_mamba2.py -k test_a_text_goes_on",
+        "self.ssm",
+    ),
+    Mutation(
+        "a token in one call: the oldest input stays",
+        "kernels/cpu_mamba2/token.c",
+        "conv + (w + 1) * t->channels + from",
+        "tests/test_cpu_mamba2.py -k test_a_token_in_one_call_is",
+        "conv + w * t->channels + from",
+    ),
+    Mutation(
+        "a token in one call: one norm for all groups",
+        "kernels/cpu_mamba2/token.c",
+        "each = t->d_inner / t->s.ngroups;",
+        "tests/test_cpu_mamba2.py -k test_a_token_in_one_call_is",
+        "each = t->d_inner;",
+    ),
+    Mutation(
+        "heads read another group's B and C",
+        "kernels/cpu_mamba2/state.c",
+        "B + head / (nheads / ngroups) * dstate",
+        "tests/test_cpu_mamba2.py -k test_the_step_is_the_reference",
+        "B + head % ngroups * dstate",
+    ),
+    Mutation(
+        "rows of a hybrid's queries stay in their order",
+        "models/mamba2_weights.py",
+        "self.taken(*names)[0][self.order]",
+        "tests/test_models_mamba2.py -k test_logits_and_greedy",
+        "self.taken(*names)[0]",
+    ),
+    Mutation(
+        "the gate comes behind the norm",
+        "models/mamba2_torch.py",
+        "gated = (y.float() * F.silu(z.float()))",
+        "tests/test_models_mamba2.py -k test_logits_and_greedy",
+        "weight, gated = weight * F.silu(z.float()), (y.float())",
+    ),
 ]
 
 # Every ordering of the fused kernel, one after another: (where, what it says, the text, what takes its place).

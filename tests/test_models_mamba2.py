@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,13 +14,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_models_llm import off, rewrite
 from tiny_models import MAMBA_KINDS, write
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as kinds_of_tokenizers
 
 import models
 import ref.mamba2
-from models import mamba2_torch, to_safetensors
+from models import generate, mamba2_torch, to_safetensors
 from models.config import BadModel, read_config
 from models.mamba2 import State
 from models.mamba2_reference import reference
+from models.tokens import Tokens
 
 HERE = Path(__file__).resolve().parent
 # Seeds of models that are sure of each of 64 tokens, as in test_models_llm.py.
@@ -227,6 +231,9 @@ def test_ssd_in_torch_is_differentiated_as_the_steps_are():
         ("bamba", {"mamba_n_groups": 5}, "got 8 heads and 5 groups"),
         ("bamba", {"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads, got 4 and 3"),
         ("bamba", {"head_dim": 6}, "head_dim must be a multiple of 4"),
+        ("bamba", {"attn_rotary_emb": 16}, "attn_rotary_emb must be 8, got 16"),
+        ("bamba", {"rope_parameters": {"partial_rotary_factor": 1.0}}, "partial_rotary_factor must be 0.5, got 1.0"),
+        ("state_spaces", {"pad_vocab_size_multiple": 0}, "pad_vocab_size_multiple must be a whole number, 1 or more"),
         ("bamba", {"attention_bias": True}, "attention_bias must be false, got true"),
         ("bamba", {"mamba_d_head": 8}, "must be expand times hidden_size, got 8 · 8 for 128"),
     ],
@@ -319,3 +326,26 @@ def test_every_type_of_weights_in_several_files(dtype, tmp_path):
     assert off(model.logits(TOKENS), wanted) < 2e-3
     model.engine.reset()
     assert off(torch.stack([model.engine.step(t) for t in TOKENS]), wanted) < 2e-3
+
+
+# The command
+
+
+@pytest.mark.parametrize("kind, wanted", [("mamba2", "states read and written"), ("bamba", "states, keys and values")])
+def test_the_command_writes_and_says_what_a_token_moves(kind, wanted, tmp_path, monkeypatch, capsys):
+    """By a name of the course's own, too, where no folder has it."""
+    monkeypatch.setattr(generate, "roof", lambda: SimpleNamespace(read=1e10))
+    monkeypatch.chdir(tmp_path)
+    folder = write(tmp_path / "there", kind, vocab_size=128)
+    monkeypatch.setitem(generate.SHIPPED, "mamba2", folder)
+    tokenizer = Tokenizer(kinds_of_tokenizers.BPE({chr(i): i for i in range(128)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    arguments = ["--prompt", "Hello", "--max-tokens", "9", "--device", "cpu"]
+    for name in (str(folder), "mamba2"):
+        assert generate.main([name, *arguments]) == 0
+        out = capsys.readouterr().out
+        written = Tokens(folder).decode(models.load(folder, device="cpu").generate([ord(c) for c in "Hello"], 9))
+        assert out.startswith("Hello" + written) and wanted in out and "share" in out
+    assert generate.main(["llama3", *arguments]) == 2
+    assert "llama3: expected a folder" in capsys.readouterr().err
