@@ -15,7 +15,7 @@ from kernels.lowbit.fused import Paired
 from models import cache
 from models.config import BadModel
 from models.gpu_weights import Loader
-from models.prefill import prefill
+from models.prefill import CARD_CHUNK, linear, prefill
 from models.sampling import choose, uniform
 
 COMPILERS = 4  # threads
@@ -35,12 +35,12 @@ class Engine:
         if engine == "one_launch" and (why := one_launch.refusal(config, bits, kv_bits, device)) is not None:
             raise BadModel(f"load: engine='one_launch' does not run this model there, as engine='graph' does: {why}")
         _expect_room(config, bits, kv_bits, device)
+        self.cache, self.compiling = None, []
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
         make = one_launch.OneLaunch if engine == "one_launch" else best(self.weights)
         self.token_step = make(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
-        self.cache, self.compiling = None, []
         self.reset()
         if device.type == "cuda":
             self._compile_ahead()
@@ -105,9 +105,7 @@ class Engine:
     def prefill(self, tokens, every=False):
         """Logits (n, vocab) or (1, vocab), float32, on the device."""
         self._reserve(self.cache.length + len(tokens))
-        return prefill(
-            self.config, self.weights, tokens.to(self.device), self.cache, every=every, product=_product
-        )  # fmt: skip
+        return prompt(self.config, self.weights, tokens.to(self.device), self.cache, self.dtype, every=every)
 
     @torch.inference_mode()
     def step(self, token):
@@ -134,24 +132,27 @@ class Engine:
         places = [uniform(seed, len(ids) + count) for count in range(last - len(ids) + 1)]
         places = torch.tensor(places, dtype=torch.float64, device=self.device)
         self.token.copy_(choose(logits, places[0], *sampling).reshape(1))
-        yield_, text = _Outbox(self.device), self.text
+        yield_, text, greedy = _Outbox(self.device), self.text, sampling[0] == 0
         yield_.put(self.token)
-        if len(ids) < last:
-            self._compiled()  # what is compiled ahead is launched, too, and would write where a length says
-            self.kv_len.fill_(len(ids) + 1)
-        greedy = sampling[0] == 0
+        yield yield_.get()  # at once: the step may have to be compiled yet, and a graph to be made of it
         for position in range(len(ids), last):
             if self.text is not text:
                 raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
+            if position == len(ids):
+                self._compiled()  # what is compiled ahead is launched, too, and would write where a length says
+                self.kv_len.fill_(len(ids) + 1)
             self._replay(greedy)
             if not greedy:
                 place = places[position - len(ids) + 1]
                 self.token.copy_(choose(self.logits.float(), place, *sampling).reshape(1))
                 self.kv_len += 1
             yield_.put(self.token)
+            if position > len(ids):
+                self.cache.length = position
+                yield yield_.get()
+        if len(ids) < last:
+            self.cache.length = last
             yield yield_.get()
-            self.cache.length = position + 1
-        yield yield_.get()
 
     def _replay(self, greedy=False):
         """The step as one CUDA graph, with the choice of the likeliest token at its end if greedy; on the SIMT machine,
@@ -204,14 +205,19 @@ class _Outbox:
         return int(there)
 
 
-def _product(x, W):
-    """x Wᵀ in W's type; few bits are widened to it while they are used. On the SIMT machine's side of things in
-    float32, as a processor multiplies 16 bits slowly."""
+def prompt(config, weights, tokens, cache, dtype, *, every=False):
+    """models.prefill of this card's weights; on the SIMT machine's side of things in float32, as a processor multiplies
+    16 bits slowly."""
+    on_card = tokens.device.type == "cuda"
+    how = {"dtype": dtype, "chunk": CARD_CHUNK} if on_card else {}
+    return prefill(config, weights, tokens, cache, every=every, product=_product, **how)
+
+
+def _product(x, W, add=None):
+    """linear of weights that may have few bits: they are widened while they are used."""
     if isinstance(W, (lowbit.QuantizedWeight, Paired)):
         W = W.dequantize()
-    if W.device.type == "cpu":
-        return x @ W.float().T
-    return torch.nn.functional.linear(x.to(W.dtype), W)
+    return linear(x, W.to(x.dtype), add)
 
 
 def _dtype(checkpoint):

@@ -315,6 +315,22 @@ def test_the_simt_machine_is_given_no_times(talker, capsys):
     assert "2 tokens on the SIMT machine" in out and "tokens/s" not in out
 
 
+def test_the_command_imports_no_compiler():
+    """torch._dynamo takes three seconds to import, and a first token needs nothing of it."""
+    code = (
+        "import sys, models.generate, models.gpu; sys.exit(any(m in sys.modules for m in ('torch._dynamo', 'triton')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=HERE.parent).returncode == 0
+
+
+def test_the_report_begins_behind_the_second_token(talker):
+    """What lies between the first two is the step's compilation, too."""
+    model = models.load(talker, device="cpu")
+    said = generate.report(model, 5, [0.0, 1.0, 3.0, 3.5, 4.0])
+    assert "written     4 tokens, 2.0 tokens/s from the second on" in said and "5.0 tokens/s to the first" in said
+    assert "written     2 tokens, 0.5 tokens/s\n" in generate.report(model, 5, [0.0, 1.0, 3.0])
+
+
 def test_the_bar_is_for_terminals(capsys):
     bar = generate.Bar()
     bar(5, 10)
