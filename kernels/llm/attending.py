@@ -10,7 +10,6 @@ import torch
 from kernels.attention.arguments import expect_scale
 from kernels.fusion.arguments import expect_eps
 from kernels.llm.arguments import expect_heads
-from kernels.lowbit.fused import ahead_of
 from lab import cuda
 from lab.arguments import expect_count
 from lab.card import multiprocessors, shared_memory
@@ -114,15 +113,14 @@ def expect_attend(
     return result, found, n_heads, n_kv_heads, capacity
 
 
-def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, next=None, next_bytes=0, **options):
+def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, **options):
     """Without a look at the arguments; `options` go to the SIMT machine, whose report comes back."""
     qkv, turns, kv_len, bias, q_norm, k_norm = others
     head_dim = qkv.shape[1]
     scale = head_dim**-0.5 if scale is None else scale
     kernel = _kernel(qkv.dtype, head_dim, n_heads // n_kv_heads, *found[:3])
     tensors = (qkv, bias, q_norm, k_norm, turns, kv_len, k, v, out)
-    ahead = ahead_of(next, next_bytes, n_kv_heads * found.cluster * found.warps)
-    sizes = n_kv_heads, capacity, float(eps), float(scale * LOG2_E), *ahead
+    sizes = n_kv_heads, capacity, float(eps), float(scale * LOG2_E)
     cluster = (found.cluster, 1, 1)
     return kernel(
         n_kv_heads * found.cluster, 32 * found.warps, *tensors, *sizes, shared=found.shared, pdl=pdl, cluster=cluster,
