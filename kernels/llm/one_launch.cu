@@ -98,9 +98,9 @@ struct Worker {
                 release();
                 count++;
                 break;
-            case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
+            case OUTPUT: output(task, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
-            case DOWN: added<FfnRows, PER_GATE>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
+            case DOWN: down(task, now); break;
             case HEAD:
                 normed(task, vectors.x, model.weights + model.norm, [=](int row, float sum) { logits[row] = (T)sum; });
                 break;
@@ -117,23 +117,32 @@ struct Worker {
             publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
     }
 
-    /* The rows in the slot times x: each warp's part of the sums, laid down. valid(r): whether there is a row r. */
-    template <class R, class Valid> __device__ __forceinline__ void multiply(const Part<R> &x, Valid valid) {
+    template <class R> using Words = uint4[R::PER_TEAM][R::WORDS];
+    /* What this thread needs of the slot. Rows that are not there: whatever comes of it, without a branch all words are
+       asked for at once. */
+    template <class R, class Valid> __device__ __forceinline__ void take(Words<R> &w, Valid valid) const {
         const uint4 *words = reinterpret_cast<const uint4 *>(slot());
+#pragma unroll
+        for (int i = 0; i < R::PER_TEAM; i++) {
+            int row = thread / R::TEAM + i * R::TEAMS;
+            if (!valid(row)) row = 0;
+#pragma unroll
+            for (int k = 0; k < R::WORDS; k++) w[i][k] = words[row * R::ROW_WORDS + R::word(k, thread)];
+        }
+    }
+    /* A task's words times x: each warp's part of the sums, laid down. */
+    template <class R> __device__ __forceinline__ void multiply(const Part<R> &x, const Words<R> &w) {
         const int team = thread / R::TEAM, mine = thread % R::TEAM, lane = thread % 32;
         float sums[R::PER_TEAM] = {};
 #pragma unroll
-        for (int i = 0; i < R::PER_TEAM; i++) {
-            int row = team + i * R::TEAMS;
-            if (!valid(row)) row = 0; // whatever comes of it: without a branch all words are asked for at once
+        for (int i = 0; i < R::PER_TEAM; i++)
 #pragma unroll
             for (int k = 0; k < R::WORDS; k++) {
-                float w[8];
-                widen(words[row * R::ROW_WORDS + R::word(k, thread)], w, T());
+                float v[8];
+                widen(w[i][k], v, T());
 #pragma unroll
-                for (int j = 0; j < 8; j++) sums[i] += w[j] * x.at[k][j]; // x is 0 where the row has ended
+                for (int j = 0; j < 8; j++) sums[i] += v[j] * x.at[k][j]; // x is 0 where the row has ended
             }
-        }
         const float sum = warp_sums(sums, lane);
         constexpr int EACH = 32 / R::PER_TEAM; // lanes with the same row's sum
         if (lane % EACH == 0) memory.partial[count % 2][team + lane / EACH * R::TEAMS][mine / 32] = sum;
@@ -147,7 +156,6 @@ struct Worker {
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
     __device__ __forceinline__ bool summed() {
         const int turn = count++ % MULTIPLIERS;
-        release();
         sync_multipliers();
         return thread / 32 == turn;
     }
@@ -167,48 +175,70 @@ struct Worker {
         x.norm(norm, memory.squares[++norms % 2], thread);
     }
 
-    /* Steps 2 and 9: all tasks that stand here with the same x. */
-    template <class Store>
-    __device__ __forceinline__ void normed(Task first, const Dated *from, const T *weight, Store store) {
-        Part<HiddenRows> x;
-        load_normed(x, from, weight, date(first.layer));
-        for (Task task = first; task.like(first); task = wait_task()) {
-            multiply(x, [=](int r) { return r < task.count; });
+    /* All tasks that stand here with the same x: load() brings it, valid(task, r) says whether there is a row r, and
+       done(task, number of its sums) is for the warp that makes results of them. */
+    template <class R, class Load, class Look, class Valid, class Done>
+    __device__ __forceinline__ void stage(const Task first, Load load, Look look_up, Valid valid, Done done) {
+        Part<R> x;
+        load(x);
+        for (Task task = first;;) {
+            Words<R> w;
+            take<R>(w, [=](int r) { return valid(task, r); });
+            const Dated seen = thread / 32 == count % MULTIPLIERS ? look_up(task) : 0; // whose turn it will be
+            multiply<R>(x, w);
             const unsigned mine = count;
-            if (summed())
-                for (int r = thread % 32; r < task.count; r += 32)
-                    store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
+            release();
+            if (summed()) done(task, mine, seen);
+            task = wait_task();
+            if (!task.like(first)) return;
         }
     }
+    /* Steps 2 and 9. */
+    template <class Store>
+    __device__ __forceinline__ void normed(Task first, const Dated *from, const T *weight, Store store) {
+        stage<HiddenRows>(
+            first, [&](auto &x) { load_normed(x, from, weight, date(first.layer)); }, [](Task) { return Dated(0); },
+            [](Task task, int r) { return r < task.count; },
+            [&](Task task, unsigned mine, Dated) {
+                for (int r = thread % 32; r < task.count; r += 32)
+                    store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
+            });
+    }
     /* Steps 6 and 8. */
-    template <class R, int EACH>
-    __device__ __forceinline__ void added(Task first, const Dated *from, const Dated *residual, Dated *to, unsigned now,
+    template <class R, class Load>
+    __device__ __forceinline__ void added(Task first, Load load, const Dated *residual, Dated *to, unsigned now,
                                           unsigned then) {
-        Part<R> x;
-        x.template load<EACH>(from, now, thread);
-        for (Task task = first; task.like(first); task = wait_task()) {
-            const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
-            Dated seen = 0;
-            if (thread / 32 == count % MULTIPLIERS) // whose turn it will be; the number has been there for long
-                seen = look(residual + Spread<8>::place(row));
-            multiply(x, [=](int r) { return r < task.count; });
-            const unsigned mine = count;
-            if (summed())
+        stage<R>(
+            first, load,
+            [=](Task task) { // it has been there for long
+                return look(residual + Spread<8>::place(task.number * R::ROWS + min(thread % 32, task.count - 1)));
+            },
+            [](Task task, int r) { return r < task.count; },
+            [=](Task task, unsigned mine, Dated seen) {
                 for (int r = thread % 32; r < task.count; r += 32) {
                     const int place = Spread<8>::place(task.number * R::ROWS + r);
                     const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
                     publish(to + place, before + sum<R>(mine, r), then);
                 }
-        }
+            });
+    }
+    __device__ __forceinline__ void output(Task task, unsigned now) {
+        const auto load = [&](auto &x) {
+            if (line.merged()) x.template load<8>(vectors.mixed, now, thread);
+            else x.load_merged(vectors.partials, line.token_groups, now, thread);
+        };
+        added<HeadRows>(task, load, vectors.x, vectors.h, now, now);
+    }
+    __device__ __forceinline__ void down(Task task, unsigned now) {
+        const auto load = [&](auto &x) { x.template load<PER_GATE>(vectors.a, now, thread); };
+        added<FfnRows>(task, load, vectors.h, vectors.x, now, now + 1);
     }
     /* Step 7: gates in the first half of a slot, their partners in the second. */
     __device__ __forceinline__ void glu(Task first, const T *weight, unsigned now) {
-        Part<HiddenRows> x;
-        load_normed(x, vectors.h, weight, now);
-        for (Task task = first; task.like(first); task = wait_task()) {
-            multiply(x, [=](int r) { return r % HALF < task.count; });
-            const unsigned mine = count;
-            if (summed()) {
+        stage<HiddenRows>(
+            first, [&](auto &x) { load_normed(x, vectors.h, weight, now); }, [](Task) { return Dated(0); },
+            [](Task task, int r) { return r % HALF < task.count; },
+            [&](Task task, unsigned mine, Dated) {
                 const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
                 const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
                 const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
@@ -217,8 +247,7 @@ struct Worker {
                     if constexpr (PER_GATE == 8) publish(vectors.a + Spread<8>::place(to), a, now);
                     else publish(vectors.a + Spread<4>::place(to / 2), pack(a, next, T()), now);
                 }
-            }
-        }
+            });
     }
 };
 
@@ -233,7 +262,6 @@ one_launch(const T *weights, const long long *places, const double *turns, const
     if (tokens < 0 || tokens >= capacity) return;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
     if (thread == 0) memory.taken.ring.init(1, MULTIPLIERS);
-    if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread);
     __syncthreads(); // behind it nobody needs the number of launches any more
 
     const Model model = {weights, keys, values, places, norm_at, head_at};
@@ -242,6 +270,8 @@ one_launch(const T *weights, const long long *places, const double *turns, const
         const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
         Worker worker = {model, line, logits, reinterpret_cast<T *>(shared),
                          Vectors(vectors), memory, date, eps, thread, *token};
+        if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread); // while the first weights come
+        sync_multipliers();
         worker.run();
         return;
     }

@@ -203,7 +203,8 @@ class OneLaunch(Step):
         rows = [[*at[i * each : (i + 1) * each], keys_at[i], values_at[i]] for i in range(n_layers)]
         self.places = torch.tensor(rows, dtype=torch.int64, device=self.device)
         spread = sum(-(-n // 256) * 256 for n in (c.hidden, c.n_heads * c.head_dim, c.hidden, c.ffn))
-        partials = -(-self.capacity // self.plan.tokens) * c.n_heads * (c.head_dim + 2)
+        of_group = -(-c.n_heads * c.head_dim // 256) * 256 + 2 * c.n_heads  # PARTIAL in token_attention.cuh
+        partials = -(-self.capacity // self.plan.tokens) * of_group
         rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         self.vectors = torch.zeros(spread + rows + partials, dtype=torch.int64, device=self.device)
         self.tickets.zero_()

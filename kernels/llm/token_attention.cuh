@@ -6,7 +6,9 @@
 #define DTYPE SHAPE::T
 #include "head.cuh"
 
-constexpr int PARTIAL = HEAD_DIM + 2; // numbers of a query head and a group of tokens: maximum, sum, channels
+/* What attention finds of a group of tokens: a vector as `mixed`, behind it each query head's maximum and sum. */
+constexpr int PARTIAL = Spread<8>::size(Q_ROWS) + 2 * S::HEADS;
+constexpr int OF_HEADS = Spread<8>::size(Q_ROWS);
 constexpr int TEAMS = MULTIPLIERS / TILES; // of warps: each has a task of its own, and a warp of it a tile
 constexpr int NEW_HEADS = (GROUP + 2 + TILES - 1) / TILES; // that a warp makes ready, at most
 constexpr int MERGE_DEPTH = 4; // groups of tokens that a warp asks for at once
@@ -121,7 +123,7 @@ struct Attention {
         if (g < GROUP && c == 0) memory.max_and_sum[team][warp][g] = make_float2(high, total[0]);
     }
     /* What the tiles have, relative to one maximum. */
-    __device__ __forceinline__ void hand_on(const T *slot, Dated *to, unsigned date) const {
+    __device__ __forceinline__ void hand_on(const T *slot, Dated *to, int first, unsigned date) const {
         for (int i = 32 * warp + lane; i < GROUP * HEAD_DIM; i += 32 * TILES) {
             const int head = i / HEAD_DIM, channel = i % HEAD_DIM;
             float high = LOWEST, total = 0, sum = 0;
@@ -134,8 +136,8 @@ struct Attention {
                 total += weight * pair.y;
                 sum += weight * reinterpret_cast<const float *>(slot + t * 2 * TILE_SIZE)[i];
             }
-            publish(to + head * PARTIAL + 2 + channel, sum, date);
-            if (channel < 2) publish(to + head * PARTIAL + channel, channel ? total : high, date);
+            publish(to + Spread<8>::place((first + head) * HEAD_DIM + channel), sum, date);
+            if (channel < 2) publish(to + OF_HEADS + 2 * (first + head) + channel, channel ? total : high, date);
         }
     }
 };
@@ -151,7 +153,7 @@ __device__ __noinline__ void attend(const Attention team, Task task, T *slot, un
     __syncwarp();
     team.mix_tile(slot + team.warp * 2 * TILE_SIZE, (last ? newest + 1 : TOKENS) - team.warp * TILE);
     sync_team(team.team);
-    team.hand_on(slot, team.partials + (long long)task.number * GROUP * PARTIAL, date);
+    team.hand_on(slot, team.partials + (long long)(task.number / KV_HEADS) * PARTIAL, kv_head * GROUP, date);
 }
 
 /* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every
@@ -160,14 +162,13 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
                                       unsigned date, int thread) {
     const int warp = thread / 32, lane = thread % 32, head = task.number / CHUNKS;
     const int channel = task.number % CHUNKS * CHUNK + lane, there = min(channel, HEAD_DIM - 1);
-    const int kv_head = head / GROUP, of_group = head % GROUP;
     float high = LOWEST, total = 0, sum = 0;
     for (int group = warp; group < groups; group += MERGE_DEPTH * MULTIPLIERS) {
         float found[3 * MERGE_DEPTH];
         wait_for_all(found, date, [&](int n) {
             const int mine = min(group + n / 3 * MULTIPLIERS, groups - 1);
-            const long long row = ((long long)mine * KV_HEADS + kv_head) * GROUP + of_group;
-            return partials + row * PARTIAL + (n % 3 < 2 ? n % 3 : 2 + there);
+            const Dated *of_group = partials + (long long)mine * PARTIAL;
+            return of_group + (n % 3 < 2 ? OF_HEADS + 2 * head + n % 3 : Spread<8>::place(head * HEAD_DIM + there));
         });
         const float before = high;
 #pragma unroll
