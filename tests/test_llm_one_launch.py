@@ -77,7 +77,7 @@ def test_nothing_races(kind, prompt, tmp_path):
             each.logits.fill_(torch.nan)
             each.launch(cache, **{"check_races": True} if each is step else {})
         assert off(step.logits, graph.logits) < 3e-2
-        assert torch.equal(engine.cache.values[0, : prompt + 1], _.cache.values[0, : prompt + 1])
+        assert off(engine.cache.values[0, : prompt + 1], _.cache.values[0, : prompt + 1]) < 1e-2
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", 3])

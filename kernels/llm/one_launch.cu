@@ -30,14 +30,15 @@
 
 /* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile:
    each is written again behind the barrier of the other, so only tasks with a barrier are counted for it. */
-constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
+template <int N> struct alignas(4 * N) Vector {
+    float at[N];
+};
 struct Memory {
     Taken taken;
     AttentionMemory attention;
     MergeMemory merges[2];
-    float partial[2][MOST_ROWS][MULTIPLIERS + 1];
-    float squares[2][MULTIPLIERS];
+    alignas(16) float partial[2][THREADS]; // of four lanes, what they have of up to four rows
+    float squares[MULTIPLIERS];
     Turns turns[32]; // of each lane
 };
 
@@ -53,7 +54,7 @@ struct Worker {
     int thread;
     long long token;
     Phase<S::SLOTS> phase;
-    unsigned count = 0, norms = 0, attends = 0; // tasks with a barrier, vectors normed, tasks of attention
+    unsigned count = 0, attends = 0; // tasks with a barrier, tasks of attention
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
     /* The next task, when what it reads of weights or tokens is there. */
@@ -130,28 +131,60 @@ struct Worker {
             for (int k = 0; k < R::WORDS; k++) w[i][k] = words[row * R::ROW_WORDS + R::word(k, thread)];
         }
     }
-    /* A task's words times x: each warp's part of the sums, laid down. */
+    /* A task's words times x: each warp's part of the sums, laid down. By mma, as in chapter 04's rung 8: row g of A is
+       what lanes 4g … 4g + 3 hold of one row, row g + 8 what they hold of the next, column g of B what they hold of x:
+       so D[g][g] and D[g + 8][g] are theirs, and the rest is not wanted. */
     template <class R> __device__ __forceinline__ void multiply(const Part<R> &x, const Words<R> &w) {
-        const int team = thread / R::TEAM, mine = thread % R::TEAM, lane = thread % 32;
-        float sums[R::PER_TEAM] = {};
+        const int lane = thread % 32;
+        float sums[R::PER_TEAM];
 #pragma unroll
-        for (int i = 0; i < R::PER_TEAM; i++)
+        for (int i = 0; i < R::PER_TEAM; i += 2) {
+            constexpr bool TWO = R::PER_TEAM > 1;
+            float d[4] = {};
 #pragma unroll
             for (int k = 0; k < R::WORDS; k++) {
-                float v[8];
-                widen(w[i][k], v, T());
-#pragma unroll
-                for (int j = 0; j < 8; j++) sums[i] += v[j] * x.at[k][j]; // x is 0 where the row has ended
+                const uint4 a = w[i][k], b = TWO ? w[i + TWO][k] : uint4{};
+                mma_m16n8k16(d, {a.x, b.x, a.y, b.y}, x.at[k][0], x.at[k][1], T());
+                mma_m16n8k16(d, {a.z, b.z, a.w, b.w}, x.at[k][2], x.at[k][3], T());
             }
-        const float sum = warp_sums(sums, lane);
-        constexpr int EACH = 32 / R::PER_TEAM; // lanes with the same row's sum
-        if (lane % EACH == 0) memory.partial[count % 2][team + lane / EACH * R::TEAMS][mine / 32] = sum;
+            const bool odd = lane / 4 % 2;
+            sums[i] = odd ? d[1] : d[0];
+            if (TWO) sums[i + TWO] = odd ? d[3] : d[2];
+        }
+        if (lane % 4 == lane / 8) {
+            auto to = reinterpret_cast<Vector<R::PER_TEAM> *>(memory.partial[count % 2]) + thread / 4;
+            *to = reinterpret_cast<const Vector<R::PER_TEAM> &>(sums);
+        }
     }
-    template <class R> __device__ __forceinline__ float sum(unsigned of, int row) const {
-        float total = 0;
+    /* The sums of a task's rows, by a warp: that of row r in lane r % 32, number r / 32. */
+    template <class R> using Sums = Vector<(R::ROWS + 31) / 32>;
+    template <class R> __device__ __forceinline__ Sums<R> add_up(unsigned of) const {
+        constexpr int LANES = R::TEAM / 16; // with the sums of a team's rows: four entries of it each
+        const int lane = thread % 32, team = lane / LANES;
+        auto from = reinterpret_cast<const Vector<R::PER_TEAM> *>(memory.partial[of % 2]);
+        float sums[R::PER_TEAM] = {};
+        Sums<R> found;
 #pragma unroll
-        for (int w = 0; w < R::TEAM / 32; w++) total += memory.partial[of % 2][row][w];
-        return total;
+        for (int j = 0; j < 4; j++) {
+            const Vector<R::PER_TEAM> entry = from[team * (4 * LANES) + j * LANES + lane % LANES];
+#pragma unroll
+            for (int i = 0; i < R::PER_TEAM; i++) sums[i] += entry.at[i];
+        }
+#pragma unroll
+        for (int mask = LANES / 2; mask; mask /= 2)
+#pragma unroll
+            for (int i = 0; i < R::PER_TEAM; i++) sums[i] += __shfl_xor_sync(~0u, sums[i], mask);
+#pragma unroll
+        for (int n = 0; n < (R::ROWS + 31) / 32; n++) {
+            const int row = 32 * n + lane;
+            found.at[n] = 0;
+#pragma unroll
+            for (int i = 0; i < R::PER_TEAM; i++) {
+                const float one = __shfl_sync(~0u, sums[i], row % R::TEAMS * LANES);
+                if (row / R::TEAMS == i) found.at[n] = one;
+            }
+        }
+        return found;
     }
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
     __device__ __forceinline__ bool summed() {
@@ -159,20 +192,33 @@ struct Worker {
         sync_multipliers();
         return thread / 32 == turn;
     }
-    /* 1 / √(mean of squares + eps) */
-    __device__ __forceinline__ float scale() const {
-        float total = 0;
-#pragma unroll
-        for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[norms % 2][w];
-        return rsqrtf(total / S::HIDDEN + eps);
-    }
+    /* x · weight / √(mean of x² + eps) */
     __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
         uint4 norm[HiddenRows::WORDS];
 #pragma unroll
         for (int k = 0; k < HiddenRows::WORDS; k++)
             norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + HiddenRows::word(k, thread));
-        x.template load<8>(from, now, thread);
-        x.norm(norm, memory.squares[++norms % 2], thread);
+        x.load_floats(from, now, thread, [&](float(&at)[HiddenRows::WORDS][8]) {
+            float sum = 0;
+#pragma unroll
+            for (int k = 0; k < HiddenRows::WORDS; k++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum += at[k][i] * at[k][i];
+            sum = warp_sum(sum);
+            if (thread % 32 == 0) memory.squares[thread / 32] = sum;
+            sync_multipliers(); // what is read here is written again behind the barriers of tasks
+            float total = 0;
+#pragma unroll
+            for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[w];
+            const float root = rsqrtf(total / S::HIDDEN + eps);
+#pragma unroll
+            for (int k = 0; k < HiddenRows::WORDS; k++) {
+                float w[8];
+                widen(norm[k], w, T());
+#pragma unroll
+                for (int i = 0; i < 8; i++) at[k][i] *= w[i] * root;
+            }
+        });
     }
 
     /* All tasks that stand here with the same x: load() brings it, valid(task, r) says whether there is a row r, and
@@ -200,8 +246,12 @@ struct Worker {
             first, [&](auto &x) { load_normed(x, from, weight, date(first.layer)); }, [](Task) { return Dated(0); },
             [](Task task, int r) { return r < task.count; },
             [&](Task task, unsigned mine, Dated) {
-                for (int r = thread % 32; r < task.count; r += 32)
-                    store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
+                const auto sums = add_up<HiddenRows>(mine);
+#pragma unroll
+                for (int n = 0; n < (HiddenRows::ROWS + 31) / 32; n++) {
+                    const int r = thread % 32 + 32 * n;
+                    if (r < task.count) store(task.number * HiddenRows::ROWS + r, sums.at[n]);
+                }
             });
     }
     /* Steps 6 and 8. */
@@ -215,22 +265,28 @@ struct Worker {
             },
             [](Task task, int r) { return r < task.count; },
             [=](Task task, unsigned mine, Dated seen) {
-                for (int r = thread % 32; r < task.count; r += 32) {
-                    const int place = Spread<8>::place(task.number * R::ROWS + r);
-                    const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
-                    publish(to + place, before + sum<R>(mine, r), then);
+                const auto sums = add_up<R>(mine);
+#pragma unroll
+                for (int n = 0; n < (R::ROWS + 31) / 32; n++) {
+                    const int r = thread % 32 + 32 * n, place = Spread<8>::place(task.number * R::ROWS + r);
+                    if (r >= task.count) break;
+                    const float before = wait_for(residual + place, now, n == 0 ? seen : look(residual + place));
+                    publish(to + place, before + sums.at[n], then);
                 }
             });
     }
     __device__ __forceinline__ void output(Task task, unsigned now) {
         const auto load = [&](auto &x) {
-            if (line.merged()) x.template load<8>(vectors.mixed, now, thread);
+            if (line.merged()) x.load_pairs(vectors.mixed, now, thread);
             else x.load_merged(vectors.partials, line.token_groups, now, thread);
         };
         added<HeadRows>(task, load, vectors.x, vectors.h, now, now);
     }
     __device__ __forceinline__ void down(Task task, unsigned now) {
-        const auto load = [&](auto &x) { x.template load<PER_GATE>(vectors.a, now, thread); };
+        const auto load = [&](auto &x) {
+            if constexpr (PER_GATE == 4) x.load_pairs(vectors.a, now, thread);
+            else x.load_floats(vectors.a, now, thread, [](auto &) {});
+        };
         added<FfnRows>(task, load, vectors.h, vectors.x, now, now + 1);
     }
     /* Step 7: gates in the first half of a slot, their partners in the second. */
@@ -239,10 +295,11 @@ struct Worker {
             first, [&](auto &x) { load_normed(x, vectors.h, weight, now); }, [](Task) { return Dated(0); },
             [](Task task, int r) { return r % HALF < task.count; },
             [&](Task task, unsigned mine, Dated) {
-                const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
-                const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
-                const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
-                const float next = __shfl_down_sync(~0u, a, 1);
+                static_assert(HALF <= 32, "a lane has a gate, and so has its partner");
+                const auto sums = add_up<HiddenRows>(mine);
+                const int r = thread % 32, to = task.number * HALF + r;
+                const float up = HALF == 32 ? sums.at[sizeof(sums) / 8] : __shfl_sync(~0u, sums.at[0], (r + HALF) % 32);
+                const float a = silu(sums.at[0]) * up, next = __shfl_down_sync(~0u, a, 1);
                 if (r < task.count && (PER_GATE == 8 || r % 2 == 0)) {
                     if constexpr (PER_GATE == 8) publish(vectors.a + Spread<8>::place(to), a, now);
                     else publish(vectors.a + Spread<4>::place(to / 2), pack(a, next, T()), now);
