@@ -66,11 +66,15 @@ def test_on_a_card_it_is_the_graphs_step(kind, tmp_path):
         assert off(one, graph) < 3e-2
 
 
-@pytest.mark.parametrize("kind, prompt", [("qwen3", 3), ("llama3", 63), ("qwen3_one_kv_head", 64)])
+@pytest.mark.parametrize(
+    "kind, prompt", [("qwen3", 3), ("llama3", 63), ("qwen3_one_kv_head", 64), ("qwen2", 130), ("llama3", 260)]
+)
 def test_nothing_races(kind, prompt, tmp_path):
-    """In the first token of a group, the last, and in between; numbers of one launch are gone in the next."""
-    step, engine = step_of(write(tmp_path, kind, torch.bfloat16, seed=3), TOKENS[:prompt])
-    graph, _ = step_of(tmp_path, TOKENS[:prompt], Step)
+    """In the first token of a group, the last, and in between; where blocks merge groups for themselves, one to three,
+    and where tasks do. Numbers of one launch are gone in the next."""
+    tokens = (TOKENS * 4)[:prompt]
+    step, engine = step_of(write(tmp_path, kind, torch.bfloat16, seed=3, max_position_embeddings=512), tokens)
+    graph, _ = step_of(tmp_path, tokens, Step)
     for token in (7, 8):
         for each, cache in ((step, engine.cache), (graph, _.cache)):
             each.token.fill_(token)

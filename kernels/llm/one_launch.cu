@@ -26,18 +26,15 @@
 #endif
 #include "../device/grid.cuh"
 #include "token_attention.cuh"
-#include "token_vectors.cuh"
+#include "token_products.cuh"
 
-/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile:
-   each is written again behind the barrier of the other, so only tasks with a barrier are counted for it. */
-template <int N> struct alignas(4 * N) Vector {
-    float at[N];
-};
+/* Parts of the sums of a task's rows lie by turns here and there, so that one may be read meanwhile: each is written
+   again behind the barrier of the other, so only tasks with a barrier are counted for it. */
 struct Memory {
     Taken taken;
     AttentionMemory attention;
     MergeMemory merges[2];
-    alignas(16) float partial[2][THREADS]; // of four lanes, what they have of up to four rows
+    alignas(16) float partial[2][THREADS];
     float squares[MULTIPLIERS];
     Turns turns[32]; // of each lane
 };
@@ -118,74 +115,6 @@ struct Worker {
             publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
     }
 
-    template <class R> using Words = uint4[R::PER_TEAM][R::WORDS];
-    /* What this thread needs of the slot. Rows that are not there: whatever comes of it, without a branch all words are
-       asked for at once. */
-    template <class R, class Valid> __device__ __forceinline__ void take(Words<R> &w, Valid valid) const {
-        const uint4 *words = reinterpret_cast<const uint4 *>(slot());
-#pragma unroll
-        for (int i = 0; i < R::PER_TEAM; i++) {
-            int row = thread / R::TEAM + i * R::TEAMS;
-            if (!valid(row)) row = 0;
-#pragma unroll
-            for (int k = 0; k < R::WORDS; k++) w[i][k] = words[row * R::ROW_WORDS + R::word(k, thread)];
-        }
-    }
-    /* A task's words times x: each warp's part of the sums, laid down. By mma, as in chapter 04's rung 8: row g of A is
-       what lanes 4g … 4g + 3 hold of one row, row g + 8 what they hold of the next, column g of B what they hold of x:
-       so D[g][g] and D[g + 8][g] are theirs, and the rest is not wanted. */
-    template <class R> __device__ __forceinline__ void multiply(const Part<R> &x, const Words<R> &w) {
-        const int lane = thread % 32;
-        float sums[R::PER_TEAM];
-#pragma unroll
-        for (int i = 0; i < R::PER_TEAM; i += 2) {
-            constexpr bool TWO = R::PER_TEAM > 1;
-            float d[4] = {};
-#pragma unroll
-            for (int k = 0; k < R::WORDS; k++) {
-                const uint4 a = w[i][k], b = TWO ? w[i + TWO][k] : uint4{};
-                mma_m16n8k16(d, {a.x, b.x, a.y, b.y}, x.at[k][0], x.at[k][1], T());
-                mma_m16n8k16(d, {a.z, b.z, a.w, b.w}, x.at[k][2], x.at[k][3], T());
-            }
-            const bool odd = lane / 4 % 2;
-            sums[i] = odd ? d[1] : d[0];
-            if (TWO) sums[i + TWO] = odd ? d[3] : d[2];
-        }
-        if (lane % 4 == lane / 8) {
-            auto to = reinterpret_cast<Vector<R::PER_TEAM> *>(memory.partial[count % 2]) + thread / 4;
-            *to = reinterpret_cast<const Vector<R::PER_TEAM> &>(sums);
-        }
-    }
-    /* The sums of a task's rows, by a warp: that of row r in lane r % 32, number r / 32. */
-    template <class R> using Sums = Vector<(R::ROWS + 31) / 32>;
-    template <class R> __device__ __forceinline__ Sums<R> add_up(unsigned of) const {
-        constexpr int LANES = R::TEAM / 16; // with the sums of a team's rows: four entries of it each
-        const int lane = thread % 32, team = lane / LANES;
-        auto from = reinterpret_cast<const Vector<R::PER_TEAM> *>(memory.partial[of % 2]);
-        float sums[R::PER_TEAM] = {};
-        Sums<R> found;
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const Vector<R::PER_TEAM> entry = from[team * (4 * LANES) + j * LANES + lane % LANES];
-#pragma unroll
-            for (int i = 0; i < R::PER_TEAM; i++) sums[i] += entry.at[i];
-        }
-#pragma unroll
-        for (int mask = LANES / 2; mask; mask /= 2)
-#pragma unroll
-            for (int i = 0; i < R::PER_TEAM; i++) sums[i] += __shfl_xor_sync(~0u, sums[i], mask);
-#pragma unroll
-        for (int n = 0; n < (R::ROWS + 31) / 32; n++) {
-            const int row = 32 * n + lane;
-            found.at[n] = 0;
-#pragma unroll
-            for (int i = 0; i < R::PER_TEAM; i++) {
-                const float one = __shfl_sync(~0u, sums[i], row % R::TEAMS * LANES);
-                if (row / R::TEAMS == i) found.at[n] = one;
-            }
-        }
-        return found;
-    }
     /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
     __device__ __forceinline__ bool summed() {
         const int turn = count++ % MULTIPLIERS;
@@ -222,19 +151,18 @@ struct Worker {
     }
 
     /* All tasks that stand here with the same x: load() brings it, valid(task, r) says whether there is a row r, and
-       done(task, number of its sums) is for the warp that makes results of them. */
+       done(task, sums) is for the warp that makes results of them. */
     template <class R, class Load, class Look, class Valid, class Done>
     __device__ __forceinline__ void stage(const Task first, Load load, Look look_up, Valid valid, Done done) {
         Part<R> x;
         load(x);
         for (Task task = first;;) {
             Words<R> w;
-            take<R>(w, [=](int r) { return valid(task, r); });
+            take<R>(w, slot(), thread, [=](int r) { return valid(task, r); });
             const Dated seen = thread / 32 == count % MULTIPLIERS ? look_up(task) : 0; // whose turn it will be
-            multiply<R>(x, w);
-            const unsigned mine = count;
+            const float *laid_down = multiply<R>(x, w, memory.partial[count % 2], thread);
             release();
-            if (summed()) done(task, mine, seen);
+            if (summed()) done(task, add_up<R>(laid_down, thread % 32), seen);
             task = wait_task();
             if (!task.like(first)) return;
         }
@@ -245,10 +173,9 @@ struct Worker {
         stage<HiddenRows>(
             first, [&](auto &x) { load_normed(x, from, weight, date(first.layer)); }, [](Task) { return Dated(0); },
             [](Task task, int r) { return r < task.count; },
-            [&](Task task, unsigned mine, Dated) {
-                const auto sums = add_up<HiddenRows>(mine);
+            [&](Task task, Sums<HiddenRows> sums, Dated) {
 #pragma unroll
-                for (int n = 0; n < (HiddenRows::ROWS + 31) / 32; n++) {
+                for (int n = 0; n < Sums<HiddenRows>::SIZE; n++) {
                     const int r = thread % 32 + 32 * n;
                     if (r < task.count) store(task.number * HiddenRows::ROWS + r, sums.at[n]);
                 }
@@ -264,10 +191,9 @@ struct Worker {
                 return look(residual + Spread<8>::place(task.number * R::ROWS + min(thread % 32, task.count - 1)));
             },
             [](Task task, int r) { return r < task.count; },
-            [=](Task task, unsigned mine, Dated seen) {
-                const auto sums = add_up<R>(mine);
+            [=](Task task, Sums<R> sums, Dated seen) {
 #pragma unroll
-                for (int n = 0; n < (R::ROWS + 31) / 32; n++) {
+                for (int n = 0; n < Sums<R>::SIZE; n++) {
                     const int r = thread % 32 + 32 * n, place = Spread<8>::place(task.number * R::ROWS + r);
                     if (r >= task.count) break;
                     const float before = wait_for(residual + place, now, n == 0 ? seen : look(residual + place));
@@ -294,12 +220,9 @@ struct Worker {
         stage<HiddenRows>(
             first, [&](auto &x) { load_normed(x, vectors.h, weight, now); }, [](Task) { return Dated(0); },
             [](Task task, int r) { return r % HALF < task.count; },
-            [&](Task task, unsigned mine, Dated) {
-                static_assert(HALF <= 32, "a lane has a gate, and so has its partner");
-                const auto sums = add_up<HiddenRows>(mine);
+            [&](Task task, Sums<HiddenRows> sums, Dated) {
                 const int r = thread % 32, to = task.number * HALF + r;
-                const float up = HALF == 32 ? sums.at[sizeof(sums) / 8] : __shfl_sync(~0u, sums.at[0], (r + HALF) % 32);
-                const float a = silu(sums.at[0]) * up, next = __shfl_down_sync(~0u, a, 1);
+                const float a = silu(sums.at[0]) * sum_of<HALF>(sums, r), next = __shfl_down_sync(~0u, a, 1);
                 if (r < task.count && (PER_GATE == 8 || r % 2 == 0)) {
                     if constexpr (PER_GATE == 8) publish(vectors.a + Spread<8>::place(to), a, now);
                     else publish(vectors.a + Spread<4>::place(to / 2), pack(a, next, T()), now);
