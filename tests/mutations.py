@@ -694,12 +694,15 @@ MUTATIONS += [
         ("token_attention.cuh", "a team does not wait for its queries", NOTHING_RACES,
          "    sync_team(team.team);\n    if (last", "    if (last"),
         ("one_launch.cu", "squares are read before they are there", NOTHING_RACES,
-         "            sync_multipliers(); // what", "            // what"),
+         "            sync_multipliers();\n", ""),
+        ("one_launch.cu", "two vectors' squares in one place", NOTHING_RACES, "[norms++ % 2]", "[0]"),
+        ("one_launch.cu", "sums are added up before they are laid down", NOTHING_RACES,
+         "        if (mine) all.wait(count / SUMS % 2);\n", ""),
         ("one_launch.cu", "no residual", A_STEP, "before + sums.at[n]", "sums.at[n]"),
         ("token_vectors.cuh", "the last group of tokens counts twice", NOTHING_RACES,
          "            if (group + t == groups) break; // the last one twice\n", ""),
         ("token_attention.cuh", "a merge leaves groups out", NOTHING_RACES,
-         "group < groups; group += MERGE_DEPTH", "group < groups - 1; group += MERGE_DEPTH"),
+         "group < groups; group += MERGE_DEPTH", "group < groups / 2; group += MERGE_DEPTH"),
         ("one_launch.cu", "tickets begin anew too early", ANY_NUMBER, "== gridDim.x - 1) {", "== 0) {"),
     ]
 ]  # fmt: skip
