@@ -20,6 +20,8 @@ COOPERATIVE, CLUSTER, PROGRAMMATIC_SERIALIZATION = 2, 4, 6  # launch attributes
 TENSOR_MAP = 128  # bytes of a CUtensorMap
 RELAXED = 2  # capture mode: this thread may load code while a CUDA graph is being captured
 
+PER_THREAD = 2  # the handle of the default stream that each thread has of its own: one handle, many streams
+
 CONFIG = struct.Struct("=7I4xQQI4x")  # CUlaunchConfig: grid, block, shared bytes, stream, attributes, their number
 ATTRIBUTE = struct.Struct("=I4x3I52x")  # CUlaunchAttribute: which, and a value of 64 bytes
 
@@ -58,6 +60,21 @@ def check(status, doing):
 def capability(device):
     """(major, minor) of the card with this index."""
     return torch.cuda.get_device_capability(device)
+
+
+def own_stream(device):
+    """A key that launches have in common which follow each other: the handle of PyTorch's current stream of this card;
+    where that means a stream of each thread's own, an object of this thread."""
+    stream = current_stream(device)
+    return _OWN.stream if stream == PER_THREAD else stream
+
+
+class _Own(threading.local):
+    def __init__(self):
+        self.stream = object()  # which a key keeps: no later thread has the same
+
+
+_OWN = _Own()
 
 
 def bind(device):

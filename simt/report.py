@@ -7,6 +7,7 @@ SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 SHARED = "smsp__inst_executed_op_shared_{}.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
+THREADS = "simt__threads_mem_global_op_{}.sum"  # of the requests; a name of our own
 INSTRUCTIONS = "smsp__inst_executed.sum"
 ACTIVE = "smsp__thread_inst_executed_per_inst_executed.ratio"
 GLOBAL_OPS = ("ld", "st", "red", "atom")
@@ -41,7 +42,8 @@ class Report:
     lines      {source line: the same of that line}; line 0 is code that no line is known for
     printed    what the kernel's printf wrote
     by_warp    {ncu's metric name: requests of each block and warp, an array (blocks, warps)}, if the launch was asked
-               for it: to global memory as in counters; to shared memory, atomics too (..._op_shared_atom.sum)
+               for it: to global memory as in counters; to shared memory, atomics too (..._op_shared_atom.sum).
+               "simt__threads_mem_global_op_st.sum", and so on: the threads that were in these requests
     waited     has a thread passed griddepcontrol.wait?
     waits_first   does that come before griddepcontrol.launch_dependents in the kernel's code?
     ahead      what the launch may still be at when the next one starts, an Ahead; None: that starts at its end

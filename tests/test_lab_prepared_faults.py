@@ -1,6 +1,8 @@
 """What may go wrong around prepared calls (lab/prepared): threads, interrupts, options with a will of their own."""
 
+import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import made_up_driver
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 import lab.prepared
 from kernels import gemv as topic
-from lab import cuda
+from lab import cuda, cuda_driver
 from lab.prepared import Calls, changing, native, scratch, supply
 from lab.prepared.recording import NOW
 
@@ -346,6 +348,53 @@ def test_two_calls_of_one_stream_at_a_time_have_scratch_of_their_own(driver):
     driver.does, driver.launches[:] = lambda *args: None, []
     in_two(calls, module, x, y[0], 1000)
     assert places(driver)[0][0] == first
+
+
+def in_threads(*functions):
+    """What they return, one after another, each in a thread of its own."""
+    with contextlib.ExitStack() as alive:  # all threads, until the last is done
+        threads = [alive.enter_context(ThreadPoolExecutor(1)) for _ in functions]
+        return [thread.submit(function).result() for thread, function in zip(threads, functions)]
+
+
+def test_threads_whose_default_streams_have_one_handle_share_nothing(driver):
+    """cu_stream_per_thread: one handle for a stream of each thread. What runs there runs at a time."""
+    calls, module, x, y = Calls("scratch"), cuda.compile(SPLIT), torch.randn(3), torch.empty(3)
+    driver.stream = cuda_driver.PER_THREAD
+
+    def scratches():
+        driver.launches.clear()
+        for _ in range(3):
+            in_two(calls, module, x, y, 1000)
+        first, *others = {place for place, _ in places(driver)}
+        assert not others
+        return first
+
+    in_two(calls, module, x, y, 1000)
+    first, second = in_threads(scratches, scratches)
+    third = in_threads(scratches)[0]  # a thread that comes later, while what the first has launched may run yet
+    assert min(abs(a - b) for a, b in [(first, second), (second, third), (third, first)]) >= 1 << 20
+
+    counts, kernel, of_stream = Calls("counts"), cuda.compile(COUNT).count, {}
+    asked = []
+
+    def function():
+        asked.append(threading.get_ident())
+        return of_stream.setdefault(cuda_driver.own_stream(-1), torch.zeros(2, dtype=torch.int64))
+
+    def counters():
+        driver.launches.clear()
+        for _ in range(3):
+            counted(counts, kernel, y, function, of_stream=True)
+        (found,) = {launch.values[0] for launch in driver.launches}
+        assert {launch.way for launch in driver.launches} == {"prepared"} and len(driver.launches) == 3
+        return found
+
+    counted(counts, kernel, y, function, of_stream=True)
+    asked.clear()
+    first, second = in_threads(counters, counters)
+    assert first != second and len(asked) == len({*asked}) == 2  # each asks once
+    assert len(of_stream) == 3 and {first, second} < {tensor.data_ptr() for tensor in of_stream.values()}
 
 
 def test_outputs_are_made_past_the_dispatcher_only_where_nobody_wants_to_be_asked(driver, monkeypatch):

@@ -11,7 +11,7 @@ from kernels import attention, kv_cache, lowbit, matmul
 from kernels import gemv as topic
 from kernels.lowbit.gemv import CALLS as LOWBIT
 from kernels.ssd.fused import CALLS as SSD
-from lab import as_called
+from lab import as_called, cuda_driver
 
 HERE = torch.cuda.is_available() and torch.version.cuda is not None
 pytestmark = pytest.mark.skipif(not HERE, reason="needs an NVIDIA GPU")
@@ -145,6 +145,31 @@ def test_from_two_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_whose_default_streams_have_one_handle():
+    """cu_stream_per_thread: the scratch memory of decode belongs to each thread's stream, not to the handle."""
+    k, v = torch.randn(2, 1, 32768, 8, 128, device="cuda").half()
+    q = torch.randn(2, 1, 32, 128, device="cuda").half()
+    wanted = [attention.decode(one, k, v) for one in q]
+    outs, together = torch.zeros(2, 200, 1, 32, 128, device="cuda").half(), threading.Barrier(2, timeout=60)
+    torch.cuda.synchronize()
+
+    def run(number):
+        with torch.cuda.stream(torch.cuda.ExternalStream(cuda_driver.PER_THREAD)):
+            for turn, out in enumerate(outs[number]):
+                attention.decode(q[number], k, v, out=out)
+                if not turn:  # of its kind and in this thread the first, which may take memory from PyTorch
+                    torch.cuda.synchronize()
+                    together.wait()
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(out, wanted[number]) for number in range(2) for out in outs[number])
 
 
 def test_memory_that_is_freed_and_used_again():

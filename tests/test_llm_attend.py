@@ -143,3 +143,11 @@ def test_where_it_is_the_better_way():
     assert attends(32, 8, 128, 8192, "cpu") and not attends(32, 8, 128, 8193, "cpu")
     assert attends(4, 1, 128, 2048, "cpu") and not attends(4, 1, 128, 2049, "cpu")
     assert all(plan.shared <= 232448 for plan in plans.values())
+    for sizes, text in (
+        ((4, 0, 64, 128), "attends: n_kv_heads must be at least 1, got 0"),
+        ((0, 1, 64, 128), "attends: n_heads must be at least 1, got 0"),
+        ((4, 3, 64, 128), "attends: n_heads must be a multiple of n_kv_heads, 3, got 4"),
+        ((4, 2, 64, 0), "attends: capacity must be at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            attends(*sizes, "cpu")

@@ -137,6 +137,17 @@ def test_greedy(dtype, device):
     assert int(token) == 1500
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_greedy_takes_as_many_logits_as_it_says():
+    """Places up to the largest int: the last step along them goes beyond it."""
+    logits = torch.zeros(2**31 - 1, dtype=torch.float16, device="cuda")
+    logits[-1] = 1
+    token, kv_len = torch.zeros(1, dtype=torch.int64, device="cuda"), torch.ones(1, dtype=torch.int32, device="cuda")
+    state = torch.zeros(2, dtype=torch.int64, device="cuda")
+    assert greedy(logits, token, kv_len, state).item() == 2**31 - 2
+    assert kv_len.item() == 2 and state.tolist() == [0, 0]
+
+
 def test_greedy_says_what_cannot_be():
     logits, token, kv_len = torch.randn(9).half(), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int32)
     state = torch.zeros(2, dtype=torch.int64)

@@ -1,6 +1,9 @@
 """A whole token in one launch: on the SIMT machine, and on a card where there is one."""
 
+import copy
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -128,6 +131,38 @@ def test_lengths_outside_of_the_cache_do_nothing(tmp_path):
     step.token.fill_(101)
     step.launch(engine.cache)
     assert step.logits.isnan().all()
+
+
+def test_a_cache_is_not_held(tmp_path):
+    """Who makes room for a longer text lets go of the cache; another one, or other tensors, are seen."""
+    step, engine = step_of(write(tmp_path, "llama3", torch.float16, seed=3), TOKENS[:3])
+    step.launch(engine.cache)
+    wanted, storage = step.logits.clone(), weakref.ref(engine.cache.keys.untyped_storage())
+    other = copy.deepcopy(engine.cache)
+    gone, engine.cache = weakref.ref(engine.cache), None
+    gc.collect()  # the SIMT machine's launch leaves cycles
+    assert gone() is None and storage() is None
+    for _ in range(2):
+        step.logits.fill_(torch.nan)
+        step.launch(other)
+        assert torch.equal(step.logits, wanted)
+        other.keys, other.values = other.keys.clone(), other.values.clone()
+
+
+def test_addresses_are_looked_at(tmp_path):
+    step, engine = step_of(write(tmp_path, "llama3", torch.float16, seed=3), TOKENS[:3])
+    cache = engine.cache
+    for name in ("keys", "values"):
+        part = getattr(cache, name)
+        setattr(cache, name, torch.zeros(part.numel() + 8, dtype=part.dtype)[1 : part.numel() + 1].view(part.shape))
+        with pytest.raises(ValueError, match=f"OneLaunch: {name} of layer 0 must start at a multiple of 16 bytes, got"):
+            step.launch(cache)
+        setattr(cache, name, part)
+    step.launch(cache)
+    layer, at = engine.weights.layers[1], engine.weights.layers[1].W_up
+    layer.W_up = torch.zeros(at.numel() + 8, dtype=at.dtype)[1 : at.numel() + 1].view(at.shape)
+    with pytest.raises(ValueError, match="OneLaunch: W_up of layer 1 must start at a multiple of 16 bytes, got 0x"):
+        OneLaunch(engine.config, engine.weights, engine.dtype, engine.device)
 
 
 def test_what_it_does_not_take_is_said(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import simt
-from simt.report import CONFLICTS, NOTE, REQUESTS, SECTORS, SHARED, WAVEFRONTS, Report
+from simt.report import CONFLICTS, NOTE, REQUESTS, SECTORS, SHARED, THREADS, WAVEFRONTS, Report
 
 STORED = json.loads((Path(__file__).parent / "simt_truth" / "h200.json").read_text())["launches"]
 SOURCE = """\
@@ -163,5 +163,8 @@ def test_requests_are_counted_by_block_and_warp_where_asked_for(how):
     loads = report.by_warp[REQUESTS.format("ld")]
     assert loads.tolist() == [[block + warp for warp in range(3)] for block in range(5)]
     assert report.by_warp[REQUESTS.format("st")].tolist() == [[1, 1, 0]] * 5
+    assert report.by_warp[THREADS.format("st")].tolist() == [[1, 1, 0]] * 5
+    threads = report.by_warp[THREADS.format("ld")]
+    assert threads.tolist() == [[32 * block, 32 * (block + 1), 8 * (block + 2)] for block in range(5)]
     assert report.by_warp[SHARED.format("atom")].tolist() == [[0, 1, 0]] * 5
     assert all(report.counters[name] == made.sum() for name, made in report.by_warp.items() if name in report.counters)

@@ -3,7 +3,7 @@
 import math
 import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from kernels.ssd.registers import fused_registers
 from kernels.ssd.rungs import RUNGS
 from kernels.ssd.segments import fused_segments, segment_count
 from kernels.ssd.tuned import fused_tuned
+from lab import cuda_driver
 
 FUNCTIONS = [rung.function for rung in RUNGS]
 TWO_PASSES = [fused_segments, fused_tuned]
@@ -153,16 +154,22 @@ def test_each_stream_and_each_launch_in_a_graph_has_counters_of_its_own(monkeypa
     class Device:
         type, index = "cuda", 0
 
-    capturing, stream, real = False, Stream(1), torch.zeros
+    capturing, stream, real = False, Stream(5), torch.zeros
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(cuda_driver, "current_stream", lambda _: stream.cuda_stream)
     monkeypatch.setattr(torch, "zeros", lambda *size, dtype, device: real(*size, dtype=dtype))
     monkeypatch.setattr(workspace, "_streams", {})
     monkeypatch.setattr(workspace, "_stores", {})
     first = workspace.claim(Device, 10)
     assert workspace.claim(Device, 10) is first and workspace.claim(Device, 11) is not first
-    stream = Stream(2)
+    stream = Stream(6)
     assert workspace.claim(Device, 10) is not first
+    stream = Stream(cuda_driver.PER_THREAD)  # of each thread another one
+    with ThreadPoolExecutor(1) as other:
+        theirs = [other.submit(workspace.claim, Device, 10).result() for _ in range(2)]
+    ours = workspace.claim(Device, 10)
+    assert theirs[0] is theirs[1] and workspace.claim(Device, 10) is ours and ours is not theirs[0]
     capturing = True
     pieces = [workspace.claim(Device, words) for words in (10, 10, workspace.STORE - 25, 10)]
     places = [(p.data_ptr(), p.data_ptr() + p.nbytes) for p in [first, *pieces]]

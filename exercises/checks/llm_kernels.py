@@ -7,7 +7,7 @@ import numpy as np
 
 import simt
 from exercises.checks import counted, time_limit
-from exercises.checks.launches import blocks_for, compiled, launched, near, requests, unchanged, whole_numbers
+from exercises.checks.launches import blocks_for, by_warp, compiled, launched, near, requests, unchanged, whole_numbers
 from exercises.checks.matmul import COURSE
 from lab.check import is_unset, unset
 from lab.exercise import Exercise, Wrong
@@ -153,9 +153,9 @@ def exercise_7(source):
 
 
 def _counted(kernel, rng):
-    """Sectors that the kernel loads and stores at LARGE; Wrong if they, or its requests, are too many."""
+    """Sectors that the kernel loads and stores at LARGE; Wrong if they, its requests or its stores are too many."""
     n_heads, n_kv_heads, head_dim, hidden, *_ = LARGE
-    report, pairs = _qkv_rope(kernel, rng, *LARGE), (n_heads + 2 * n_kv_heads) * head_dim // 2
+    report, pairs = _qkv_rope(kernel, rng, *LARGE, by_warp=True), (n_heads + 2 * n_kv_heads) * head_dim // 2
     at = f"{n_heads} and {n_kv_heads} heads of {head_dim}, hidden = {hidden}"
     atomics = requests(report, "red") + requests(report, "atom")
     if atomics:
@@ -177,6 +177,12 @@ def _counted(kernel, rng):
                 f"{most_sectors:,} are enough"
             )
         moved += sectors
+    threads = int(by_warp(report, "simt__threads_mem_global_op_st.sum").sum())
+    if threads > 2 * pairs:
+        raise Wrong(
+            f"right, but at {at} {threads:,} threads store, {threads / (2 * pairs):.3g} for each number; {2 * pairs:,} "
+            "are enough: all lanes have the sum, and one of them stores it"
+        )
     return moved
 
 
@@ -225,13 +231,13 @@ def _arrays(rng, n_heads, n_kv_heads, head_dim, hidden, kv_len, capacity):
     return given, unset(rows), [unset((n_heads, head_dim)), *(unset((capacity, n_kv_heads, head_dim)) for _ in "KV")]
 
 
-def _qkv_rope(kernel, rng, n_heads, n_kv_heads, head_dim, hidden, kv_len, capacity):
+def _qkv_rope(kernel, rng, n_heads, n_kv_heads, head_dim, hidden, kv_len, capacity, **how):
     at = f"{n_heads} and {n_kv_heads} heads of {head_dim}, hidden = {hidden}, kv_len = {kv_len}, capacity = {capacity}"
     given, qkv, (q, K, V) = _arrays(rng, n_heads, n_kv_heads, head_dim, hidden, kv_len, capacity)
     before, position = {name: a.copy() for name, a in given.items()}, kv_len - 1
     args = (*given.values(), q, K, V, *(np.int32(n) for n in (n_heads, n_kv_heads, head_dim, hidden)))
     report = launched(
-        kernel, blocks_for(qkv.size // 2, WARPS), BLOCK, *args, at=at, check_races=qkv.size * hidden < 3000
+        kernel, blocks_for(qkv.size // 2, WARPS), BLOCK, *args, at=at, check_races=qkv.size * hidden < 3000, **how
     )
     wanted = truth(*(before[n] for n in ("W", "x", "cosine", "sine")), position, n_heads, n_kv_heads, head_dim)
     size = max(np.abs(part).max() for part in wanted)

@@ -10,7 +10,9 @@ import torch
 from kernels.attention.arguments import expect_scale
 from kernels.fusion.arguments import expect_eps
 from kernels.llm.arguments import expect_heads
+from kernels.lowbit.fused import ahead_of
 from lab import cuda
+from lab.arguments import expect_count
 from lab.card import multiprocessors, shared_memory
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect_apart, expect_no_gradient, output
@@ -33,7 +35,14 @@ class Plan(NamedTuple):
 
 def attends(n_heads, n_kv_heads, head_dim, capacity, device="cuda"):
     """Whether `attend` takes such heads and is no worse than rope_append and decode: for a short cache, or where the
-    clusters are half of the card and none of their blocks has much to read."""
+    clusters are half of the card and none of their blocks has much to read.
+
+    ValueError where these are no heads: counts from 1, n_heads a multiple of n_kv_heads."""
+    counts = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim, "capacity": capacity}
+    for name, count in counts.items():
+        expect_count("attends", name, count)
+    if n_heads % n_kv_heads:
+        raise ValueError(f"attends: n_heads must be a multiple of n_kv_heads, {n_kv_heads}, got {n_heads}")
     group, device = n_heads // n_kv_heads, torch.device(device)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         return False
@@ -105,14 +114,15 @@ def expect_attend(
     return result, found, n_heads, n_kv_heads, capacity
 
 
-def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, **options):
+def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, next=None, next_bytes=0, **options):
     """Without a look at the arguments; `options` go to the SIMT machine, whose report comes back."""
     qkv, turns, kv_len, bias, q_norm, k_norm = others
     head_dim = qkv.shape[1]
     scale = head_dim**-0.5 if scale is None else scale
     kernel = _kernel(qkv.dtype, head_dim, n_heads // n_kv_heads, *found[:3])
     tensors = (qkv, bias, q_norm, k_norm, turns, kv_len, k, v, out)
-    sizes = n_kv_heads, capacity, float(eps), float(scale * LOG2_E)
+    ahead = ahead_of(next, next_bytes, n_kv_heads * found.cluster * found.warps)
+    sizes = n_kv_heads, capacity, float(eps), float(scale * LOG2_E), *ahead
     cluster = (found.cluster, 1, 1)
     return kernel(
         n_kv_heads * found.cluster, 32 * found.warps, *tensors, *sizes, shared=found.shared, pdl=pdl, cluster=cluster,

@@ -28,7 +28,8 @@ greedy(const T *logits, long long *token, int *kv_len, unsigned long long *state
     let_next_kernel_start();
     wait_for_previous_kernel();
     unsigned long long best = 0;
-    for (int i = blockIdx.x * THREADS + threadIdx.x; i < vocab; i += gridDim.x * THREADS)
+    // unsigned: vocab may be all that an int holds, and the last step goes beyond
+    for (unsigned i = blockIdx.x * THREADS + threadIdx.x; i < (unsigned)vocab; i += gridDim.x * THREADS)
         best = larger(best, rank_of((float)logits[i], i));
     for (int mask = 16; mask; mask /= 2) best = larger(best, __shfl_xor_sync(~0u, best, mask));
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = best;

@@ -5,6 +5,7 @@ refusal     why a model is not offered it
 """
 
 import functools
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ class OneLaunch(Step):
 
     Weights stay where they are: the kernel is told how far from the embedding each of them begins. It keeps numbers of
     its own between launches, so one at a time: two launches of one OneLaunch on two streams disturb each other. And a
-    launch with another cache makes them anew: graphs that hold an earlier one must go.
+    launch with another cache makes them anew: graphs that hold an earlier one must go. It holds no cache itself.
     ValueError names what is not offered.
     """
 
@@ -153,9 +154,10 @@ class OneLaunch(Step):
                 found.append(piece)
         expect("OneLaunch", "norm", w.norm, w.embedding, (c.hidden,))
         expect("OneLaunch", "head", w.head, w.embedding, (c.vocab, c.hidden))
-        for piece in (w.embedding, *found, w.norm, w.head):
-            if piece is not None and piece.data_ptr() % 16:
-                raise ValueError(f"OneLaunch: weights must start at multiples of 16 bytes, got {piece.data_ptr():#x}")
+        of_layers = (f"{name} of layer {index}" for index in range(len(w.layers)) for name in PIECES)
+        for name, piece in zip(("embedding", *of_layers, "norm", "head"), (w.embedding, *found, w.norm, w.head)):
+            if piece is not None:
+                _expect_aligned(name, piece)
         return [*found, w.norm, w.head]
 
     def launch(self, cache, **options):
@@ -163,10 +165,11 @@ class OneLaunch(Step):
 
         options: of a launch on the SIMT machine, such as check_races. Returns its report, and None on a card.
         """
-        if cache is not self.cache:
+        first = cache.layer(0)
+        if self.cache is None or self.cache() is not cache or _addresses(first) != self.first:
             self._prepare(cache)
-        c = self.config
-        args = (self.base, self.places, self.turns, self.token, self.kv_len, self.keys, self.values, self.logits)
+        c, (keys, values) = self.config, map(_start, first)
+        args = (self.base, self.places, self.turns, self.token, self.kv_len, keys, values, self.logits)
         args += (self.vectors, self.tickets, len(self.weights.layers), c.vocab, self.capacity, *self.ends, float(c.eps))
         try:
             return self.kernel(self.grid, THREADS + 32, *args, shared=self.plan.shared, **options)
@@ -189,8 +192,11 @@ class OneLaunch(Step):
         for keys, values in layers:
             for name, part in (("keys", keys), ("values", values)):
                 expect("OneLaunch", name, part, self.base, (self.capacity, c.n_kv_heads, c.head_dim))
-        self.keys, keys_at = _whole("keys", [keys for keys, _ in layers])
-        self.values, values_at = _whole("values", [values for _, values in layers])
+        for index, pair in enumerate(layers):
+            for name, part in zip(("keys", "values"), pair):
+                _expect_aligned(f"{name} of layer {index}", part)
+        keys_at = _places("keys", [keys for keys, _ in layers])
+        values_at = _places("values", [values for _, values in layers])
         at = [_distance(self.base, piece) for piece in self.pieces]
         self.ends = at[-2:]
         each = len(PIECES)
@@ -201,7 +207,8 @@ class OneLaunch(Step):
         rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         self.vectors = torch.zeros(spread + rows + partials, dtype=torch.int64, device=self.device)
         self.tickets.zero_()
-        self.cache = cache
+        # None of it is held here: who makes a larger cache must be able to let go of this one
+        self.cache, self.first = weakref.ref(cache), _addresses(layers[0])
 
 
 def _distance(base, piece):
@@ -218,11 +225,22 @@ def _joined(tensors):
     return whole, [None if t is None else part for t, part in zip(tensors[1:], parts[1:])]
 
 
-def _whole(name, layers):
-    """(a tensor that all of these are reached from, how far from its beginning they are)."""
-    first = layers[0]
-    if first.device.type == "cpu":
-        if len({layer.untyped_storage().data_ptr() for layer in layers}) > 1:
-            raise ValueError(f"OneLaunch: on the SIMT machine {name} of all layers must lie in one tensor, got several")
-        first = torch.empty(0, dtype=first.dtype).set_(first.untyped_storage())
-    return first, [_distance(first, layer) for layer in layers]
+def _start(first):
+    """The tensor that all layers are reached from: the first of them; on the SIMT machine what it is a part of."""
+    return torch.empty(0, dtype=first.dtype).set_(first.untyped_storage()) if first.device.type == "cpu" else first
+
+
+def _places(name, layers):
+    """How far from there each layer begins."""
+    if layers[0].device.type == "cpu" and len({layer.untyped_storage().data_ptr() for layer in layers}) > 1:
+        raise ValueError(f"OneLaunch: on the SIMT machine {name} of all layers must lie in one tensor, got several")
+    return [_distance(_start(layers[0]), layer) for layer in layers]
+
+
+def _addresses(pair):
+    return [part.data_ptr() for part in pair]
+
+
+def _expect_aligned(name, tensor):
+    if tensor.data_ptr() % 16:
+        raise ValueError(f"OneLaunch: {name} must start at a multiple of 16 bytes, got {tensor.data_ptr():#x}")

@@ -137,7 +137,17 @@ def _run(where, look, Wq, x, other, eps, out, pdl):
     return y
 
 
-def _launch(where, Wq, x, other, eps, out, pdl, **further):
+def ahead_of(weight, most, warps):
+    """A kernel's arguments for ask_ahead (device/hopper/ahead.cuh): of this QuantizedWeight so many bytes at most."""
+    if weight is None or most <= 0:
+        return None, 0, None, 0
+    parts = weight if isinstance(weight, tuple) else (weight.packed, weight.factors)
+    share = min(1, most / sum(part.nbytes for part in parts))
+    pieces = [int(share * part.nbytes / warps) // 16 * 16 for part in parts]
+    return parts[0], pieces[0], parts[1], pieces[1]
+
+
+def _launch(where, Wq, x, other, eps, out, pdl, next=None, next_bytes=0, ask_at=None, **further):
     """Without looking at the arguments; `further` goes to the SIMT machine, whose report comes back."""
     aligned = x.data_ptr() % 16 == 0 == other.data_ptr() % 16
     found = _plan(Wq.shape, Wq.bits, Wq.group, Wq.factors.dtype, _room(x.device), aligned, pdl)
@@ -145,7 +155,9 @@ def _launch(where, Wq, x, other, eps, out, pdl, **further):
         raise ValueError(f"{where}: Wq has columns that would be split, {Wq.shape[1]} of them; gemv takes such")
     normed = eps is not None
     kernel = _kernel(found.options(DTYPES[x.dtype], DTYPES[Wq.factors.dtype]), normed, where == "norm_glu")
-    args = (x, other if normed else None, None if normed else other, out, *Wq.shape, float(eps or 0))
+    ahead = ahead_of(next, next_bytes, found.blocks * found.warps)
+    ask_at = max(0, found.team_tiles - found.stages // -(-found.units // found.stage_units)) if ask_at is None else ask_at
+    args = (x, other if normed else None, None if normed else other, out, *Wq.shape, float(eps or 0), *ahead, ask_at)
     return kernel(found.blocks, found.block, Wq.packed, Wq.factors, *args, shared=found.shared, pdl=pdl, **further)
 
 

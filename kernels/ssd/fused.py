@@ -289,7 +289,7 @@ def _flags(device, p):
                 _zeros[index] = kept[words:]
                 return kept[:words]
         return torch.zeros(words, dtype=torch.int64, device=device)  # a node of the graph
-    key = index, cuda_driver.current_stream(index), p.tickets, p.blocks, words
+    key = index, cuda_driver.own_stream(index), p.tickets, p.blocks, words
     found = _of_stream.get(key)
     if found is None:
         with _taking:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from lab import cuda_driver
+
 STORE = 1 << 19  # words kept for launches in graphs
 _streams, _stores = {}, {}
 _taking = threading.Lock()
@@ -20,11 +22,10 @@ def claim(device, words):
     """`words` 64-bit words for one launch, on the current stream of this device."""
     if device.type != "cuda":
         return torch.zeros(words, dtype=torch.int64)
-    stream = torch.cuda.current_stream(device)
     with _taking:  # two threads must not make, or be given, the same
         if torch.cuda.is_current_stream_capturing():
             return _from_store(device, words)
-        key = device.index, stream.cuda_stream, words
+        key = device.index, cuda_driver.own_stream(device.index), words
         if key not in _streams:
             if device.index not in _stores:
                 _stores[device.index] = lasting_zeros(STORE, device)

@@ -43,7 +43,7 @@ What `preparing` must see, and what may not be:
 - Memory that launches share: `partial = scratch(like, count, dtype)` instead of torch.empty. A stream keeps what its
   prepared calls need of it, up to 16 MiB, and they use it one after another.
 - Counters that depend on the stream: `counters = supply(function)`; where the function gives one stream always the
-  same, supply(function, of_stream=True).
+  same, supply(function, of_stream=True). Which stream that is, cuda_driver.own_stream says.
 - A whole number that changes from call to call, such as a length: Calls("decode", numbers=1), run(.., kv_len), and in
   the block `(kv_len,) = changing(kv_len)`, which is handed to the launches. What else it decides is an option.
 - A tensor map of an input: TensorMap(x, box) in the block. It needs its tensor while the block runs.

@@ -46,6 +46,7 @@ static int launch(const int64_t **plan, char *const *addresses, const int64_t *n
 
 // The address of a supplied tensor: a new one, or that of this stream, which a record has kept. 0: there is none.
 static char *supply(Record *record, int index, PyObject *entry, void *stream, int capturing, PyObject **held) {
+    stream = own_stream(stream);
     Kind kind;
     Place place;
     OfStream *kept = record->of_stream + index * STREAMS, *room = NULL;

@@ -25,6 +25,21 @@ static struct {
     bool (*modes)(bool), (*included)(uint16_t);    // any_modes_set, tls_is_dispatch_key_included
     uintptr_t layer;                               // the dispatch key of a transform of torch.func
 } api;
+
+// One handle for the default stream that each thread has of its own (cu_stream_per_thread): a stream for each thread.
+enum { PER_THREAD = 2 };
+
+// A number of this thread, which is no handle and of no other thread. Python's lock is held.
+static __attribute__((noinline, cold)) void *number_of_thread(void) {
+    static uintptr_t threads;
+    static _Thread_local uintptr_t own;
+    if (!own) own = ~++threads;
+    return (void *)own;
+}
+
+// What launches have in common that follow each other.
+static void *own_stream(void *stream) { return (uintptr_t)stream == PER_THREAD ? number_of_thread() : stream; }
+
 static PyObject *cdata, *requires_grad;
 static int32_t strided, bytes;
 

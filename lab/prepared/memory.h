@@ -25,15 +25,15 @@ static PyObject *make_object(PyObject *how, char **address) {  // how: (function
 // A stream's launches follow each other, so its calls can have one piece of memory for their scratch, as they would get
 // it from PyTorch, at a microsecond or two less. While a call is being launched (`busy`), another thread's on the stream
 // gets memory of its own. A piece is never freed, as it may be in use; it may grow, a few times.
-typedef struct { void *stream; char *address; int64_t bytes; int device, busy; } Space;
+typedef struct { void *own; char *address; int64_t bytes; int device, busy; } Space;  // own: see own_stream
 enum { SPACES = 16, ROUND = 512 };
 static const int64_t least = 1 << 20, most = 1 << 24;  // bytes that a stream keeps
 static Space spaces[SPACES];
 
-static Space *space_of(int device, void *stream) {
+static Space *space_of(int device, void *own) {
     Space *room = NULL;
     for (Space *one = spaces; one < spaces + SPACES; one++) {
-        if (one->address && one->device == device && one->stream == stream) return one;
+        if (one->address && one->device == device && one->own == own) return one;
         if (!one->address && !one->busy && !room) room = one;
     }
     return room;
@@ -41,7 +41,8 @@ static Space *space_of(int device, void *stream) {
 
 // The stream's space, for so many bytes; NULL if it has none, or was interrupted. May run any code.
 static Space *borrow(int device, void *stream, int64_t size) {
-    Space *space = size <= most ? space_of(device, stream) : NULL;
+    void *own = own_stream(stream);
+    Space *space = size <= most ? space_of(device, own) : NULL;
     if (!space || space->busy) return NULL;
     space->busy = 1;
     if (space->bytes >= size) return space;
@@ -56,6 +57,6 @@ static Space *borrow(int device, void *stream, int64_t size) {
         space->busy = 0;
         return NULL;
     }
-    *space = (Space){stream, place.begin, room, device, 1};  // the tensor is never let go of
+    *space = (Space){own, place.begin, room, device, 1};  // the tensor is never let go of
     return space;
 }

@@ -81,15 +81,21 @@ def lasting(card, stream, size):
     """Memory of so many bytes, for a stream of a card, or (-1) on the CPU. Made by a thread of its own, in which no
     mode is on: while torch.compile(mode="reduce-overhead") warms a graph up, all that its thread makes lies in the
     graph's pool. And on that stream: memory that it has freed and still works on is good for what follows there, no
-    other's."""
+    other's. That of a thread's own is none of that thread's: there another stream is waited for."""
 
     def make():
         if card < 0:
             return torch.empty(size, dtype=torch.uint8)
         with torch.cuda.device(card):
-            on = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
+            if stream == cuda_driver.PER_THREAD:
+                on = torch.cuda.Stream()
+            else:
+                on = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
             with torch.cuda.stream(on):
-                return torch.empty(size, dtype=torch.uint8, device="cuda")
+                found = torch.empty(size, dtype=torch.uint8, device="cuda")
+            if stream == cuda_driver.PER_THREAD:
+                on.synchronize()
+            return found
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(make).result()

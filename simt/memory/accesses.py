@@ -26,7 +26,7 @@ from simt.memory.spaces import (
     scatter,
 )
 from simt.ptx.types import broadcast
-from simt.report import REQUESTS, SHARED
+from simt.report import REQUESTS, SHARED, THREADS
 
 KEPT = 64  # costs of a pattern
 MARKS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
@@ -387,13 +387,18 @@ class Memory(Copies, Noting):
             self.count_by_warp(counter.kind, shared, mask)
 
     def count_by_warp(self, kind, shared, mask):
-        """Note which warps made this request."""
+        """Note which warps made this request, and with how many threads."""
         if shared:
             kind = "atom" if kind == "red" else kind
         name = (SHARED if shared else REQUESTS).format("ld" if kind == "ldmatrix" else kind)
         launch = self.describe.launch
-        made = launch.by_warp.setdefault(name, np.zeros((launch.blocks, launch.warps), np.int64))
-        made[self.describe.numbers] += np.broadcast_to(True if mask is None else mask, self.shape).any(axis=2)
+        active = np.broadcast_to(True if mask is None else mask, self.shape)
+        found = {name: active.any(axis=2)}
+        if not shared:
+            found[THREADS.format(kind)] = active.sum(axis=2)
+        for name, each in found.items():
+            made = launch.by_warp.setdefault(name, np.zeros((launch.blocks, launch.warps), np.int64))
+            made[self.describe.numbers] += each
 
     def cost(self, counter, pattern, shift, size, mask, shared):
         """(requests, sectors or wavefronts, wavefronts without any conflict)."""

@@ -245,6 +245,11 @@ EX7 = {
         changed(ROPE, ("to[i] = a", "atomicExch(to + i, a)"), ("to[far] = b", "atomicExch(to + far, b)")),
         "384 atomic requests; wanted: none",
     ),
+    "all lanes store: as many requests and sectors, and 32 times the stores": (
+        changed(ROPE, ("    if (lane == 0) {\n", "    {\n")),
+        "12,288 threads store, 32 for each number; 384 are enough",
+    ),
+    "half a warp stores": (changed(ROPE, ("    if (lane == 0) {", "    if (lane < 16) {")), "6,144 threads store"),
     "columns in blocks for each lane: not coalesced": (changed(ROPE, (LOOP, BY_LANE)), "right, but not coalesced"),
     "wrong precision: a sum in half": (
         changed(ROPE, (SUMS, ROUNDED), ("\n__device__ float", "#include <cuda_fp16.h>\n__device__ float")),
