@@ -24,9 +24,15 @@ from lab.prepared import Calls
 from lab.tensors import DTYPES, expect, output
 
 HERE = Path(__file__).resolve().parent
-SOURCES = tuple(f"kernels/lowbit/{name}" for name in ("fused_row.cu", "plan.py", "layout.py"))
+SOURCES = tuple(f"kernels/lowbit/{name}" for name in ("fused_row.cu", "fused.py", "plan.py", "layout.py"))
 HALF_TILE = 8  # rows of W_gate, and of W_up, that lie together
 RESERVED = 128  # bytes of shared memory that the kernel has besides what the plan knows of: squares
+# With PDL, as a layer's launches were fastest one behind another on an H200: stages asked for before the wait; and
+# stages of a ring, where a team has few tiles, and where it has many, so that a block of a neighbour in the layer finds
+# room beside ours and asks for its own while we still work. None: as many as there is room for
+BEFORE_WAIT = {8: 2, 4: 1, 2: 1}
+RING = {8: (3, None), 4: (2, 3), 2: (None, None)}
+FEW_TILES, FEW_UNITS = 3, 2  # of a team; of a warp: the ring stays deep where tiles are wide
 CALLS = Calls("lowbit.fused")
 NORM, RESIDUAL = "Tensor norm, float eps=1e-05, ", "Tensor residual, "
 
@@ -151,13 +157,16 @@ def _launch(where, Wq, x, other, eps, out, pdl, **further):
 
 @functools.lru_cache(maxsize=1024)
 def _plan(shape, bits, group, dtype, room, aligned, pdl):
-    """That of `gemv` for one row of x; None where it splits columns."""
+    """That of `gemv` for one row of x, with stages as above; None where it splits columns."""
     rows, cols = shape
     group = 0 if group is None or group == cols else group
     multiprocessors, shared = room
-    found = plan(
-        rows, cols, 1, bits, group, dtype.itemsize, multiprocessors, shared - RESERVED, aligned and cols % 8 == 0, pdl
-    )
+    given = rows, cols, 1, bits, group, dtype.itemsize, multiprocessors, shared - RESERVED, aligned and cols % 8 == 0
+    found = plan(*given, pdl)
+    if pdl and found.splits == 1:
+        most = RING[bits][found.team_tiles > FEW_TILES] if found.units <= FEW_UNITS else None
+        stages = min(found.stages, most or found.stages)
+        found = plan(*given, pdl, teams=found.teams, stages=stages, stages_before_wait=min(stages, BEFORE_WAIT[bits]))
     return found if found.splits == 1 else None
 
 
