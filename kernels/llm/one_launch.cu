@@ -96,7 +96,8 @@ struct Worker {
                 break;
             }
             case MERGE:
-                merge(memory.merges[merges++ % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
+                merge(memory.merges[merges++ % 2], task, line.token_groups, vectors.partials, vectors.mixed, now,
+                      thread);
                 release();
                 break;
             case OUTPUT: output(task, now); break;
