@@ -13,7 +13,7 @@ from triton import knobs
 from triton.compiler import ASTSource
 
 import simt
-from kernels.ssd import chunk_cumsum, float32, float32_passing, float32_scan, float32_scores, float32_state
+from kernels.ssd import assembler, chunk_cumsum, float32, float32_passing, float32_scan, float32_scores, float32_state
 from lab.triton_on_simt import HOPPER
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32"}
@@ -41,11 +41,21 @@ def compiled(kernel, tensors, numbers, constants, options):
     return triton.compile(source, target=HOPPER, options=options), left
 
 
+class newer:
+    """assembler.newer, that gives on_the_machine's launch what it asks for."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+
 def on_the_machine(seen, run):
     """A launch that goes to the SIMT machine, if `run`; seen: gets {kernel: (PTX, bytes of a thread's stack)}."""
 
     def launch(kernel, grid, tensors, numbers, constants=(), **options):
-        made, left = compiled(kernel, tensors, numbers, constants, options)
+        with knobs.nvidia.scope():
+            if isinstance(kernel, newer):
+                kernel, knobs.nvidia.ptxas = kernel.kernel, assembler.tool().path
+            made, left = compiled(kernel, tensors, numbers, constants, options)
         seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"])
         if run:
             module = simt.load(made.asm["ptx"])
@@ -67,9 +77,9 @@ def stack(cubin):
     return int(re.search(r"STACK:(\d+)", text.stdout + text.stderr)[1])
 
 
-def layer(shape, rest=True, run=True):
+def layer(shape, rest=True, run=True, wgmma=False):
     """(how far y is off, how far the final state is, {kernel: (PTX, stack)}) of a layer of problem(*shape[:-1]) with
-    chunks of shape[-1]; the first two None where nothing is run."""
+    chunks of shape[-1]; the first two None where nothing is run. wgmma: whether kernels may take it."""
     seen, kept = {}, [module.launch for module in MODULES]
     call = problem(*shape[:-1], rest=rest)
     x, B, C, dt, A = (call[name] for name in ("x", "B", "C", "dt", "A"))
@@ -78,8 +88,9 @@ def layer(shape, rest=True, run=True):
         D = torch.randn(shape[2])
     y = torch.full_like(x, torch.nan)
     assert float32.takes(y, x, B, C, D, z)
-    part_type = float32_scores.part_type
+    part_type, may, wraps = float32_scores.part_type, assembler.wgmma, assembler.newer
     try:
+        assembler.wgmma, assembler.newer = (lambda x: wgmma), newer
         for module in MODULES:
             module.launch = on_the_machine(seen, run)
         for module in (float32_scores, float32_passing):
@@ -91,6 +102,7 @@ def layer(shape, rest=True, run=True):
             module.launch = launch
         for module in (float32_scores, float32_passing):
             module.part_type = part_type
+        assembler.wgmma, assembler.newer = may, wraps
     if not run:
         return None, None, seen
     wanted, states = recurrence(**call | {"D": D})
