@@ -11,6 +11,7 @@ import triton
 from test_ssd_five import off, problem, recurrence
 from triton import knobs
 from triton.compiler import ASTSource
+from wgmma_descriptors import descriptors, machine_code
 
 import simt
 from kernels.ssd import assembler, chunk_cumsum, float32, float32_passing, float32_scan, float32_scores, float32_state
@@ -49,14 +50,16 @@ class newer:
 
 
 def on_the_machine(seen, run):
-    """A launch that goes to the SIMT machine, if `run`; seen: gets {kernel: (PTX, bytes of a thread's stack)}."""
+    """A launch that goes to the SIMT machine, if `run`; seen: gets {kernel: (PTX, bytes of a thread's stack,
+    what descriptors of wgmma come from)}."""
 
     def launch(kernel, grid, tensors, numbers, constants=(), **options):
         with knobs.nvidia.scope():
             if isinstance(kernel, newer):
                 kernel, knobs.nvidia.ptxas = kernel.kernel, assembler.tool().path
             made, left = compiled(kernel, tensors, numbers, constants, options)
-        seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"])
+        from_where = frozenset().union(*descriptors(machine_code(made.asm["cubin"])))
+        seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"]), from_where
         if run:
             module = simt.load(made.asm["ptx"])
             function = module[module.names[0]]
@@ -78,8 +81,9 @@ def stack(cubin):
 
 
 def layer(shape, rest=True, run=True, wgmma=False):
-    """(how far y is off, how far the final state is, {kernel: (PTX, stack)}) of a layer of problem(*shape[:-1]) with
-    chunks of shape[-1]; the first two None where nothing is run. wgmma: whether kernels may take it."""
+    """(how far y is off, how far the final state is, {kernel: what `on_the_machine` saw}) of a layer of
+    problem(*shape[:-1]) with chunks of shape[-1]; the first two None where nothing is run. wgmma: whether kernels
+    may take it."""
     seen, kept = {}, [module.launch for module in MODULES]
     call = problem(*shape[:-1], rest=rest)
     x, B, C, dt, A = (call[name] for name in ("x", "B", "C", "dt", "A"))
