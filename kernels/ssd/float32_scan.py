@@ -48,9 +48,10 @@ def _one_by_one(
 
 
 @triton.jit
-def _rows(xs, x_token, j, end, there_p):
-    """x of tokens j of the chunk; 0 past the end."""
-    return tl.load(xs + j[:, None] * x_token, (j < end)[:, None] & there_p[None, :], other=0)
+def _tokens(xs, x_token, start, first, k, end, there_p):
+    """x of tokens first + k of the chunk, which begins at token `start`; 0 past the chunk's end."""
+    at = xs + (start + first) * x_token + k[:, None] * x_token
+    return tl.load(at, (first + k < end)[:, None] & there_p[None, :], other=0)
 
 
 @triton.jit
@@ -96,10 +97,10 @@ def scan_kernel(
         i = first_row + t
         acc = tl.full((TILE, P), 0, tl.float32)
         k, d = tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
-        xs = x + start * x_token + p[None, :]
+        xs = x + p[None, :]
         cs = cut_C + i[:, None] * (2 * W)
         if AHEAD:
-            x_next = _rows(xs, x_token, k, end, there_p)
+            x_next = _tokens(xs, x_token, start, 0, k, end, there_p)
             c_high, c_low, s_high, s_low = _depth(cs, of_state, d, there_p, DSTATE, W)
         for first in tl.range(0, W, DEPTH, num_stages=STAGES):  # C times the state's transpose
             if AHEAD:
@@ -116,9 +117,9 @@ def scan_kernel(
                 left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
                 if AHEAD:
                     xj = x_next
-                    x_next = _rows(xs, x_token, j + COLUMNS, end, there_p)
+                    x_next = _tokens(xs, x_token, start, first + COLUMNS, k, end, there_p)
                 else:
-                    xj = _rows(xs, x_token, j, end, there_p)
+                    xj = _tokens(xs, x_token, start, first, k, end, there_p)
                 x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
                 scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
                 acc *= tl.exp2(until - since)
@@ -131,9 +132,9 @@ def scan_kernel(
                 if AHEAD:
                     xj = x_next
                     after = tl.minimum(first + COLUMNS, first_row + TILE - COLUMNS)
-                    x_next = _rows(xs, x_token, after + k, end, there_p)
+                    x_next = _tokens(xs, x_token, start, after, k, end, there_p)
                 else:
-                    xj = _rows(xs, x_token, j, end, there_p)
+                    xj = _tokens(xs, x_token, start, first, k, end, there_p)
                 weight = tl.load(CB + i[:, None] * Q + j[None, :])
                 weight *= tl.exp2(cum_i[:, None] - tl.load(cum + j)[None, :]) * tl.load(dt + j)[None, :]
                 weight = tl.where(i[:, None] == j[None, :], weight + skip, weight)

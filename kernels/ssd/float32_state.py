@@ -23,10 +23,12 @@ WGMMA = {"columns": 64, "depth": 128, "span": 16, "stages": 1, "ahead": 1, "num_
 
 
 @triton.jit
-def _tokens(x, x_token, cut_B, j, end, p, HEADDIM: tl.constexpr, W: tl.constexpr):
-    """x and both parts of B of tokens j of the chunk."""
-    xj = tl.load(x + j[:, None] * x_token, (j < end)[:, None] & (p < HEADDIM)[None, :], other=0)
-    return xj, tl.load(cut_B + j[:, None] * (2 * W)), tl.load(cut_B + j[:, None] * (2 * W) + W)
+def _tokens(x, x_token, cut_B, start, at, s, p, n, end, HEADDIM: tl.constexpr, W: tl.constexpr):
+    """x and both parts of B, of tokens at + s of the chunk, which begins at token `start`."""
+    xs = x + (start + at) * x_token + s[:, None] * x_token + p[None, :]
+    bs = cut_B + (at + s)[:, None] * (2 * W) + n[None, :]
+    there = (at + s < end)[:, None] & (p < HEADDIM)[None, :]
+    return tl.load(xs, there, other=0), tl.load(bs), tl.load(bs + W)
 
 
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group"])
@@ -47,17 +49,15 @@ def state_kernel(
     x += b * x_batch + h * x_head
     cut_B += ((b * (nheads // heads_a_group) + h // heads_a_group) * nchunks * Q + start) * (2 * W)
     last = tl.load(cum + row + Q - 1)
-    x += start * x_token + p[None, :]
-    cut_B += n[None, :]
     acc = tl.full((P, N), 0, tl.float32)
     if AHEAD:
-        xj, b_high, b_low = _tokens(x, x_token, cut_B, s, end, p, HEADDIM, W)
+        xj, b_high, b_low = _tokens(x, x_token, cut_B, start, 0, s, p, n, end, HEADDIM, W)
     for at in tl.range(0, Q, SPAN, num_stages=STAGES):
         if AHEAD:
-            x_now, high, low = xj, b_high, b_low
-            xj, b_high, b_low = _tokens(x, x_token, cut_B, tl.minimum(at + SPAN, Q - SPAN) + s, end, p, HEADDIM, W)
+            x_now, high, low, after = xj, b_high, b_low, tl.minimum(at + SPAN, Q - SPAN)
+            xj, b_high, b_low = _tokens(x, x_token, cut_B, start, after, s, p, n, end, HEADDIM, W)
         else:
-            x_now, high, low = _tokens(x, x_token, cut_B, at + s, end, p, HEADDIM, W)
+            x_now, high, low = _tokens(x, x_token, cut_B, start, at, s, p, n, end, HEADDIM, W)
         left = tl.exp2(last - tl.load(cum + row + at + s)) * tl.load(dt + row + at + s)
         x_high, x_low = cut(x_now * left[:, None], cut_B.dtype.element_ty)
         acc = three_products(tl.trans(x_high), tl.trans(x_low), high, low, acc)
