@@ -16,12 +16,13 @@ many bytes as the float32 had.
 All heads of a group multiply by the same B, C and C B^T, 80 of them in the 2.7B model: so these are cut here, once. The
 scores themselves, of which there are few, are made of three tf32 products, with parts of 11 bits.
 
-These kernels keep to mma.sync, whose factors are registers: Triton takes Hopper's wgmma for four warps, and here are
-two. With wgmma the layer of the 2.7B model took 247 µs at 4K tokens where it now takes 317, and was wrong at some
-sizes, the same each time: ptxas 12.8, which Triton 3.6 brings, took a block's number for the address of a factor in
+Kernels 3 and 5 multiply by Hopper's wgmma, which Triton takes for four warps, where Triton brings a ptxas of 13.1 or
+later (assembler.py); elsewhere by mma.sync, with two warps, as here. ptxas 12.8, which Triton 3.6 takes for Hopper,
+made of wgmma what was wrong at some sizes, the same each time: it took a block's number for the address of a factor in
 shared memory, or, where registers were few, a number it had just brought back for the thread's own. What Triton had
-written was right. Nor does Triton put the fence.proxy.async that PTX asks for between a copy by cp.async and a wgmma
-that reads it; mma.sync needs none.
+written was right. But Triton does not put the fence.proxy.async that PTX asks for between a copy by cp.async and a
+wgmma that reads it: so with wgmma, what is loaded ahead waits in registers. mma.sync, whose factors are registers,
+needs no fence.
 """
 
 import torch
