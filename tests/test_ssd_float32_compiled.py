@@ -1,6 +1,5 @@
 """float32's own SSD kernels as Triton compiles them for a Hopper card: right on the SIMT machine, without a race, and
-within their registers but for a few bytes. With wgmma only by a newer ptxas than the one Triton takes for Hopper: what
-that made of it was wrong on a card at some sizes, and with numbers that spill at others (float32_scores.py)."""
+within their registers but for a few bytes; and with wgmma, in machine code that is sound (machine_code.py)."""
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
@@ -8,12 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 pytest.importorskip("lab.triton_on_simt")
-from wgmma_descriptors import descriptors
-
-from kernels.ssd import assembler
+from kernels.ssd.machine_code import descriptors, sound
 
 KERNELS = {f"{name}_kernel" for name in ("cumsum", "scores", "state", "passing", "scan")}
-newer = pytest.mark.skipif(assembler.tool() is None, reason="this Triton has no ptxas of 13.1 or later")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +22,7 @@ def layer():
 
 
 # batch, seqlen, nheads, headdim, ngroups, dstate, chunk_size
-@pytest.mark.parametrize("wgmma", [False, pytest.param(True, marks=newer)])
+@pytest.mark.parametrize("wgmma", [False, True])
 @pytest.mark.parametrize("shape", [(1, 140, 2, 64, 1, 128, 128), (2, 70, 1, 80, 1, 48, 64), (1, 20, 1, 16, 1, 16, 16)])
 def test_right_and_without_a_race(layer, shape, wgmma):
     """A race is, too, what one proxy has written and another reads without a fence between the two."""
@@ -46,7 +42,6 @@ def test_no_wgmma_and_hardly_a_number_spills(layer, shape, rest):
     assert all("mma.sync" in seen[f"{name}_kernel"][0] for name in ("scores", "state", "scan"))
 
 
-@newer
 @pytest.mark.parametrize("shape", LARGE)
 def test_wgmma_of_shared_memory_and_nothing_spills(layer, shape):
     """A descriptor is an address in shared memory, not a block's number; nothing is there by cp.async."""
@@ -57,11 +52,14 @@ def test_wgmma_of_shared_memory_and_nothing_spills(layer, shape):
         assert stack == 0 and sources <= {"SR_CgaCtaId"}
 
 
-def test_a_descriptor_that_is_a_blocks_number_is_seen():
+def test_unsound_machine_code_is_seen():
     lines = [
         "S2UR UR8, SR_CTAID.Z", "S2UR UR4, SR_CgaCtaId", "ULEA UR6, UR4, UR5, 0x18", "UMOV UR7, 0x40000040",
         "HGMMA.64x128x16.F32.BF16 R24, R88, gdesc[UR4].tnspB, R24, gsb0", "UIADD3 UR6, UR8, 0x80, URZ",
-        "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24",
+        "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24", "@P0 LDL R1, [R3+0x4]",
     ]  # fmt: skip
-    first, second = descriptors("".join(f"        /*{16 * n:04x}*/    {line} ;\n" for n, line in enumerate(lines)))
-    assert first == {"SR_CgaCtaId"} and "SR_CTAID.Z" in second
+    lines = [f"        /*{16 * n:04x}*/    {line} ;\n" for n, line in enumerate(lines)]
+    first, second = descriptors("".join(lines))
+    assert first == {"SR_CgaCtaId"} and "SR_CTAID.Z" in second  # a block's number
+    assert sound("".join(lines[:6])) and not sound("".join(lines[:7]))
+    assert not sound("".join(lines[:6] + lines[7:])) and not sound("")  # a number brought back; no wgmma at all

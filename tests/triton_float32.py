@@ -11,10 +11,17 @@ import triton
 from test_ssd_five import off, problem, recurrence
 from triton import knobs
 from triton.compiler import ASTSource
-from wgmma_descriptors import descriptors, machine_code
 
 import simt
-from kernels.ssd import assembler, chunk_cumsum, float32, float32_passing, float32_scan, float32_scores, float32_state
+from kernels.ssd import (
+    chunk_cumsum,
+    float32,
+    float32_passing,
+    float32_scan,
+    float32_scores,
+    float32_state,
+    machine_code,
+)
 from lab.triton_on_simt import HOPPER
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32"}
@@ -42,23 +49,13 @@ def compiled(kernel, tensors, numbers, constants, options):
     return triton.compile(source, target=HOPPER, options=options), left
 
 
-class newer:
-    """assembler.newer, that gives on_the_machine's launch what it asks for."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-
 def on_the_machine(seen, run):
     """A launch that goes to the SIMT machine, if `run`; seen: gets {kernel: (PTX, bytes of a thread's stack,
     what descriptors of wgmma come from)}."""
 
     def launch(kernel, grid, tensors, numbers, constants=(), **options):
-        with knobs.nvidia.scope():
-            if isinstance(kernel, newer):
-                kernel, knobs.nvidia.ptxas = kernel.kernel, assembler.tool().path
-            made, left = compiled(kernel, tensors, numbers, constants, options)
-        from_where = frozenset().union(*descriptors(machine_code(made.asm["cubin"])))
+        made, left = compiled(kernel, tensors, numbers, constants, options)
+        from_where = frozenset().union(*machine_code.descriptors(machine_code.text(made.asm["cubin"])))
         seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"]), from_where
         if run:
             module = simt.load(made.asm["ptx"])
@@ -92,9 +89,11 @@ def layer(shape, rest=True, run=True, wgmma=False):
         D = torch.randn(shape[2])
     y = torch.full_like(x, torch.nan)
     assert float32.takes(y, x, B, C, D, z)
-    part_type, may, wraps = float32_scores.part_type, assembler.wgmma, assembler.newer
+    part_type, checked = float32_scores.part_type, machine_code.checked
     try:
-        assembler.wgmma, assembler.newer = (lambda x: wgmma), newer
+        machine_code.checked = lambda kernel: kernel
+        for module in (float32_state, float32_scan):
+            module.either = lambda run, kind, x, large, one, other: run(one if wgmma and large else other)
         for module in MODULES:
             module.launch = on_the_machine(seen, run)
         for module in (float32_scores, float32_passing):
@@ -106,7 +105,9 @@ def layer(shape, rest=True, run=True, wgmma=False):
             module.launch = launch
         for module in (float32_scores, float32_passing):
             module.part_type = part_type
-        assembler.wgmma, assembler.newer = may, wraps
+        machine_code.checked = checked
+        for module in (float32_state, float32_scan):
+            module.either = float32_scores.either
     if not run:
         return None, None, seen
     wanted, states = recurrence(**call | {"D": D})

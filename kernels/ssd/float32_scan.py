@@ -21,9 +21,9 @@ which is rare, a program takes one token at a time.
 import triton
 import triton.language as tl
 
-from kernels.ssd import assembler
+from kernels.ssd import machine_code
 from kernels.ssd.chunk_scan import _finish
-from kernels.ssd.float32_scores import TILE, cut, three_products
+from kernels.ssd.float32_scores import TILE, cut, either, three_products
 from kernels.ssd.launching import filled_up, launch
 
 # As in float32_state.py.
@@ -150,32 +150,30 @@ def scan_kernel(
 
 
 def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
-    """y, of tensors that have been looked at. chosen: other than `plan` says."""
+    """y, of tensors that have been looked at. chosen: other than WGMMA or SYNC says."""
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
-    tile, by_row, state_tiles = min(TILE, chunk_size), int(D is not None and D.ndim == 2), strange.shape[3]
-    kernel, P, columns, depth, stages, ahead, options = tiling(headdim, W, tile, **plan(x, tile) | chosen)
+    dstate, state_tiles = starts.shape[5], strange.shape[3]
+    tile, by_row = min(TILE, chunk_size), int(D is not None and D.ndim == 2)
     strides = *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, stages, tile, state_tiles, columns
-    constants += 1 << (state_tiles - 1).bit_length(), ahead
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
-    grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
-    launch(kernel, grid, tensors, numbers, constants, **options)
-    return y
+
+    def launched(way):
+        kernel, P, columns, depth, options = tiling(headdim, W, tile, **way)
+        constants = headdim, dstate, by_row, chunk_size, P, W, depth, way["stages"], tile, state_tiles, columns
+        constants += 1 << (state_tiles - 1).bit_length(), way["ahead"]
+        grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
+        launch(kernel, grid, tensors, numbers, constants, **options)
+        return y
+
+    kind = "scan", headdim, dstate, chunk_size, by_row, D is None, z is None, state_tiles
+    return either(launched, kind, x, tile == TILE, WGMMA | chosen, SYNC | chosen)
 
 
-def plan(x, tile):
-    """What `tiling` takes by name: with wgmma, where that is right (assembler.py) and a tile has its 64 rows."""
-    return WGMMA if tile == TILE and assembler.wgmma(x) else SYNC
-
-
-def tiling(headdim, W, tile, width, columns, depth, stages, ahead, num_warps, maxnreg=None):
-    """(the kernel, P, COLUMNS, DEPTH, STAGES, AHEAD, options of its launch)"""
-    kernel, options = scan_kernel, {"num_warps": num_warps, "num_stages": 1}
-    if num_warps >= 4:
-        kernel, options = assembler.newer(kernel), options | assembler.options()
-    if maxnreg:
-        options["maxnreg"] = maxnreg
-    return kernel, min(width, filled_up(headdim)), min(columns, tile), min(depth, W), stages, ahead, options
+def tiling(headdim, W, tile, width, columns, depth, num_warps, **_):
+    """(the kernel, P, COLUMNS, DEPTH, options of its launch)"""
+    kernel = machine_code.checked(scan_kernel) if num_warps >= 4 else scan_kernel
+    options = {"num_warps": num_warps, "num_stages": 1}
+    return kernel, min(width, filled_up(headdim)), min(columns, tile), min(depth, W), options

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.ssd import assembler
-from kernels.ssd.float32_scores import cut, three_products
+from kernels.ssd import machine_code
+from kernels.ssd.float32_scores import cut, either, three_products
 from kernels.ssd.launching import filled_up, launch
 
 # Two warps: Triton takes mma.sync, whose factors come from registers, and loads go to shared memory three deep, by
@@ -73,24 +73,20 @@ def run(x, cut_B, dt, cum, dstate, **chosen):
     ngroups, W = cut_B.shape[1], cut_B.shape[4]
     nchunks, chunk_size = dt.shape[2:]
     states = x.new_empty((batch, nchunks, nheads, headdim, dstate))
-    kernel, P, N, span, stages, ahead, options = tiling(headdim, W, chunk_size, **plan(x, chunk_size) | chosen)
-    grid = nheads * nchunks, -(-headdim // P) * (W // N), batch
-    strange = x.new_empty((batch, nchunks, nheads, grid[1]), dtype=torch.int32)
-    numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3]
-    constants = headdim, dstate, W, chunk_size, P, N, span, stages, ahead
-    launch(kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, **options)
-    return states, strange
+
+    def launched(way):
+        kernel, P, N, options = tiling(headdim, W, **way)
+        grid = nheads * nchunks, -(-headdim // P) * (W // N), batch
+        strange = x.new_empty((batch, nchunks, nheads, grid[1]), dtype=torch.int32)
+        numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[:3]
+        constants = headdim, dstate, W, chunk_size, P, N, min(way["span"], chunk_size), way["stages"], way["ahead"]
+        launch(kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, **options)
+        return states, strange
+
+    return either(launched, ("state", headdim, dstate, chunk_size), x, headdim > 32, WGMMA | chosen, SYNC | chosen)
 
 
-def plan(x, chunk_size):
-    """What `tiling` takes by name: with wgmma, where that is right (assembler.py) and a tile has its 64 rows."""
-    return WGMMA if x.shape[3] > 32 and assembler.wgmma(x) else SYNC
-
-
-def tiling(headdim, W, chunk_size, columns, depth, span, stages, ahead, num_warps):
-    """(the kernel, P, N, SPAN, STAGES, AHEAD, options of its launch)"""
-    P, N = min(columns, filled_up(headdim)), min(depth, W)
-    kernel, options = state_kernel, {"num_warps": num_warps}
-    if num_warps >= 4:
-        kernel, options = assembler.newer(kernel), options | assembler.options()
-    return kernel, P, N, min(span, chunk_size), stages, ahead, options
+def tiling(headdim, W, columns, depth, num_warps, **_):
+    """(the kernel, P, N, options of its launch)"""
+    kernel = machine_code.checked(state_kernel) if num_warps >= 4 else state_kernel
+    return kernel, min(columns, filled_up(headdim)), min(depth, W), {"num_warps": num_warps}
