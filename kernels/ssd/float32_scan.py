@@ -70,8 +70,8 @@ def scan_kernel(
     COLUMNS: tl.constexpr, FILLED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """grid (H * chunks * Q / TILE, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). DEPTH: of a state at a
-    time, its loads STAGES deep; COLUMNS: tokens at a time; AHEAD: whether loads go one step ahead, in registers; FILLED:
-    STATE_TILES filled up to a power of two."""
+    time, its loads STAGES deep; COLUMNS: tokens at a time; AHEAD: whether loads go one step ahead, in registers;
+    FILLED: STATE_TILES filled up to a power of two."""
     tile, h = tl.program_id(0) // nheads, (tl.program_id(0) % nheads).to(tl.int64)
     chunk, first_row = (tile // (Q // TILE)).to(tl.int64), tile % (Q // TILE) * TILE
     b, groups, group = tl.program_id(2).to(tl.int64), nheads // heads_a_group, h // heads_a_group
