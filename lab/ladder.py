@@ -30,7 +30,7 @@ CALLED, HOST, AT = "as called", "processor", 5  # further columns and their plac
 @dataclass
 class Ladder:
     """Rungs and their figures. `bound` is "read" or "flops"; `source` says where stored figures come from; `device` is
-    "cpu" or "cuda"."""
+    "cpu" or "cuda"; `note` says how rows were measured that were measured otherwise than the rest."""
 
     title: str
     bound: str
@@ -40,6 +40,7 @@ class Ladder:
     first: Figure = None  # what the speed-up is over, if not the first of these figures
     device: str = "cpu"
     called_on: AsCalled = None
+    note: str = ""
 
     def __post_init__(self):
         if self.bound not in ("read", "flops"):
@@ -172,7 +173,8 @@ class Ladder:
     __repr__ = __str__
 
     def _caption(self):
-        return self.title + (f" ({self.source})" if self.source else "")
+        notes = "; ".join(note for note in (self.source, self.note) if note)
+        return self.title + (f" ({notes})" if notes else "")
 
     def _repr_html_(self):
         rows, caption = self.rows(), self._caption()

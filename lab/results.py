@@ -123,6 +123,7 @@ def save_called(folder, ladders, card, versions):
 def _item(ladder, card, today, versions):
     """A ladder's item in a record."""
     item = {"title": ladder.title, "bound": ladder.bound, "device": ladder.device}
+    item |= {"note": ladder.note} if ladder.note else {}
     item["figures"] = [asdict(f) for f in ladder.figures]
     if ladder.called_on:
         item[stored_called.KEY] = stored_called.account(ladder.called_on, card, today, versions, _hash_now)
@@ -212,7 +213,7 @@ class Stored:
 
     def _ladder(self, item):
         figures = []
-        _expect_text(item["title"], item.get("date", ""))
+        _expect_text(item["title"], item.get("date", ""), item.get("note", ""))
         for raw in item["figures"]:
             timings = {"timing": Timing(**raw["timing"])} | stored_called.timings(raw)
             timings |= {"sustained": Timing(**raw["sustained"]) if raw.get("sustained") else None}
@@ -225,6 +226,7 @@ class Stored:
         if not figures:
             raise ValueError("a ladder without figures")
         about = {"device": item.get("device", "cpu"), "called_on": stored_called.read(item)}
+        about |= {"note": item.get("note", "")}
         return Ladder(item["title"], item["bound"], figures, self._source(item), **about)
 
     def _table(self, item):

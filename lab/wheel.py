@@ -28,7 +28,7 @@ ROOMS = "kernels", "lab", "models", "ref", "simt"
 KINDS = ".py", ".c", ".h", ".cu", ".cuh", ".json"
 LEFT_OUT = (  # of use in the course's folder alone
     *("lab/notebooks.py", "lab/wheel.py", "models/corpus.py", "models/small_networks.py", "models/train_small.py"),
-    *(f"models/small/{name}.json" for name in ("config", "tokenizer", "training")),
+    *(f"models/small{kind}/{name}.json" for kind in ("", "_mamba2") for name in ("config", "tokenizer", "training")),
 )
 INIT = f'''"""{{summary}}
 

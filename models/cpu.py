@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from kernels.cpu_llm.step import token_logits
+from kernels.cpu_llm import fused, step
 from lab import machine
-from models.prefill import prefill
+from models.prefill import linear, prefill
 from models.sampling import choose, uniform
 from models.weights import expect_finite
 
@@ -109,7 +109,8 @@ class Engine:
         weights, cache = self.weights, self.cache
         cache.reserve(cache.length + 1)
         x = weights.embedding[token].float().numpy()  # 1
-        found = token_logits(
+        way = fused if fused.takes(weights.arrays) else step
+        found = way.token_logits(
             self.config, weights.arrays, x, cache.keys, cache.values, cache.length, threads=self.threads
         )  # fmt: skip
         cache.advance(1)
@@ -126,11 +127,11 @@ class Stack:
         return [as_array(part) for part in self.parts]
 
 
-def product(x, W):
-    """x Wᵀ in float32, for prefill: a matrix of 16 bits is widened while it is used, a stack's one by one."""
+def product(x, W, add=None):
+    """linear in float32, for prefill: a matrix of 16 bits is widened while it is used, a stack's one by one."""
     if isinstance(W, Stack):
         return torch.cat([product(x, part) for part in W.parts], dim=1)
-    return x @ W.float().T
+    return linear(x, W.float(), add)
 
 
 def _weights(config, checkpoint, progress):

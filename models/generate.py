@@ -11,11 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-from lab.roof import roof
-from lab.roof_gpu import gpu_roof
-from models.config import BadModel, read_config
-from models.llm import load
-from models.tokens import Tokens
+from models import early
+
+if __name__ == "__main__":
+    early.begin(sys.argv[1:])  # before what imports PyTorch
+
+from lab.roof import roof  # noqa: E402
+from lab.roof_gpu import gpu_roof  # noqa: E402
+from models.config import BadModel, read_config  # noqa: E402
+from models.llm import load  # noqa: E402
+from models.tokens import Tokens  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 
@@ -33,10 +38,12 @@ def parser():
     )
     found.add_argument("--prompt", default=None, help="the text to go on from")
     found.add_argument("--chat", action="store_true", help="take the prompt as a message, by the checkpoint's template")
-    found.add_argument("--max-tokens", type=int, default=200)
+    found.add_argument("--max-tokens", type=int, default=200, help="write at most so many; 200 unless given")
     found.add_argument("--temperature", type=float, default=0.0, help="0, the default: always the likeliest token")
-    found.add_argument("--top-k", type=int, default=None)
-    found.add_argument("--top-p", type=float, default=None)
+    found.add_argument("--top-k", type=int, default=None, help="draw from the so many likeliest tokens alone")
+    found.add_argument(
+        "--top-p", type=float, default=None, help="draw from the fewest likeliest tokens that make up so much, 0 to 1"
+    )
     found.add_argument("--seed", type=int, default=None, help="the same seed gives the same text")
     found.add_argument("--bits", type=int, default=16, help="of a weight: 16; on a card 8 or 4, too")
     found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16; on a card 8 or 4, too")
@@ -121,14 +128,17 @@ def report(model, prompt_tokens, times):
         first = times[1] - times[0]
         lines.append(f"prompt      {prompt_tokens} tokens, {prompt_tokens / first:,.1f} tokens/s to the first token")
     if len(times) > 2:
-        seconds, steps = times[-1] - times[1], len(times) - 2
-        bytes_ = sum(model.step_bytes(prompt_tokens + i) for i in range(steps)) / steps
+        begin = 2 if len(times) > 3 else 1  # behind the first one the step is compiled
+        seconds, steps = times[-1] - times[begin], len(times) - begin - 1
+        bytes_ = sum(model.step_bytes(prompt_tokens + begin - 1 + i) for i in range(steps)) / steps
         with contextlib.redirect_stdout(io.StringIO()):
             reads = (gpu_roof() if model.device.type == "cuda" else roof()).read
         limit = reads / bytes_
-        lines.append(f"written     {steps + 1} tokens, {steps / seconds:,.1f} tokens/s")
+        since = " from the second on" * (begin == 2)
+        lines.append(f"written     {len(times) - 1} tokens, {steps / seconds:,.1f} tokens/s{since}")
         moves = MOVES.get(model.config.kind, "weights, keys and values")
-        lines.append(f"a token     reads {bytes_ / 1e6:,.1f} MB: {moves}")
+        verb = "moves" if model.engine.state_bytes else "reads"
+        lines.append(f"a token     {verb} {bytes_ / 1e6:,.1f} MB: {moves}")
         lines.append(f"the limit   {limit:,.1f} tokens/s, at the {reads / 1e9:,.1f} GB/s that this machine reads")
         lines.append(f"share       {steps / seconds / limit:.0%}")
     return "\n".join(lines) or "nothing was written"

@@ -4,7 +4,10 @@ One token is the launches of kernels/llm/step.py, or the one of kernels/llm/one_
 on the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
 """
 
+import dataclasses
+import functools
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import torch
 
@@ -15,7 +18,7 @@ from kernels.lowbit.fused import Paired
 from models import cache
 from models.config import BadModel
 from models.gpu_weights import Loader
-from models.prefill import prefill
+from models.prefill import CARD_CHUNK, linear, prefill
 from models.sampling import choose, uniform
 
 COMPILERS = 4  # threads
@@ -34,16 +37,25 @@ class Engine:
             raise BadModel(f"load: head_dim must be a multiple of 16 for kv_bits={kv_bits}, got {config.head_dim}")
         if engine == "one_launch" and (why := one_launch.refusal(config, bits, kv_bits, device)) is not None:
             raise BadModel(f"load: engine='one_launch' does not run this model there, as engine='graph' does: {why}")
-        _expect_room(config, bits, kv_bits, device)
+        spare = _expect_room(config, bits, kv_bits, device)
+        self.cache, self.compiling, self.warming = None, [], None
+        if spare > 8 * config.weights // config.n_layers:  # bytes of four layers
+            self._warm_up()
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
         make = one_launch.OneLaunch if engine == "one_launch" else best(self.weights)
         self.token_step = make(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
-        self.cache, self.compiling = None, []
         self.reset()
         if device.type == "cuda":
             self._compile_ahead()
+
+    def _warm_up(self):
+        """While weights are on their way, run a prompt through a layer of zeros, for what the libraries load then."""
+        pool = ThreadPoolExecutor(1)
+        zeros = functools.partial(_prompt_of_zeros, self.config, self.dtype, self.device)
+        self.warming = pool.submit(self._once, zeros)
+        pool.shutdown(wait=False)
 
     def _compile_ahead(self):
         """Begin to compile what a step launches, on some threads, while the prompt is worked on. They launch it once,
@@ -105,9 +117,9 @@ class Engine:
     def prefill(self, tokens, every=False):
         """Logits (n, vocab) or (1, vocab), float32, on the device."""
         self._reserve(self.cache.length + len(tokens))
-        return prefill(
-            self.config, self.weights, tokens.to(self.device), self.cache, every=every, product=_product
-        )  # fmt: skip
+        if self.warming is not None:
+            self.warming, _ = None, self.warming.result()
+        return prompt(self.config, self.weights, tokens.to(self.device), self.cache, self.dtype, every=every)
 
     @torch.inference_mode()
     def step(self, token):
@@ -134,24 +146,27 @@ class Engine:
         places = [uniform(seed, len(ids) + count) for count in range(last - len(ids) + 1)]
         places = torch.tensor(places, dtype=torch.float64, device=self.device)
         self.token.copy_(choose(logits, places[0], *sampling).reshape(1))
-        yield_, text = _Outbox(self.device), self.text
+        yield_, text, greedy = _Outbox(self.device), self.text, sampling[0] == 0
         yield_.put(self.token)
-        if len(ids) < last:
-            self._compiled()  # what is compiled ahead is launched, too, and would write where a length says
-            self.kv_len.fill_(len(ids) + 1)
-        greedy = sampling[0] == 0
+        yield yield_.get()  # at once: the step may have to be compiled yet, and a graph to be made of it
         for position in range(len(ids), last):
             if self.text is not text:
                 raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
+            if position == len(ids):
+                self._compiled()  # what is compiled ahead is launched, too, and would write where a length says
+                self.kv_len.fill_(len(ids) + 1)
             self._replay(greedy)
             if not greedy:
                 place = places[position - len(ids) + 1]
                 self.token.copy_(choose(self.logits.float(), place, *sampling).reshape(1))
                 self.kv_len += 1
             yield_.put(self.token)
+            if position > len(ids):
+                self.cache.length = position
+                yield yield_.get()
+        if len(ids) < last:
+            self.cache.length = last
             yield yield_.get()
-            self.cache.length = position + 1
-        yield yield_.get()
 
     def _replay(self, greedy=False):
         """The step as one CUDA graph, with the choice of the likeliest token at its end if greedy; on the SIMT machine,
@@ -204,14 +219,34 @@ class _Outbox:
         return int(there)
 
 
-def _product(x, W):
-    """x Wᵀ in W's type; few bits are widened to it while they are used. On the SIMT machine's side of things in
-    float32, as a processor multiplies 16 bits slowly."""
+def prompt(config, weights, tokens, cache, dtype, *, every=False):
+    """models.prefill of this card's weights; on the SIMT machine's side of things in float32, as a processor multiplies
+    16 bits slowly."""
+    on_card = tokens.device.type == "cuda"
+    how = {"dtype": dtype, "chunk": CARD_CHUNK} if on_card else {}
+    return prefill(config, weights, tokens, cache, every=every, product=_product, **how)
+
+
+def _prompt_of_zeros(config, dtype, device):
+    """prompt through one layer of zeros, a few tokens."""
+    c = dataclasses.replace(config, n_layers=1)
+    make = functools.partial(torch.zeros, dtype=dtype, device=device)
+    layer = SimpleNamespace(
+        attention_norm=make(c.hidden), ffn_norm=make(c.hidden), bqkv=None, q_norm=None, k_norm=None,
+        Wqkv=make(c.q_rows + 2 * c.kv_rows, c.hidden), Wo=make(c.hidden, c.q_rows), W_glu=make(2 * c.ffn, c.hidden),
+        W_down=make(c.hidden, c.ffn),
+    )  # fmt: skip
+    some = make(64, c.hidden)
+    weights = SimpleNamespace(embedding=some, layers=[layer], norm=make(c.hidden), head=some)
+    tokens = torch.zeros(8, dtype=torch.int64, device=device)
+    prompt(c, weights, tokens, cache.make(c, 16, dtype, device, 16), dtype)
+
+
+def _product(x, W, add=None):
+    """linear of weights that may have few bits: they are widened while they are used."""
     if isinstance(W, (lowbit.QuantizedWeight, Paired)):
         W = W.dequantize()
-    if W.device.type == "cpu":
-        return x @ W.float().T
-    return torch.nn.functional.linear(x.to(W.dtype), W)
+    return linear(x, W.to(x.dtype), add)
 
 
 def _dtype(checkpoint):
@@ -229,8 +264,9 @@ def bytes_needed(config, bits, kv_bits=16):
 
 
 def _expect_room(config, bits, kv_bits, device):
+    """Raise unless the weights and a first cache fit on the card. Returns the bytes that are left beside them."""
     if device.type != "cuda":
-        return
+        return 0
     free, _ = torch.cuda.mem_get_info(device)
     need = bytes_needed(config, bits, kv_bits)
     if need > free:
@@ -238,3 +274,4 @@ def _expect_room(config, bits, kv_bits, device):
         hint = f"; bits={fit[0]} would fit" if fit else ""
         there = f"{device} has {free / 1e9:.1f} GB free"
         raise BadModel(f"load: {there}, and this model needs {need / 1e9:.1f} GB in {bits} bits{hint}")
+    return free - need

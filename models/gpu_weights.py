@@ -114,7 +114,7 @@ class Loader:
 
     def put(self, name, place):
         """Copy a tensor to its place, or begin to: see `arrive`."""
-        tensor = self.checkpoint[name]
+        tensor = self.checkpoint[name]  # mapped, and not yet read
         if self.upload is None:
             expect_finite(name, tensor)
             place.copy_(tensor)
@@ -123,7 +123,7 @@ class Loader:
             self.progress(tensor.nbytes)
             return
         there = place if tensor.dtype == self.dtype else torch.empty_like(place, dtype=tensor.dtype)
-        self.upload.copy(tensor, there)
+        self.upload.copy(self.checkpoint.place(name), there)
         self.coming.append((name, there, place))
 
     def arrive(self):
@@ -135,7 +135,8 @@ class Loader:
         for _, there, place in coming:
             if there is not place:
                 place.copy_(there)
-        sums = [torch.stack([t.sum(dtype=torch.float32) for t in (there, place)]) for _, there, place in coming]
+        arrived = [t for _, there, place in coming for t in ([there] if there is place else [there, place])]
+        sums = [t.sum(dtype=torch.float32) for t in arrived]
         if sums and not torch.isfinite(torch.stack(sums)).all():
             for name, there, place in coming:
                 expect_finite(name, there)

@@ -129,7 +129,8 @@ def _state_spaces(folder, found):
     ssm = sizes | ssm
     for name in sizes:
         expect_size(folder, ssm, name)
-    hidden, multiple = expect_size(folder, found, "d_model"), found.get("pad_vocab_size_multiple", 8)
+    hidden = expect_size(folder, found, "d_model")
+    multiple = expect_size(folder, {"pad_vocab_size_multiple": 8} | found, "pad_vocab_size_multiple")
     inner = ssm["expand"] * hidden
     if inner % ssm["headdim"]:
         raise BadModel(f"{at}: expand · d_model must be a multiple of headdim, got {inner} and {ssm['headdim']}")
@@ -186,6 +187,9 @@ def _bamba(folder, found):
         )
     if head_dim % 4:
         raise BadModel(f"{at}: head_dim must be a multiple of 4, as half of its numbers turn in pairs, got {head_dim}")
+    turning = {"attn_rotary_emb": head_dim // 2, "partial_rotary_factor": 0.5}
+    rope = found | (found.get("rope_parameters") or {})
+    _expect_values(at, {name: rope.get(name, value) for name, value in turning.items()}, turning)
     theta, scaling = positions(folder, found)
     stops, begin = ends(folder, found)
     return _checked(folder, Config(

@@ -1,6 +1,7 @@
 """A prompt's tokens at once, by PyTorch's own products and attention: steps 1 to 9 of ref.llm for many tokens.
 
-Both ways to run use it, on their own weights and cache. What a model keeps for it:
+Both ways to run use it, on their own weights and cache: on the processor with float32 between the steps, on a card with
+the weights' own 16 bits. What a model keeps for it:
 
     weights.embedding (vocab, hidden), weights.norm (hidden,), weights.head (vocab, hidden), weights.layers: for each
     attention_norm, ffn_norm (hidden,), Wqkv (q_rows + 2 · kv_rows, hidden), bqkv or None, q_norm and k_norm or None,
@@ -9,69 +10,89 @@ Both ways to run use it, on their own weights and cache. What a model keeps for 
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from models.positions import rotary_tables, rotate
 
 CHUNK = 512  # tokens at a time: bounds the memory that scores and the feed-forward block take
+CARD_CHUNK = 4096  # on a card, where attention keeps no scores
 
 
-def prefill(config, weights, tokens, cache, *, every=False, product=F.linear):
+def linear(x, W, add=None):
+    """x Wᵀ, or add + x Wᵀ."""
+    return F.linear(x, W) if add is None else torch.addmm(add, x, W.T)
+
+
+def prefill(config, weights, tokens, cache, *, every=False, product=linear, dtype=torch.float32, chunk=CHUNK):
     """Run tokens through the model behind those of the cache, and add them to it.
 
     tokens   (n,) int64, on the weights' device
     cache    .length: tokens so far; .append(layer, k, v): of the next tokens, (n, n_kv_heads, head_dim) each, returns
              all keys and values so far, like k; .advance(n)
     every    True: logits after every token, (n, vocab); False: after the last, (1, vocab). float32
-    product  product(x, W) = x Wᵀ
+    product  product(x, W) = x Wᵀ, and product(x, W, add) = add + x Wᵀ, in x's type
+    dtype    of what lies between the steps
+    chunk    tokens at a time
     """
     found = []
-    for part in tokens.split(CHUNK):
-        x = _layers(config, weights, part, cache, product)
+    for part in tokens.split(chunk):
+        x = _layers(config, weights, part, cache, product, dtype)
         if every or part[-1:].data_ptr() == tokens[-1:].data_ptr():
             x = x if every else x[-1:]
             found.append(product(norm(x, weights.norm, config.eps), weights.head).float())  # 9
     return torch.cat(found)
 
 
-def _layers(config, weights, tokens, cache, product):
-    """Steps 1 to 8 of some tokens: their residual streams (n, hidden), float32."""
-    n, begin = len(tokens), cache.length
+def _layers(config, weights, tokens, cache, product, dtype):
+    """Steps 1 to 8 of some tokens: their residual streams (n, hidden)."""
+    n, begin, heads = len(tokens), cache.length, config.n_heads + config.n_kv_heads
     cos, sin = rotary_tables(config, begin, begin + n, tokens.device)
-    x = weights.embedding[tokens].float()  # 1
+    seen = seen_by(n, begin, config.window, tokens.device)
+    x = weights.embedding[tokens].to(dtype)  # 1
     for index, layer in enumerate(weights.layers):
-        qkv = product(norm(x, layer.attention_norm, config.eps), layer.Wqkv).float()  # 2
+        qkv = product(norm(x, layer.attention_norm, config.eps), layer.Wqkv)  # 2
         if layer.bqkv is not None:
             qkv = qkv + layer.bqkv
-        q, k, v = (
-            part.reshape(n, -1, config.head_dim)
-            for part in qkv.split((config.q_rows, config.kv_rows, config.kv_rows), dim=1)
-        )
+        qkv = qkv.view(n, -1, config.head_dim)
+        qk, v = qkv[:, :heads], qkv[:, heads:]
         if layer.q_norm is not None:  # 3
-            q, k = norm(q, layer.q_norm, config.eps), norm(k, layer.k_norm, config.eps)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)  # 4
+            parts = zip(qk.split((config.n_heads, config.n_kv_heads), dim=1), (layer.q_norm, layer.k_norm))
+            qk = torch.cat([norm(part, weight, config.eps) for part, weight in parts], dim=1)
+        q, k = rotate(qk, cos, sin).split((config.n_heads, config.n_kv_heads), dim=1)  # 4
         keys, values = cache.append(index, k, v)
-        mixed = causal_attention(q, keys, values, begin, config.window)  # 5
-        x = x + product(mixed, layer.Wo).float()  # 6
-        gate, up = product(norm(x, layer.ffn_norm, config.eps), layer.W_glu).float().chunk(2, dim=1)  # 7
-        x = x + product(F.silu(gate) * up, layer.W_down).float()  # 8
+        x = product(attention(q, keys, values, seen).to(dtype), layer.Wo, x)  # 5 and 6
+        gate, up = product(norm(x, layer.ffn_norm, config.eps), layer.W_glu).chunk(2, dim=1)  # 7
+        x = product(F.silu(gate).mul_(up), layer.W_down, x)  # 8
     cache.advance(n)
     return x
 
 
 def norm(x, weight, eps):
     """x over the root of its mean square, times a weight, in x's type. x (n, hidden)."""
-    return F.rms_norm(x, weight.shape, weight.float(), eps)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
-def causal_attention(q, keys, values, begin, window):
-    """Causal attention of the tokens from `begin` on. q (n, n_heads, head_dim), keys, values (begin + n, n_kv_heads,
-    head_dim) → (n, n_heads · head_dim), float32."""
+def seen_by(n, begin, window, device):
+    """What n tokens see that stand behind `begin` others, as attention's options: where all that came before is seen,
+    without a mask, and then without scores in memory either."""
+    if window and begin + n > window:
+        rows = torch.arange(begin, begin + n, device=device)[:, None]
+        columns = torch.arange(begin + n, device=device)
+        return {"attn_mask": (columns <= rows) & (columns > rows - window)}
+    if n == 1:
+        return {}
+    return {"attn_mask": causal_lower_right(n, begin + n)} if begin else {"is_causal": True}
+
+
+def attention(q, keys, values, seen):
+    """Attention of the last tokens. q (n, n_heads, head_dim), keys, values (begin + n, n_kv_heads, head_dim) →
+    (n, n_heads · head_dim), in the keys' type."""
     n, n_heads, _ = q.shape
     q, keys, values = (t.to(keys.dtype).transpose(0, 1)[None] for t in (q, keys, values))
-    rows = torch.arange(begin, begin + n, device=q.device)[:, None]
-    columns = torch.arange(keys.shape[2], device=q.device)
-    seen = columns <= rows
-    if window:
-        seen &= columns > rows - window
-    mixed = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=n_heads != keys.shape[1])
-    return mixed[0].transpose(0, 1).reshape(n, -1).float()
+    mixed = F.scaled_dot_product_attention(q, keys, values, **seen, enable_gqa=n_heads != keys.shape[1])
+    return mixed[0].transpose(0, 1).reshape(n, -1)
+
+
+def causal_attention(q, keys, values, begin, window=None):
+    """Attention of the tokens from `begin` on, the last ones of the keys', as `attention` has it."""
+    return attention(q, keys, values, seen_by(len(q), begin, window, q.device))

@@ -9,13 +9,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from models.mamba2_torch import conv1d, gated_norm, ssd
-from models.positions import rotary_tables, rotate
+from models.positions import rotary_tables
 
 DROP = 0.25
 
 
 def linear(rows, cols):
     return nn.Linear(cols, rows, bias=False)
+
+
+def rotate(x, cos, sin):
+    """models.positions.rotate, in operations that PyTorch differentiates."""
+    a, b = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 class LlamaLayer(nn.Module):

@@ -6,8 +6,6 @@ The libraries made for it do the work: `tokenizers`, and `jinja2` for the templa
 import json
 from pathlib import Path
 
-import jinja2
-import jinja2.sandbox
 from tokenizers import Tokenizer
 
 from models.config import BadModel, read_json
@@ -39,6 +37,8 @@ class Tokens:
 
         BadModel where the checkpoint has no template, or its template does not take one message.
         """
+        import jinja2.sandbox  # a tenth of a second, for those who chat
+
         template, special = self._template()
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _refuse
@@ -85,4 +85,6 @@ def _text(token):
 
 
 def _refuse(message):
+    import jinja2
+
     raise jinja2.TemplateError(message)

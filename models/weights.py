@@ -5,6 +5,7 @@ said before anything large has been read.
 """
 
 import contextlib
+import json
 from pathlib import Path
 
 import torch
@@ -64,7 +65,9 @@ class Checkpoint:
         self._open = contextlib.ExitStack()
         try:
             self._files = {path: self._file(path) for path in self._paths()}
-            self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+            self._path_of = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+            self._where = {name: self._files[path] for name, path in self._path_of.items()}
+            self._headers = {}
             if isinstance(config, Mamba2Config):
                 mamba2_names.expect_layers(self.folder, config, self._where)
             self.dtypes = {self._look(name, shape) for name, shape in all_shapes(config).items()}
@@ -84,6 +87,17 @@ class Checkpoint:
     def __getitem__(self, name):
         """One tensor, on the CPU, as it is stored: its memory is the file's, until it is written elsewhere."""
         return self._where[name].get_tensor(name)
+
+    def place(self, name):
+        """Where a tensor's bytes lie: (path of the file, the first byte, how many)."""
+        path = self._path_of[name]
+        if path not in self._headers:
+            with open(path, "rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                self._headers[path] = 8 + size, json.loads(file.read(size))
+        data, header = self._headers[path]
+        begin, end = header[name]["data_offsets"]
+        return path, data + begin, end - begin
 
     def shape(self, name):
         """A tensor's shape, from its file's header."""

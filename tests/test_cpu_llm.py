@@ -1,10 +1,17 @@
 """bf16 products and attention on the CPU, against float64, on every instruction set that this processor has."""
 
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from kernels import cpu_llm
+from kernels.cpu_llm import bench, fused, step
+from lab import machine
 from ref.attention import decode_attention
 
 
@@ -79,11 +86,109 @@ def test_bad_arguments_are_named():
     assert (q == 1).all()
 
 
+SIZES = {"hidden": 96, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn": 84, "vocab": 71}
+
+
+def token_case(dtype="fp16", length=140, **changes):
+    """(config, weights, x, caches, random numbers) of a small model; matrices in rows that eights do not divide."""
+    model = SimpleNamespace(**vars(bench.MODEL) | SIZES | changes)
+    rng = np.random.default_rng(2)
+    weights = bench.random_weights(model, "bf16" if dtype == "bf16" else "fp16")
+    if dtype == "fp32":
+        for layer in weights.layers:
+            vars(layer).update({name: getattr(layer, name).astype(np.float32) for name in fused.MATRICES})
+        weights.head = weights.head.astype(np.float32)
+    caches = rng.standard_normal((2, model.n_layers, model.n_kv_heads, length, model.head_dim)).astype(np.float16)
+    return model, weights, rng.standard_normal(model.hidden, np.float32), caches, rng
+
+
+@pytest.mark.parametrize("isa", [None, "portable"])
+@pytest.mark.parametrize("threads", [1, 2, 9])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_a_token_in_one_call_is_the_steps(dtype, threads, isa):
+    """To rounding; and the cache's newest numbers are those that NumPy rounds, but for a last digit here and there."""
+    model, weights, x, caches, rng = token_case(dtype)
+    for layer in weights.layers:
+        layer.bqkv = rng.standard_normal((4 + 2 * 2) * 16, np.float32)
+        layer.q_norm, layer.k_norm = rng.standard_normal((2, 16), np.float32)
+        layer.Wqkv = [part.copy() for part in np.split(layer.Wqkv, (64, 96))]  # as models.cpu has them
+        layer.W_glu = [part.copy() for part in np.split(layer.W_glu, 2)]
+    for position in (0, 1, 64, 139):
+        one, other = caches.copy(), caches.copy()
+        wanted = step.token_logits(model, weights, x, *one, position, threads=1)
+        before = x.copy()
+        found = fused.token_logits(model, weights, x, *other, position, threads=threads, isa=isa)
+        assert off(found, wanted) < 2e-6 and np.array_equal(x, before)
+        assert (one != other).sum() <= 3 and off(other.astype(np.float64), one.astype(np.float64)) < 1e-4
+
+
+@pytest.mark.parametrize("changes", [{"window": 70}, {"head_dim": 6, "n_heads": 3, "n_kv_heads": 1}, {"ffn": 3}])
+def test_windows_and_odd_shapes_in_one_call(changes):
+    model, weights, x, caches, _ = token_case(**changes)
+    before = caches.copy()
+    wanted = step.token_logits(model, weights, x, *caches.copy(), 100, threads=1)
+    for threads in (1, 5):
+        assert off(fused.token_logits(model, weights, x, *caches, 100, threads=threads), wanted) < 2e-6
+    assert np.array_equal(np.delete(caches, 100, axis=3), np.delete(before, 100, axis=3))
+
+
+def test_halves_in_one_call_are_numpys():
+    """Values go into the cache as they come: to the nearest half, large ones to infinity, small ones kept."""
+    model, weights, _, caches, rng = token_case(hidden=16, head_dim=64, n_heads=2, n_kv_heads=2)
+    layer, x = weights.layers[0], np.ones(16, np.float32)
+    edges = [65519, 65520, 1e5, 6.1e-5, 6e-8, 2.98e-8, 2.99e-8, 1e-9, 0, -1.0004883, 1.0014648, -3e38, np.nan, np.inf]
+    layer.Wqkv[:] = 0
+    layer.bqkv = np.zeros(6 * 64, np.float32)
+    layer.bqkv[4 * 64 :] = np.resize(np.array(edges + list(rng.standard_normal(50)), np.float32), 128)
+    fused.token_logits(model, weights, x, *caches, 7, threads=1)
+    with np.errstate(over="ignore"):
+        wanted = layer.bqkv[4 * 64 :].reshape(2, 64).astype(np.float16)
+    np.testing.assert_array_equal(caches[1, 0, :, 7], wanted)
+
+
+def test_what_one_call_does_not_take_is_named():
+    model, weights, x, caches, _ = token_case()
+    call = lambda **how: fused.token_logits(  # noqa: E731
+        how.get("model", model),
+        how.get("weights", weights),
+        how.get("x", x),
+        *how.get("caches", caches),
+        how.get("at", 5),
+    )
+    for error, wanted, how in [
+        (ValueError, "position must be from 0 to 139, as the cache has room, got 140", {"at": 140}),
+        (ValueError, r"x must be a float32 array of shape \(96,\)", {"x": x[:5].copy()}),
+        (TypeError, "keys must be a float16", {"caches": caches.astype(np.float32)}),
+        (ValueError, "values must be a float16 array of shape", {"caches": (caches[0], caches[1][:, :, :9].copy())}),
+    ]:
+        with pytest.raises(error, match="token_logits: " + wanted):
+            call(**how)
+    mixed = SimpleNamespace(**vars(weights) | {"head": weights.head.astype(np.float32)})
+    assert fused.takes(weights) and not fused.takes(mixed)
+    with pytest.raises(
+        TypeError, match="matrices must be of one type, float16, float32, uint16 .bfloat16., got float16, f"
+    ):
+        call(weights=mixed)
+    short = SimpleNamespace(**vars(weights) | {"head": weights.head[:9]})
+    with pytest.raises(ValueError, match="head must have 71 rows, got 9"):
+        call(weights=short)
+
+
+def test_a_team_ends_where_others_want_the_processors():
+    """More threads than processors, and another program that takes all of them: who waits lets others run."""
+    model, weights, x, caches, _ = token_case(n_layers=8)
+    code = "import time; t = time.time()\nwhile time.time() < t + 4: pass"
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(machine.core_count())]
+    begin = time.perf_counter()
+    for _ in range(10):
+        fused.token_logits(model, weights, x, *caches, 9, threads=8)
+    taken = time.perf_counter() - begin
+    for other in others:
+        other.kill()
+    assert taken < 2
+
+
 def test_a_token_is_right_in_both_types_and_a_wrong_one_is_not_timed(monkeypatch):
-    from types import SimpleNamespace
-
-    from kernels.cpu_llm import bench
-
     sizes = {"hidden": 96, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn": 80, "vocab": 70}
     model = SimpleNamespace(**vars(bench.MODEL) | sizes)
     monkeypatch.setattr(bench.Ladder, "again", lambda ladder, seconds: [c["call"]() for c in ladder.calls.values()])

@@ -12,7 +12,7 @@ import torch
 
 import models
 from kernels import benching
-from kernels.llm import bench, peers, shapes, starting, studies
+from kernels.llm import bench, peers, prompts, shapes, starting, studies
 from kernels.llm.step import Step
 from lab import Ladder
 from lab.figure import Figure
@@ -114,6 +114,28 @@ def test_peers_take_turns(tmp_path, monkeypatch):
     name, timing = good.measured()
     assert name == "toy" and timing.runs >= 5 and good.process.poll() is not None
     assert bad.measured() is None
+
+
+def test_prompts_of_both_are_timed(capfd):
+    """Ours and transformers', in processes of their own, on a model that a processor runs."""
+    sizes = dict(hidden=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn=96, vocab=50)
+    shape = dataclasses.replace(shapes.MISTRAL_7B, n_layers=2, **sizes)
+    how = {"lengths": (16, 40), "seconds": 0.01, "device": "cpu"}
+    both = [prompts.Ours(**how, layers=2, sizes=sizes), prompts.theirs(False, shape, **how)]
+    rows = prompts.prompts(both, shape).rows
+    assert list(rows) == ["16 tokens", "40 tokens"]
+    ours, theirs, rate = rows["16 tokens"]
+    assert (ours, rate) == ("ours, ms", "ours, TFLOP/s") and theirs.startswith("transformers ")
+    assert all(value > 0 for row in rows.values() for value in row.values())
+    assert prompts.flops_of(shape, 2) == 2 * (2 * 2 * (64 * (2 * 64 + 2 * 32 + 3 * 96)) + 50 * 64) + 4 * 2 * 64 * 3
+
+
+def test_transformers_writes_a_token_after_another():
+    shape = dataclasses.replace(shapes.LLAMA_1B, hidden=64, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=16, ffn=96)
+    case = peers.case_of(shape, 16, 12) | {"dtype": "float32", "compile": False, "device": "cpu", "seconds": 0.05}
+    peer = peers.Peer("with_transformers.py", case)
+    name, timing = peer.measured()
+    assert name.startswith("transformers ") and name.endswith(", eager") and 0 < timing.median < 1
 
 
 def test_peers_that_are_not_there_are_not_asked_for(monkeypatch):

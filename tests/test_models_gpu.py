@@ -12,6 +12,7 @@ import models.upload
 from kernels import fusion, llm
 from models.config import BadModel
 from models.gpu_weights import Loader
+from models.upload import read_whole
 from models.weights import Checkpoint
 
 DEVICES = ["simt"] + ["cuda"] * torch.cuda.is_available()
@@ -93,6 +94,55 @@ def test_a_cache_of_few_bits_grows(device, tmp_path, monkeypatch):
     assert engine.cache.capacity == 32 and off(found, wanted) < 0.05
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["llama2", "mistral_window", "qwen3"])
+def test_prompts_in_pieces_are_the_prompt(kind, device, tmp_path, monkeypatch):
+    """Whatever stands before a piece, and however long it is; a window, too, where it is the whole context."""
+    changes = {"sliding_window": 24} if kind == "mistral_window" else {}
+    model = models.load(write(tmp_path, kind, torch.float16, seed=3, **changes), device=device)
+    engine, tokens = model.engine, (TOKENS * 4)[:23]
+    wanted = model.logits(tokens)
+    monkeypatch.setattr(models.gpu, "CARD_CHUNK", 5)
+    monkeypatch.setattr(models.prefill, "CHUNK", 5)
+    engine.reset()
+    found = [engine.prefill(torch.tensor(tokens[at : at + n]), every=True) for at, n in ((0, 1), (1, 12), (13, 10))]
+    assert off(torch.cat(found).cpu(), wanted) < 5e-3
+    engine.reset()
+    assert off(engine.prefill(torch.tensor(tokens)).cpu()[0], wanted[-1]) < 5e-3
+
+
+def test_sixteen_bits_between_the_steps_of_a_prompt(tmp_path):
+    """What a card computes in 16 bits, here by the processor: as far off as the numbers' own rounding."""
+    model = models.load(write(tmp_path, "qwen3", torch.float16, seed=3), device="simt")
+    wanted, engine = model.logits(TOKENS), model.engine
+    engine.reset()
+    how = {"every": True, "product": models.gpu._product, "dtype": torch.float16}
+    with torch.inference_mode():
+        found = models.prefill.prefill(engine.config, engine.weights, torch.tensor(TOKENS), engine.cache, **how)
+    assert found.dtype == torch.float32 and 1e-5 < off(found, wanted) < 5e-3
+
+
+def test_the_first_token_waits_for_no_step(tmp_path, monkeypatch):
+    """It is there when the prompt is done: before anything is compiled, and before the next step begins."""
+    engine = models.load(write(tmp_path, "llama3", torch.float16), device="simt").engine
+    wanted, did = list(engine.write(TOKENS, 4, 0, 0.0, None, None)), []
+    for name in ("_compiled", "_replay"):
+        called = getattr(engine, name)
+        monkeypatch.setattr(engine, name, lambda *a, called=called, name=name: (did.append(name), called(*a))[1])
+    written = engine.write(TOKENS, 4, 0, 0.0, None, None)
+    assert next(written) == wanted[0] and not did and engine.cache.length == len(TOKENS)
+    assert next(written) == wanted[1] and did.count("_replay") == 2  # one more is under way
+    assert list(written) == wanted[2:] and engine.cache.length == len(TOKENS) + 3
+
+
+def test_a_prompt_of_zeros_is_one(tmp_path):
+    """What warms a card up runs whatever the model."""
+    for kind in ("qwen2", "qwen3", "mistral_head_dim"):
+        config = models.config.read_config(write(tmp_path / kind, kind))
+        with torch.inference_mode():
+            models.gpu._prompt_of_zeros(config, torch.float16, torch.device("cpu"))
+
+
 def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
     """attend reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
     model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")
@@ -157,8 +207,12 @@ def test_a_window_bounds_the_context_there(tmp_path):
 class AtOnce:
     """An Upload whose copies are made when they are asked for."""
 
-    def copy(self, tensor, place):
-        place.copy_(tensor)
+    def copy(self, where, place):
+        path, first, count = where
+        raw = torch.empty(count, dtype=torch.uint8)
+        with open(path, "rb") as file:
+            read_whole(file.fileno(), raw.numpy(), first, path)
+        place.copy_(raw.view(place.dtype).view(place.shape))
 
     def wait(self):
         pass
@@ -195,6 +249,16 @@ def test_what_comes_by_pieces_is_what_is_in_the_file(dtype, bits, tmp_path):
     for upload in (None, AtOnce()):
         with pytest.raises(BadModel, match=rf"{name}: weights must be finite, got nan at \(3, 4\)"):
             loaded(upload)
+
+
+def test_a_file_that_ends_too_early_is_named(tmp_path):
+    path, buffer = tmp_path / "x", bytearray(10)
+    path.write_bytes(bytes(range(12)))
+    with open(path, "rb") as file:
+        read_whole(file.fileno(), buffer, 2, path)
+        assert buffer == bytes(range(2, 12))
+        with pytest.raises(OSError, match=r"x: ends at byte 12, expected 1 more"):
+            read_whole(file.fileno(), buffer, 3, path)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")

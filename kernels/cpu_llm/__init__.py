@@ -17,7 +17,7 @@ from lab.arguments import expect_apart, expect_array
 from lab.compiler import compile_c
 
 HERE = Path(__file__).resolve().parent
-HEADERS = [HERE.parent / "vec.h", HERE / "bfloat.h"]
+HEADERS = [HERE.parent / "vec.h", HERE / "bfloat.h", HERE / "tile.h"]
 _libraries = {}
 
 

@@ -4,12 +4,14 @@ Its bytes are those of every weight and of the keys and values of the tokens so 
 products of bfloat16 and float32.
 """
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import ref.llm
+from kernels.cpu_llm import fused
 from kernels.cpu_llm.step import token_logits
 from lab import Ladder, machine
 from lab.check import Verdict
@@ -19,12 +21,13 @@ MODEL = SimpleNamespace(name="Llama-3.2-1B", eps=1e-5, theta=5e5, scaling=None, 
 LENGTH = 128  # tokens, with this one
 HERE = "kernels/cpu_llm/"
 SOURCES = (HERE + "step.py", HERE + "attention.c", "kernels/vec.h")
+ONE_CALL = (HERE + "fused.py", HERE + "token.c")
 PRODUCT = {"fp16": "kernels/cpu_gemv/half.c", "bf16": HERE + "bfloat.c"}
 TOLERANCE = 5e-3
 
 
 def ladders(seconds=2.0, model=MODEL):
-    """Check, then time, one thread and all, in both types. Returns one Ladder a type."""
+    """Check, then time, both ways, in both types. Returns one Ladder a type."""
     return [ladder_of(name, model, seconds) for name in PRODUCT]
 
 
@@ -41,17 +44,16 @@ def ladder_of(name, model, seconds):
     facts = {"bytes": 2 * numbers + token * LENGTH, "flops": 2 * numbers + mix}
     ladder = Ladder(f"{model.name}, {name}, a token behind {LENGTH - 1}", bound="read")
     every, truth = machine.thread_count(), wanted(model, weights, x, cache)
-    for threads in dict.fromkeys((1, every)):
-
-        def call(threads=threads):
-            return token_logits(model, weights, x, cache[0], cache[1], LENGTH - 1, threads=threads)
-
+    ways = [("an operation at a time", token_logits, every, (*SOURCES, PRODUCT[name]))]
+    ways += [("one call", fused.token_logits, threads, ONE_CALL) for threads in dict.fromkeys((1, every))]
+    for way, function, threads, sources in ways:
+        call = functools.partial(function, model, weights, x, *cache, LENGTH - 1, threads=threads)
         error = float(np.linalg.norm(call() - truth) / np.linalg.norm(truth))
         verdict = Verdict(shapes=1, error=error)
         if not error <= TOLERANCE:
             raise ValueError(f"{ladder.title}: is not right, so it is not timed: relative error {error:.2g}")
-        title = "one thread" if threads == 1 else f"{threads} threads"
-        ladder.plan(title, call, verdict=verdict, sources=(*SOURCES, PRODUCT[name]), **facts)
+        title = f"{way}, {'one thread' if threads == 1 else f'{threads} threads'}"
+        ladder.plan(title, call, verdict=verdict, sources=sources, **facts)
     if name == "bf16":
         ladder.plan("PyTorch's operations, bf16", lambda: by_torch(model, weights, x, cache), **facts)
     ladder.again(seconds)

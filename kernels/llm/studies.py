@@ -3,6 +3,7 @@
 the law    a step takes its bytes at the speed of reading, and so much more for each launch: leave out kernels, count
            launches and bytes, and see what each launch costs
 bits       of the cache: a step by the length of the text, with keys and values in 16, 8 and 4 bits
+prompts    whole prompts beside transformers' forward
 start      from the command `python -m models.generate` to its first token, for a checkpoint in the page cache
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from kernels import benching
-from kernels.llm import bench, shapes, starting
+from kernels.llm import bench, prompts, shapes, starting
 from kernels.llm.step import Step, best
 from lab import cuda_timing
 from lab.table import Table
@@ -34,7 +35,9 @@ KV_LENGTHS = (128, 3968, 16384)
 def tables():
     """All of them."""
     cuda_timing.expect_gpu("the studies of a whole model")
-    return [*laws(), attention_alone(), kv_bits(), starting.start()]
+    found = [*laws(), attention_alone(), kv_bits(), starting.start()]
+    benching.empty()
+    return [*found, prompts.prompts()]
 
 
 # The law

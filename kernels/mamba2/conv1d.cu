@@ -8,8 +8,11 @@
    need in registers and the next AHEAD on their way. What two neighbouring walks both read is in L2: they run at about
    the same time. With seq_idx (batch, seqlen), where it changes another sequence begins: what lies before counts as 0.
 
-   Reads and writes 2 bytes of a channel and token. Compile with DTYPE, VEC (channels, addresses and strides are
-   multiples of it), WIDTH, AHEAD. */
+   Reads and writes 2 bytes of a channel and token, for which a processor has some 40 instructions' time in all: so no
+   step of a walk branches, and steps past its end are taken, but neither read nor write.
+
+   Compile with DTYPE, VEC (channels, addresses and strides are multiples of it), WIDTH, AHEAD (a multiple of WIDTH
+   spares moving the window from register to register), SEQUENCES (whether there is seq_idx). */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "../device/half2.cuh"
@@ -54,34 +57,38 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
 
     x += b * x_batch + c;
     seq_idx += (long long)b * seqlen;
-    out += (long long)b * seqlen * channels + c;
     const long long window = (long long)b * PAST * channels + c;
     int sequence = SEQUENCES ? seq_idx[begin] : 0;
-    float past[WIDTH][VEC];
-    Channels next[AHEAD];
-#pragma unroll
-    for (int k = 0; k < PAST; k++) {
-        const int t = begin - PAST + k;
-        const bool same = !SEQUENCES || seq_idx[max(t, 0)] == sequence;
+    /* The input at t, which may lie before the first token; 0 if it is another sequence's. */
+    auto input = [&](int t) {
         Channels word = {};
-        if (t >= 0 && same) word = load_word<VEC>(x + t * x_token);
-        if (t < 0 && same && initial) word = load_word<VEC>(initial + window + (long long)(t + PAST) * channels);
-        widen(word, past[k]);
-    }
+        if (SEQUENCES && seq_idx[max(t, 0)] != sequence) return word;
+        if (t >= 0) word = load_word<VEC>(x + t * x_token);
+        else if (initial) word = load_word<VEC>(initial + window + (long long)(t + PAST) * channels);
+        return word;
+    };
+
+    float past[WIDTH][VEC];
+    Channels next[AHEAD] = {};
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-        if (begin + i < end) next[i] = load_word_streaming<VEC>(x + (begin + i) * x_token);
-    for (int t = begin; t < end;) {
+    for (int k = 0; k < PAST; k++) widen(input(begin - PAST + k), past[k]);
+    const T *from = x + begin * x_token;
+    int left = end - begin; // tokens that have not been asked for
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++, t++) {
-            if (t >= end) break;
-            if (SEQUENCES && seq_idx[t] != sequence) {
-                sequence = seq_idx[t];
+    for (int i = 0; i < AHEAD; i++, left--, from += x_token)
+        if (left > 0) next[i] = load_word_streaming<VEC>(from);
+    T *to = out + ((long long)b * seqlen + begin) * channels + c;
+    for (int t = begin; t < end; t += AHEAD) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++, left--, from += x_token, to += channels) {
+            const bool there = t + i < end;
+            if (SEQUENCES && there && seq_idx[t + i] != sequence) {
+                sequence = seq_idx[t + i];
 #pragma unroll
                 for (int k = 0; k < PAST; k++) widen(Channels{}, past[k]);
             }
             widen(next[i], past[PAST]);
-            if (t + AHEAD < end) next[i] = load_word_streaming<VEC>(x + (t + AHEAD) * x_token);
+            if (left > 0) next[i] = load_word_streaming<VEC>(from);
             float y[VEC];
 #pragma unroll
             for (int v = 0; v < VEC; v++) {
@@ -89,13 +96,19 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++) sum += taps[k][v] * past[k][v];
                 y[v] = sum * reciprocal_approx(1 + exp2_approx(-LOG2_E * sum));
-#pragma unroll
-                for (int k = 0; k < PAST; k++) past[k][v] = past[k + 1][v];
             }
-            store(out + (long long)t * channels, y);
+            if (there) store(to, y);
+#pragma unroll
+            for (int k = 0; k < PAST; k++)
+#pragma unroll
+                for (int v = 0; v < VEC; v++) past[k][v] = past[k + 1][v];
         }
     }
-    if (final && end == seqlen)
+    if (!final || end < seqlen) return;
 #pragma unroll
-        for (int k = 0; k < PAST; k++) store(final + window + (long long)k * channels, past[k]);
+    for (int k = 0; k < PAST; k++) { // all of them read before the first is written: initial may be the same memory
+        widen(input(seqlen - PAST + k), past[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < PAST; k++) store(final + window + (long long)k * channels, past[k]);
 }

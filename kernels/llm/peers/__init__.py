@@ -1,6 +1,6 @@
 """Whole programs that the ladder of a model is measured beside, each in a process of its own, on random weights.
 
-    transformers   a static cache and a compiled step; where it is installed
+    transformers   as it comes (eager), and with a static cache and a compiled step; where it is installed
     gpt-fast       GPT_FAST names a checkout of github.com/pytorch-labs/gpt-fast
     calm           CALM names a checkout of github.com/zeux/calm, built: make CUARCH=sm_90
     yalm           YALM names a checkout of github.com/andrewkchan/yalm, built: make build/main CUARCH=sm_90
@@ -30,11 +30,10 @@ PATIENCE = 150, 60  # seconds for a peer to be ready, from its start on; and for
 
 def peers_of(shape, bits, length):
     """[(script, its case)] of the peers that there are for this model and so many tokens."""
-    sizes = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "tied", "eps")
-    case = {size: getattr(shape, size) for size in sizes} | {"length": length, "bits": bits}
-    found, plain = [], shape.name.startswith("Mistral")
-    if bits == 16 and importlib.util.find_spec("transformers"):
-        found.append(("with_transformers.py", case | {"dtype": str(shape.dtype).removeprefix("torch.")}))
+    case, found, plain = case_of(shape, bits, length), [], shape.name.startswith("Mistral")
+    if bits == 16 and has_transformers():
+        theirs = case | {"dtype": str(shape.dtype).removeprefix("torch.")}
+        found += [("with_transformers.py", theirs | {"compile": compiled}) for compiled in (False, True)]
     if plain and "GPT_FAST" in os.environ:
         found.append(("with_gpt_fast.py", case))
     if plain and "CALM" in os.environ:
@@ -44,19 +43,33 @@ def peers_of(shape, bits, length):
     return found
 
 
+def case_of(shape, bits, length):
+    """A model's sizes as scripts take them."""
+    sizes = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "tied", "eps")
+    return {size: getattr(shape, size) for size in sizes} | {"length": length, "bits": bits}
+
+
+def has_transformers():
+    return importlib.util.find_spec("transformers") is not None
+
+
 class Peer:
     """A peer's process. `measured()` gives (its name, Timing), or None after a sentence."""
 
     def __init__(self, script, case):
-        self.title = f"{script.removesuffix('.py').removeprefix('with_')}, {case['bits']} bits, {case['length']} tokens"
+        compiled = ", compiled" if case.get("compile") else ""
+        named = script.removesuffix(".py").removeprefix("with_") + compiled
+        self.title = f"{named}, {case['bits']} bits, {case['length']} tokens"
         path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p) != HERE.parents[2]]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path), "TOKENIZERS_PARALLELISM": "false"}
+        self.start([sys.executable, str(HERE / script), json.dumps(case)], environment)
+
+    def start(self, command, environment):
         self.log = open(os.path.join(os.environ.get("PEERS_LOG", os.devnull)), "a")  # noqa: SIM115 - the process has it
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / script), json.dumps(case)], stdin=pipe, stdout=pipe, stderr=self.log,
-            text=True, errors="replace", env=environment, cwd="/",
-        )  # fmt: skip
+            command, stdin=pipe, stdout=pipe, stderr=self.log, text=True, errors="replace", env=environment, cwd="/"
+        )
         self.begin, self.said, self.last = time.perf_counter(), queue.Queue(), ""
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -83,6 +96,11 @@ class Peer:
         return bool(self.about)
 
     def measured(self):
+        found = self.turn()
+        return found and (found[0], Timing.of(found[1]))
+
+    def turn(self):
+        """(its name, the seconds that it says), or None after a sentence."""
         seconds = None
         if self.ready():
             with contextlib.suppress(OSError):
@@ -91,7 +109,7 @@ class Peer:
             seconds = self._next("seconds", PATIENCE[1])
         self.end()
         if seconds:
-            return self.about["name"], Timing.of(seconds)
+            return self.about["name"], seconds
         print(f"{self.title}: is left out: it was {'too slow' if self.ready() else 'not ready'}; {self.last[-200:]}")
         return None
 

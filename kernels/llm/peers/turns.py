@@ -31,14 +31,19 @@ def take_turn(ready, token, *, seconds=1.5, tokens=16, wait=lambda: None):
     """
     say(ready=ready)
     sys.stdin.readline()
-    for _ in range(tokens):
-        token()
+    say(seconds=timed(token, seconds=seconds, calls=tokens, wait=wait))
+
+
+def timed(call, *, seconds=1.5, calls=1, wait=lambda: None):
+    """Seconds of a call, of each group of so many, for so many seconds; the first group warms up."""
+    for _ in range(calls):
+        call()
     wait()
     taken, stop = [], time.perf_counter() + seconds
     while len(taken) < 5 or time.perf_counter() < stop:
         begin = time.perf_counter()
-        for _ in range(tokens):
-            token()
+        for _ in range(calls):
+            call()
         wait()
-        taken.append((time.perf_counter() - begin) / tokens)
-    say(seconds=taken)
+        taken.append((time.perf_counter() - begin) / calls)
+    return taken

@@ -1,4 +1,5 @@
-"""transformers: a static cache and a compiled step, as its documentation of generation has it. Greedy.
+"""transformers: a static cache and a compiled step, as its documentation of generation has it; or, with "compile":
+false, as it comes, with a cache that grows. Greedy.
 
 python with_transformers.py '{"hidden": 4096, …, "dtype": "float16", "length": 128, "device": "cuda"}'
 """
@@ -39,7 +40,10 @@ def model_of(case):
 def main(case):
     model, length, device = model_of(case), case["length"], case["device"]
     capacity = length + 1024
-    cache = transformers.StaticCache(config=model.config, max_cache_len=capacity)
+    if case["compile"]:
+        cache, way = transformers.StaticCache(config=model.config, max_cache_len=capacity), "static cache, compiled"
+    else:
+        cache, way = transformers.DynamicCache(config=model.config), "eager"
     told = "cache_position" in inspect.signature(model.forward).parameters
     position = torch.zeros(1, dtype=torch.int64, device=device)
 
@@ -65,12 +69,13 @@ def main(case):
             position.add_(1)
             state["done"] += 1
 
-        name = f"transformers {transformers.__version__}, static cache, compiled"
-        take_turn_on(device, name, token, case["seconds"])
+        take_turn_on(device, f"transformers {transformers.__version__}, {way}", token, case["seconds"])
 
 
 def rewind(cache, length):
     """Forget the tokens behind the first so many: newer versions count them in the cache."""
+    if isinstance(cache, transformers.DynamicCache):
+        cache.crop(length)
     for layer in getattr(cache, "layers", ()):
         if isinstance(getattr(layer, "cumulative_length", None), torch.Tensor):
             layer.cumulative_length.fill_(length)

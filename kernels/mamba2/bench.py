@@ -1,0 +1,302 @@
+"""Measure Mamba-2 on a GPU: a token and a prompt of the 2.7B model with random weights, the state's step of a batch,
+and the convolution.
+
+A token's bytes are those of every weight, of a row of the embedding, and of the states, read and written. Its rungs are
+the steps of kernels/mamba2/step.py; in a CUDA graph a rung is what a text costs a token. The states move on with every
+call, as in a text.
+"""
+
+import functools
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels import benching, mamba2, running
+from kernels.mamba2 import peers, prompt, shapes, stepping
+from kernels.mamba2.step import OneOperationEach, Step, TorchOperations
+from kernels.ssd import peers as ssd_peers
+from kernels.ssd.fused import SOURCES as SSD
+from kernels.ssd.stack import IN_A_GRAPH, work
+from lab import Ladder, cuda_timing
+from lab.check import Verdict
+from lab.figure import Figure
+from lab.timing import Timing
+
+MODEL, TOKEN = shapes.MAMBA2_2_7B, 17
+BATCH = 64  # of the state's step
+LENGTHS = (8192, 131072)
+CHUNKS = (256, 128)  # of mamba_ssm's five kernels: what its layers ask for, and what may be faster
+FEW, ROUNDS = 4, 3  # layers in which the faster is found; turns of a prompt
+TOLERANCE = 2e-2  # of the logits: all layers round, one after another
+PROMPT_TOLERANCE = 5e-3  # between ours and mamba_ssm's whole prompt, by the norm
+STATES = {torch.float32: "", torch.float16: ", states of 16 bits"}
+
+HERE = "kernels/mamba2/"
+LAUNCHES = ("kernels/fusion/launches.py", HERE + "launches.py")
+PRODUCTS = (HERE + "norm_in_proj.cu", HERE + "norm_out_proj.cu", *LAUNCHES)
+FUSED = (HERE + "step.py", HERE + "embed.cu", *PRODUCTS, *stepping.SOURCES)
+NORMS = (HERE + "add_norm.cu", HERE + "gated_norm.cu")
+APART = (
+    HERE + "step.py", HERE + "embed.cu", HERE + "conv1d.cu", *NORMS, *stepping.SOURCES, "kernels/gemv/gemv.cu",
+    "kernels/gemv/plan.py",
+)  # fmt: skip
+PROMPT = (HERE + "prompt.py", HERE + "conv1d.cu", HERE + "operations.py", *NORMS, *SSD)
+
+
+def ladders(seconds=0.2):
+    """Check, then time, every rung and peer. Returns the Ladders."""
+    cuda_timing.expect_gpu("the ladders of Mamba-2")
+    found = []
+    titles = {token_title(dtype): functools.partial(token, dtype, seconds) for dtype in STATES}
+    titles |= {step_title(kind): functools.partial(batch_step, kind, seconds) for kind in (32, 16, 8)}
+    titles |= {"Causal conv1d and silu, 8K tokens of 5376 channels": functools.partial(convolution, seconds)}
+    titles |= {prompt_title(seqlen): functools.partial(prefill, seqlen) for seqlen in LENGTHS}
+    for title, make in titles.items():
+        if running.wants(title):
+            benching.empty()
+            found.append(make())
+    return found
+
+
+# A token
+
+
+def token_title(dtype):
+    return f"{MODEL.name}, fp16, a token{STATES[dtype]}"
+
+
+def token(dtype, seconds):
+    """The ladder of a whole token."""
+    weights = shapes.random_weights(MODEL, benching.DEVICE)
+    state = shapes.RandomState(MODEL, dtype, benching.DEVICE)
+    wanted = shapes.wanted_logits(MODEL, weights, state, TOKEN)
+    ladder = Ladder(token_title(dtype), **benching.BOUND)
+    facts = {"bytes": weights.bytes + state.bytes, "flops": flops_of(MODEL)}
+    steps = dict(rungs(MODEL, weights, dtype))
+    benching.ahead(part for step, _ in steps.values() for part in step.parts(state.copy(), once=True))
+    for name, (step, sources) in steps.items():
+        error = checked(f"{ladder.title}: {name}", step, state, wanted)
+        mine = state.copy()
+        ladder.plan(
+            name, functools.partial(step.launch, mine), verdict=Verdict(shapes=1, error=error), sources=sources, **facts
+        )  # fmt: skip
+    there = torch.tensor([TOKEN], device=benching.DEVICE)
+    if (call := peers.token_call(MODEL, weights, state.copy(), there)) is not None:
+        off = float((call()[0].double() - wanted).norm() / wanted.norm())
+        if off <= TOLERANCE:
+            ladder.plan(peers.TOKEN, call, verdict=Verdict(shapes=1, error=off), **facts)
+        else:
+            print(f"{ladder.title}: {peers.TOKEN} is off by {off:.2g}; it is left out")
+    benching.measure(ladder, seconds, sustain=[name for name in steps if name.endswith("PDL")][-1:])
+    ladder.calls.clear()
+    return running.done(ladder)
+
+
+def rungs(shape, weights, dtype=torch.float32, device=None):
+    """Yield (title, (Step, its sources)), from the slowest on."""
+
+    def step(kind, pdl=False):
+        found = kind(shape, weights, shape.dtype, device or benching.DEVICE, pdl=pdl)
+        found.token.fill_(TOKEN)
+        found.kv_len.fill_(1)
+        return found
+
+    if dtype is torch.float32:
+        yield "PyTorch's operations", (step(TorchOperations), (HERE + "step.py",))
+    for pdl in (False, True):
+        yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), APART)
+    for pdl in (False, True):
+        yield f"norms, convolution and addition in the products{', PDL' * pdl}", (step(Step, pdl), FUSED)
+
+
+def checked(where, step, state, wanted):
+    """The error of a step's logits by the norm; ValueError if it is wrong."""
+    step.logits.fill_(torch.nan)
+    step.launch(state.copy())
+    benching.wait()
+    error = float((step.logits.double() - wanted).norm() / wanted.norm())
+    if not error <= TOLERANCE:
+        raise ValueError(f"{where} is not right, so it is not timed: relative error {error:.2g}")
+    return error
+
+
+def flops_of(shape):
+    """Of a token: two for each weight, six for each number of a state."""
+    layer = shape.hidden * (shape.in_rows + shape.d_inner) + 3 * shape.d_inner * shape.dstate
+    return 2 * (shape.n_layers * (layer + 4 * shape.channels) + shape.vocab * shape.hidden)
+
+
+# The state's step of a batch
+
+
+def step_title(kind):
+    return f"State step, batch {BATCH}, 80 heads of 64, dstate 128, {kind} bits"
+
+
+def batch_step(kind, seconds):
+    """Ours, and mamba_ssm's Triton kernel, which has no states of 8 bits."""
+    title, device = step_title(kind), benching.DEVICE
+    projected = torch.randn(BATCH, MODEL.in_rows, device=device).to(MODEL.dtype)
+    z, x, B, C, dt = projected.split((MODEL.d_inner, MODEL.d_inner, MODEL.dstate, MODEL.dstate, MODEL.nheads), dim=1)
+    heads, groups = (BATCH, MODEL.nheads, MODEL.headdim), (BATCH, 1, MODEL.dstate)
+    call = dict(
+        x=x.view(heads), dt=dt, A=-1 - 15 * torch.rand(MODEL.nheads, device=device), B=B.view(groups),
+        C=C.view(groups), D=torch.ones(MODEL.nheads, device=device), z=z.view(heads),
+        dt_bias=torch.randn(MODEL.nheads, device=device) - 4, dt_softplus=True,
+    )  # fmt: skip
+    first = torch.randn(*heads, MODEL.dstate, device=device)
+    make = {32: lambda: first.clone(), 16: lambda: first.half(), 8: lambda: mamba2.QuantizedState.of(first)}[kind]
+    states = [make() for _ in range(-(-cuda_timing.COLD // make().nbytes) + 1)]
+    small = (projected.nbytes + BATCH * MODEL.d_inner * 2) if kind else 0
+    facts = {"bytes": 2 * states[0].nbytes + small, "flops": 6 * first.numel()}
+    out = torch.empty(heads, device=device, dtype=MODEL.dtype)
+    ladder = Ladder(title, bound="copy", device="cuda")
+    before = (states[0].dequantize() if kind == 8 else states[0]).double()
+    wanted = _stepped(before, **call)
+    for name, pdl in (("state_step", False), ("state_step, PDL", True)):
+        error = float((mamba2.state_step(make(), **call).double() - wanted).norm() / wanted.norm())
+        if not error <= 2e-3:
+            raise ValueError(f"{title}: {name} is not right, so it is not timed: relative error {error:.2g}")
+        calls = [functools.partial(mamba2.state_step, state, **call, out=out, pdl=pdl) for state in states]
+        ladder.plan(name, calls, verdict=Verdict(shapes=1, error=error), sources=stepping.SOURCES, **facts)
+    if kind != 8 and ssd_peers.layer() is not None:
+        _their_step(ladder, states, call, wanted, facts)
+    benching.measure(ladder, seconds)
+    ladder.calls.clear()
+    return running.done(ladder)
+
+
+def _stepped(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus):
+    """y in float64."""
+    dt = F.softplus(dt.double() + dt_bias.double())
+    state = state * torch.exp(A.double() * dt)[..., None, None]
+    state = state + (dt[..., None] * x.double())[..., None] * B.double()[:, :, None]
+    y = (state * C.double()[:, :, None]).sum(-1) + D.double()[:, None] * x.double()
+    return y * F.silu(z.double())
+
+
+def _their_step(ladder, states, call, wanted, facts):
+    """mamba_ssm's selective_state_update, as its Mamba2 calls it, with z."""
+    update = getattr(ssd_peers.layer().mamba2, "selective_state_update", None)
+    if update is None:
+        return
+    _, nheads, headdim, dstate = states[0].shape
+    wide = {
+        "A": call["A"][:, None, None].expand(nheads, headdim, dstate), "dt": call["dt"][..., None].expand(call["x"].shape)
+    }  # fmt: skip
+    more = {name: call[name][:, None].expand(nheads, headdim) for name in ("D", "dt_bias")}
+    args = call["x"], wide["dt"], wide["A"], call["B"], call["C"]
+    more |= {"z": call["z"], "dt_softplus": True}
+    calls = [functools.partial(update, state, *args, **more) for state in states]
+    off = float((update(states[0].clone(), *args, **more).double() - wanted).norm() / wanted.norm())
+    if off <= 2e-3:
+        ladder.plan("mamba_ssm: selective_state_update", calls, verdict=Verdict(shapes=1, error=off), **facts)
+    else:
+        print(f"{ladder.title}: mamba_ssm's selective_state_update is off by {off:.2g}; it is left out")
+
+
+# The convolution
+
+
+def convolution(seconds):
+    """conv1d of 8K tokens, where in_proj leaves them."""
+    title, seqlen, channels = "Causal conv1d and silu, 8K tokens of 5376 channels", LENGTHS[0], MODEL.channels
+    device = benching.DEVICE
+    weight, bias = torch.rand(channels, 4, device=device) - 0.5, torch.rand(channels, device=device) - 0.5
+    copies = -(-cuda_timing.COLD // (2 * seqlen * MODEL.in_rows)) + 1
+    projected = [torch.randn(1, seqlen, MODEL.in_rows, device=device).to(MODEL.dtype) for _ in range(copies)]
+    inputs = [p[:, :, MODEL.d_inner : MODEL.d_inner + channels] for p in projected]
+    padded = F.pad(inputs[0].double().transpose(1, 2), (3, 0))
+    wanted = F.silu(F.conv1d(padded, weight.double()[:, None], bias.double(), groups=channels)).transpose(1, 2)
+    ladder = Ladder(title, bound="copy", device="cuda")
+    facts = {"bytes": 4 * seqlen * channels, "flops": 8 * seqlen * channels}
+    outs = [torch.empty(1, seqlen, channels, device=device, dtype=MODEL.dtype) for _ in inputs]
+    final = torch.empty(1, 3, channels, device=device, dtype=MODEL.dtype)
+    run = functools.partial(mamba2.conv1d, weight=weight, bias=bias, final_state=final)
+    error = float((run(inputs[0], out=outs[0])[0].double() - wanted).norm() / wanted.norm())
+    if not error <= 1e-3:
+        raise ValueError(f"{title}: conv1d is not right, so it is not timed: relative error {error:.2g}")
+    del padded, wanted
+    calls = [functools.partial(run, x, out=out) for x, out in zip(inputs, outs)]
+    sources = (HERE + "conv1d.cu", HERE + "operations.py")
+    ladder.plan("conv1d", calls, verdict=Verdict(shapes=1, error=error), sources=sources, **facts)
+    benching.measure(ladder, seconds)
+    ladder.calls.clear()
+    return running.done(ladder)
+
+
+# A prompt
+
+
+def prompt_title(seqlen):
+    return f"{MODEL.name}, prefill, {benching.short(seqlen)}"
+
+
+def prefill(seqlen):
+    """All layers of a prompt and the last norm, without embedding and head: mamba_ssm's, with its five kernels at the
+    faster of their chunk sizes, and ours. Compared, then timed in turns."""
+    begin, title = time.perf_counter(), prompt_title(seqlen)
+    ssd_peers.tune_anew()
+    weights = shapes.random_weights(MODEL, benching.DEVICE)
+    for layer in weights.layers:  # so that the residual stays of one size
+        layer.W_out /= MODEL.n_layers**0.5
+    hidden = torch.randn(1, seqlen, MODEL.hidden, device=benching.DEVICE).to(MODEL.dtype)
+    ours = functools.partial(_ours, weights, hidden)
+    calls, said = {"ours": ours}, {"ours": "against mamba_ssm's"}
+    theirs = {chunk: peers.prompt_call(MODEL, weights, hidden, chunk) for chunk in CHUNKS}
+    if theirs[CHUNKS[0]] is not None:
+        chunk = min(CHUNKS, key=lambda chunk: _seconds_of_few(theirs[chunk]))
+        wanted, found = theirs[chunk](), ours()
+        off = float((found.double() - wanted.double()).norm() / wanted.double().norm())
+        if not off <= PROMPT_TOLERANCE:
+            raise ValueError(f"{title}: ours is off by {off:.2g} from mamba_ssm's, allowed are {PROMPT_TOLERANCE:.2g}")
+        said = {peers.PROMPT: f"chunk {chunk}, the faster", "ours": f"{off:.1e} from mamba_ssm's"}
+        calls = {peers.PROMPT: theirs[chunk]} | calls
+        del wanted, found
+    moved, flops = work(seqlen)
+    figures = [
+        Figure(
+            name=name, bytes=moved, flops=flops, timing=timing, called=called, bound="flops", checked=said[name],
+            share=flops / cuda_timing.flops_probe()[1] / ratio, sources=PROMPT if name == "ours" else (),
+        )
+        for name, (timing, called, ratio) in _timed(calls, seqlen <= IN_A_GRAPH).items()
+    ]  # fmt: skip
+    ladder = Ladder(title, "flops", figures, device="cuda")
+    print(f"{title}: {len(figures)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
+    return running.done(ladder)
+
+
+@torch.inference_mode()
+def _ours(weights, hidden):
+    return prompt.layers(MODEL, weights, hidden[0].float())
+
+
+def _seconds_of_few(call):
+    """Seconds of a few layers of mamba_ssm's, the least of three times."""
+    call(FEW)  # tunes
+    return min(_seconds(functools.partial(call, FEW)) for _ in range(3))
+
+
+def _timed(calls, in_a_graph):
+    """{name: (Timing, Timing as called, time over the probe's)}, in turns. Without a graph both are as called."""
+    probe = cuda_timing.Graph([cuda_timing.flops_probe()[0]])
+    graphs = {name: cuda_timing.Graph([call]) for name, call in calls.items()} if in_a_graph else {}
+    taken, called, ratios = ({name: [] for name in calls} for _ in range(3))
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            beside = np.median(probe.turn())
+            called[name].append(_seconds(call))
+            turn = graphs[name].turn() if in_a_graph else called[name][-1:]
+            taken[name] += turn
+            ratios[name].append(np.median(turn) / beside)
+    return {n: (Timing.of(taken[n]), Timing.of(called[n]), float(np.median(ratios[n]))) for n in calls}
+
+
+def _seconds(call):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
