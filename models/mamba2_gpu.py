@@ -1,8 +1,8 @@
 """A Mamba-2, or its hybrid, on a card by the course's kernels; on the SIMT machine, the same kernels, for small models.
 
-One token is the launches of kernels/mamba2/step.py, replayed as one CUDA graph for every token; a prompt goes through
-kernels/mamba2/prompt.py in pieces. What a text leaves behind it is as large after a million tokens as after one, but
-for a hybrid's cache of its attention layers.
+One token is the launches of kernels/mamba2/step.py, or the one of kernels/mamba2/one_launch.py, replayed as a CUDA
+graph for every token; a prompt goes through kernels/mamba2/prompt.py in pieces. What a text leaves behind it is as
+large after a million tokens as after one, but for a hybrid's cache of its attention layers.
 """
 
 from types import SimpleNamespace
@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels import lowbit
-from kernels.mamba2 import prompt
+from kernels.mamba2 import one_launch, prompt
+from kernels.mamba2.one_launch import OneLaunch
 from kernels.mamba2.step import OneOperationEach, Step
 from models import cache, gpu, mamba2_torch, mamba2_weights
 from models.config import BadModel
@@ -67,10 +68,10 @@ class Memory:
         if self.cache is not None:
             self.cache.take_over(old.cache)
 
-    def apart(self):
-        """One layer of each kind, as empty memory: for launches that compile, and must not touch a text."""
-        made = object.__new__(Memory)
-        made.conv, made.ssm = self.conv[:1].clone(), self.ssm[:1].clone()
+    def apart(self, whole=False):
+        """Memory of one Mamba-2 layer, or of all: for launches that compile, and must not touch a text."""
+        made, layers = object.__new__(Memory), slice(None if whole else 1)
+        made.conv, made.ssm = self.conv[layers].clone(), self.ssm[layers].clone()
         made.cache = self.cache
         return made
 
@@ -83,14 +84,15 @@ class Engine(gpu.Engine):
         self.dtype = gpu._dtype(checkpoint)
         if kv_bits != 16:
             raise BadModel(f"load: kv_bits must be 16 for a model with states, got {kv_bits}")
-        if engine == "one_launch":
-            raise BadModel("load: engine='one_launch' does not run a model with states, as engine='graph' does")
+        if engine == "one_launch" and (why := one_launch.refusal(config, bits, device)) is not None:
+            raise BadModel(f"load: engine='one_launch' does not run this model there, as engine='graph' does: {why}")
         if config.attention_layers and (config.head_dim % 8 or config.head_dim > 256):
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
         self._expect_room()
         self.weights = mamba2_weights.Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
-        kind = Step if bits == 16 else OneOperationEach
+        self.whole = engine == "one_launch"
+        kind = OneLaunch if self.whole else Step if bits == 16 else OneOperationEach
         self.token_step = kind(config, self.weights, self.dtype, device, pdl=pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
         self.cache, self.compiling = None, []
@@ -119,7 +121,7 @@ class Engine(gpu.Engine):
 
     def parts_ahead(self):
         """What `_compile_ahead` launches."""
-        return list(self.token_step.parts(self.cache.apart(), once=True))
+        return list(self.token_step.parts(self.cache.apart(self.whole), once=True))
 
     def changed_by_a_step(self):
         return [self.token, self.kv_len, self.cache.conv, self.cache.ssm]

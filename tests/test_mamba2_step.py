@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_mamba2_kernels import ALLOWED, DEVICES, in_both, off, on_both, wide
+from test_mamba2_kernels import ALLOWED, in_both, off, on_both, wide
 
 import ref.mamba2
 from kernels.mamba2 import QuantizedState, norm_in_proj, norm_out_proj, shapes, state_step, stepping

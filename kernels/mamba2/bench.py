@@ -152,7 +152,7 @@ def batch_step(kind, seconds):
     small = (projected.nbytes + BATCH * MODEL.d_inner * 2) if kind else 0
     facts = {"bytes": 2 * states[0].nbytes + small, "flops": 6 * first.numel()}
     out = torch.empty(heads, device=device, dtype=MODEL.dtype)
-    ladder = Ladder(title, bound="copy", device="cuda")
+    ladder = Ladder(title, **benching.BOUND)
     before = (states[0].dequantize() if kind == 8 else states[0]).double()
     wanted = _stepped(before, **call)
     for name, pdl in (("state_step", False), ("state_step, PDL", True)):
@@ -163,9 +163,20 @@ def batch_step(kind, seconds):
         ladder.plan(name, calls, verdict=Verdict(shapes=1, error=error), sources=stepping.SOURCES, **facts)
     if kind != 8 and ssd_peers.layer() is not None:
         _their_step(ladder, states, call, wanted, facts)
+    _copying(ladder, facts["bytes"])
     benching.measure(ladder, seconds)
     ladder.calls.clear()
     return running.done(ladder)
+
+
+def _copying(ladder, moved):
+    """A row for what reads and writes as much: PyTorch's copy, the roof of kernels that write what they read."""
+    size = moved // 8
+    pairs = [
+        torch.zeros(2, size, dtype=torch.int32, device=benching.DEVICE) for _ in range(-(-cuda_timing.COLD // moved))
+    ]
+    calls = [functools.partial(to.copy_, source) for to, source in pairs]
+    ladder.plan("PyTorch's copy of as many bytes", calls, bytes=moved, flops=0)
 
 
 def _stepped(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus):
@@ -183,11 +194,9 @@ def _their_step(ladder, states, call, wanted, facts):
     if update is None:
         return
     _, nheads, headdim, dstate = states[0].shape
-    wide = {
-        "A": call["A"][:, None, None].expand(nheads, headdim, dstate), "dt": call["dt"][..., None].expand(call["x"].shape)
-    }  # fmt: skip
+    A, dt = call["A"][:, None, None].expand(nheads, headdim, dstate), call["dt"][..., None].expand(call["x"].shape)
     more = {name: call[name][:, None].expand(nheads, headdim) for name in ("D", "dt_bias")}
-    args = call["x"], wide["dt"], wide["A"], call["B"], call["C"]
+    args = call["x"], dt, A, call["B"], call["C"]
     more |= {"z": call["z"], "dt_softplus": True}
     calls = [functools.partial(update, state, *args, **more) for state in states]
     off = float((update(states[0].clone(), *args, **more).double() - wanted).norm() / wanted.norm())
@@ -210,7 +219,7 @@ def convolution(seconds):
     inputs = [p[:, :, MODEL.d_inner : MODEL.d_inner + channels] for p in projected]
     padded = F.pad(inputs[0].double().transpose(1, 2), (3, 0))
     wanted = F.silu(F.conv1d(padded, weight.double()[:, None], bias.double(), groups=channels)).transpose(1, 2)
-    ladder = Ladder(title, bound="copy", device="cuda")
+    ladder = Ladder(title, **benching.BOUND)
     facts = {"bytes": 4 * seqlen * channels, "flops": 8 * seqlen * channels}
     outs = [torch.empty(1, seqlen, channels, device=device, dtype=MODEL.dtype) for _ in inputs]
     final = torch.empty(1, 3, channels, device=device, dtype=MODEL.dtype)
@@ -222,6 +231,7 @@ def convolution(seconds):
     calls = [functools.partial(run, x, out=out) for x, out in zip(inputs, outs)]
     sources = (HERE + "conv1d.cu", HERE + "operations.py")
     ladder.plan("conv1d", calls, verdict=Verdict(shapes=1, error=error), sources=sources, **facts)
+    _copying(ladder, facts["bytes"])
     benching.measure(ladder, seconds)
     ladder.calls.clear()
     return running.done(ladder)

@@ -23,7 +23,9 @@ def layers(shape, weights):
     theirs = peers.layer()
     if theirs is None:
         return None
-    sizes = dict(d_state=shape.dstate, headdim=shape.headdim, ngroups=shape.ngroups, expand=shape.d_inner // shape.hidden)
+    sizes = dict(
+        d_state=shape.dstate, headdim=shape.headdim, ngroups=shape.ngroups, expand=shape.d_inner // shape.hidden
+    )
     kind = dict(device="meta", dtype=shape.dtype)
 
     def mixer(width):
@@ -113,7 +115,7 @@ def prompt_call(shape, weights, hidden, chunk):
         return scan(x, dt, A, B, C, chunk, **options)
 
     @torch.inference_mode()
-    def call(count=len(blocks)):
+    def call(count=None):
         x, residual = hidden, None
         with in_place(ssd):
             for block in blocks[:count]:

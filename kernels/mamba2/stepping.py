@@ -146,6 +146,26 @@ def _launch(found, codes, scale, x, dt, A, B, C, D, z, dt_bias, y, dt_softplus, 
     )  # fmt: skip
     strides = [t.stride(0) if t is not None else 0 for t in (x, dt, B, C, z)]
     x, dt, B, C, z = (flat(t) for t in (x, dt, B, C, z))
-    args = (codes, scale, x, dt, A, B, C, D, z, dt_bias, y, nheads, headdim, dstate, nheads // ngroups, found.heads, *strides)
+    args = (
+        codes,
+        scale,
+        x,
+        dt,
+        A,
+        B,
+        C,
+        D,
+        z,
+        dt_bias,
+        y,
+        nheads,
+        headdim,
+        dstate,
+        nheads // ngroups,
+        found.heads,
+        *strides,
+    )
     blocks = -(-headdim // (found.threads // found.lanes * found.rows))
-    return step((blocks, -(-nheads // found.heads), batch), found.threads, *args, int(dt_softplus), *limit, pdl=pdl, **options)
+    return step(
+        (blocks, -(-nheads // found.heads), batch), found.threads, *args, int(dt_softplus), *limit, pdl=pdl, **options
+    )

@@ -1,0 +1,128 @@
+"""A whole token of Mamba-2 in one launch: on the SIMT machine, and on a card where there is one."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from test_mamba2_kernels import DEVICES, off, on_both, wide
+
+from kernels.mamba2 import one_launch, shapes
+from kernels.mamba2.one_launch import OneLaunch
+from kernels.mamba2.step import Step
+from lab import cuda
+from lab.source import inlined
+
+SHAPES = [
+    shapes.Shape("small", 64, 3, 4, 16, 32, 96),
+    shapes.Shape("odd", 72, 2, 6, 20, 12, 33, dt_limit=(0.0, 0.5)),  # tasks of 16 and of 4 rows, and of one
+    shapes.Shape("wide", 256, 1, 8, 64, 132, 50),  # states of more than a warp's words
+]
+
+
+def made(shape, device="cpu", seed=0, kind=OneLaunch):
+    """(a step, a state, a Step's own state behind the same token, its logits)."""
+    torch.manual_seed(seed)
+    weights, state = shapes.random_weights(shape, device), shapes.RandomState(shape, device=device)
+    step, one = Step(shape, weights, shape.dtype, device), kind(shape, weights, shape.dtype, device)
+    for each in (step, one):
+        each.token.fill_(5), each.kv_len.fill_(1)
+    there = state.copy()
+    step.launch(there)
+    return one, state, there, step.logits
+
+
+@on_both
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_it_is_the_steps_of_three_launches_a_layer(shape, device):
+    """Logits and states, and so in the launch behind it, which finds the first one's numbers."""
+    one, state, there, logits = made(shape, device)
+    mine = state.copy()
+    one.logits.fill_(math.nan)
+    one.launch(mine)
+    assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 1e-5
+    assert off(mine.conv, wide(there.conv)) < 1e-4 and torch.equal(mine.conv[:, :, :-1], state.conv[:, :, 1:])
+    again = state.copy()
+    one.token.fill_(6), one.launch(state.copy()), one.token.fill_(5)
+    first = one.logits.clone()
+    one.launch(again)
+    assert torch.equal(again.ssm, mine.ssm) and torch.equal(again.conv, mine.conv)
+    assert not torch.equal(first, one.logits) and one.turn.tolist() == [0, 3, 0]
+
+
+@on_both
+def test_a_token_outside_of_the_vocabulary_is_nan(device):
+    one, state, _, _ = made(SHAPES[0], device)
+    one.token.fill_(96)
+    one.launch(state.copy())
+    assert one.logits.isnan().all()
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=lambda shape: shape.name)
+def test_nothing_races(shape):
+    one, state, there, logits = made(shape)
+    for _ in range(2):
+        mine = state.copy()
+        one.logits.fill_(math.nan)
+        one.launch(mine, check_races=True)
+        assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 1e-5
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", 3])
+def test_any_number_of_blocks_ends(order):
+    """One at a time, too: a task waits only for those in front of it. The bits do not hang on who does what."""
+    one, state, _, _ = made(SHAPES[0])
+    one.launch(state.copy())
+    wanted = one.logits.clone()
+    for grid, places in ((1, None), (5, 1)):
+        one.grid = grid
+        one.logits.fill_(math.nan)
+        one.launch(state.copy(), order=order, places=places)
+        assert torch.equal(one.logits, wanted)
+
+
+def test_a_number_that_is_taken_too_early_is_noticed():
+    """Without looking at dates the result is another one."""
+    one, state, _, logits = made(SHAPES[0])
+    text = inlined("kernels/mamba2/one_launch.cu")
+    looks = {"return (unsigned)(both >> 32) == date;": "return true;", "all &= when[0] == date && when[1] == date;": ""}
+    for old, new in looks.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    options = [option for option in one.kernel.module.options if option.startswith("-D")]
+    one.kernel = cuda.compile(text, options, arch="sm_90a").one_launch
+    one.launch(state.copy())
+    assert not off(one.logits, wide(logits)) < 0.1
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"ngroups": 2}, "ngroups must be 1"),
+        ({"hidden": 60}, "hidden must be a multiple of 8, got 60"),
+        ({"headdim": 15}, "d_inner must be a multiple of 8, got 60"),
+        ({"nheads": 8, "headdim": 15}, "headdim must be a multiple of 2, got 15"),
+        ({"dstate": 18}, "dstate must be a multiple of 4, got 18"),
+        ({"dstate": 260}, "dstate must be at most 256, got 260"),
+        ({"ffn": 64}, "all layers must be of Mamba-2"),
+        ({"hidden": 65536}, "must fit into shared memory"),
+    ],
+)
+def test_what_is_not_offered_is_named(changes, why):
+    shape = dataclasses.replace(SHAPES[0], **changes)
+    assert why in one_launch.refusal(shape, device="cpu")
+    assert one_launch.refusal(SHAPES[0], bits=8, device="cpu").startswith("weights must have 16 bits")
+
+
+def test_another_state_is_refused():
+    one, state, _, _ = made(SHAPES[0])
+    for name, value, error, text in [
+        ("ssm", state.ssm.half(), TypeError, "ssm must be of torch.float32, got torch.float16"),
+        ("ssm", state.ssm[:2], ValueError, r"ssm must have shape \(3, 1, 4, 16, 32\)"),
+        ("conv", state.conv[:, :, 1:], ValueError, r"conv must have shape \(3, 1, 3, 128\)"),
+    ]:
+        other = state.copy()
+        setattr(other, name, value)
+        with pytest.raises(error, match="OneLaunch: " + text):
+            one.launch(other)
+    assert DEVICES
