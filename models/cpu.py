@@ -59,6 +59,8 @@ class Cache:
 class Engine:
     """Steps of one sequence. `logits` and `step` add to its cache; `reset` empties it."""
 
+    way = None  # the module of kernels.cpu_llm that a step is: fused, where it takes the weights
+
     def __init__(self, config, checkpoint, progress, threads=None):
         self.config, self.threads = config, machine.thread_count() if threads is None else threads
         self.weights = self.read(checkpoint, progress)
@@ -109,8 +111,9 @@ class Engine:
         weights, cache = self.weights, self.cache
         cache.reserve(cache.length + 1)
         x = weights.embedding[token].float().numpy()  # 1
-        way = fused if fused.takes(weights.arrays) else step
-        found = way.token_logits(
+        if self.way is None:
+            self.way = fused if fused.takes(weights.arrays) else step
+        found = self.way.token_logits(
             self.config, weights.arrays, x, cache.keys, cache.values, cache.length, threads=self.threads
         )  # fmt: skip
         cache.advance(1)

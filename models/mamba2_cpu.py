@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from kernels.cpu_mamba2.step import token_logits
+from kernels.cpu_mamba2 import fused, step
 from models import cpu, mamba2_torch, mamba2_weights
 from models.mamba2 import State, cache_sizes, prefill
 from models.weights import expect_finite
@@ -67,7 +67,8 @@ class Engine(cpu.Engine):
             cache.reserve(cache.length + 1)
             states += cache.keys, cache.values, cache.length
             cache.advance(1)
-        found = token_logits(self.config, weights.arrays, x, *states, threads=self.threads)
+        way = fused if fused.takes(self.config, weights.arrays) else step
+        found = way.token_logits(self.config, weights.arrays, x, *states, threads=self.threads)
         state.length += 1
         return torch.from_numpy(found)
 

@@ -12,6 +12,7 @@ from models.mamba2_torch import conv1d, gated_norm, ssd
 from models.positions import rotary_tables
 
 DROP = 0.25
+MAMBA2_DROP = 0.4  # it learns by heart sooner: with 0.25 what is held out gets worse from step 250 on
 
 
 def linear(rows, cols):
@@ -109,7 +110,7 @@ class MambaLayer(nn.Module):
         self.norm, self.mixer = nn.RMSNorm(c.hidden, c.eps), Mixer(c)
 
     def forward(self, x):
-        return x + F.dropout(self.mixer(self.norm(x)), DROP, self.training)
+        return x + F.dropout(self.mixer(self.norm(x)), MAMBA2_DROP, self.training)
 
 
 class Mamba2(nn.Module):
@@ -126,7 +127,7 @@ class Mamba2(nn.Module):
         begin(self, c.n_layers)
 
     def forward(self, tokens):
-        x = F.dropout(self.embeddings(tokens), DROP, self.training)
+        x = F.dropout(self.embeddings(tokens), MAMBA2_DROP, self.training)
         for layer in self.layers:
             x = layer(x)
         return F.linear(self.norm_f(x), self.embeddings.weight)

@@ -624,6 +624,20 @@ MUTATIONS = [
         "self.ssm",
     ),
     Mutation(
+        "a token in one call: the oldest input stays",
+        "kernels/cpu_mamba2/token.c",
+        "conv + (w + 1) * t->channels + from",
+        "tests/test_cpu_mamba2.py -k test_a_token_in_one_call_is",
+        "conv + w * t->channels + from",
+    ),
+    Mutation(
+        "a token in one call: one norm for all groups",
+        "kernels/cpu_mamba2/token.c",
+        "each = t->d_inner / t->s.ngroups;",
+        "tests/test_cpu_mamba2.py -k test_a_token_in_one_call_is",
+        "each = t->d_inner;",
+    ),
+    Mutation(
         "heads read another group's B and C",
         "kernels/cpu_mamba2/state.c",
         "B + head / (nheads / ngroups) * dstate",

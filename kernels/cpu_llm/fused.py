@@ -16,7 +16,7 @@ NUMBERS = {  # how token.c reads weights of a type
     np.dtype(np.uint16): ("bfloat", "load_bfloat", "bfloat_to_float"),
     np.dtype(np.float32): ("float", "load", "(float)"),
 }
-HEADERS = [*cpu_llm.HEADERS, cpu_llm.HERE / "team.h", cpu_llm.HERE / "product.h"]
+HEADERS = [*cpu_llm.HEADERS, *(cpu_llm.HERE / f"{name}.h" for name in ("team", "product", "phases"))]
 MATRICES = "Wqkv", "Wo", "W_glu", "W_down"
 
 

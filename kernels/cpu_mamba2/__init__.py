@@ -52,6 +52,6 @@ def state_step(state, x, dt, A, B, C, D, *, threads=None, isa=None):
 
 def _library(isa):
     if isa not in _libraries:
-        flags, headers = machine.ISA_FLAGS[isa], [HERE.parent / "vec.h"]
+        flags, headers = machine.ISA_FLAGS[isa], [HERE.parent / "vec.h", HERE / "state.h"]
         _libraries[isa] = compile_c(HERE / "state.c", flags=flags, headers=headers)
     return _libraries[isa]
