@@ -16,7 +16,7 @@ from lab.source import inlined
 SHAPES = [
     shapes.Shape("small", 64, 3, 4, 16, 32, 96),
     shapes.Shape("odd", 72, 2, 6, 20, 12, 33, dt_limit=(0.0, 0.5)),  # tasks of 16 and of 4 rows, and of one
-    shapes.Shape("wide", 256, 1, 8, 64, 132, 50),  # states of more than a warp's words
+    shapes.Shape("wide", 64, 1, 2, 36, 132, 20),  # states of more than a warp's words
 ]
 
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ void widen(const Channels &word, float (&to)[VEC]) {
     for (int i = 0; i < VEC; i++) to[i] = element(word, i);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 3)
 conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *seq_idx, T *out, T *final,
        int batch, int seqlen, int channels, int tokens, long long x_batch, long long x_token) {
     let_next_kernel_start();

@@ -28,7 +28,7 @@
 
 struct Memory {
     Taken taken;
-    float partial[2][4][S::WARPS + 1]; // of each row, one of each warp; by turns, so that one may be read meanwhile
+    float partial[2][8][S::WARPS + 1]; // of each row, one of each warp; by turns, so that one may be read meanwhile
     float squares[2][S::WARPS];
 };
 

@@ -51,13 +51,13 @@ def plan(hidden, d_inner, dstate, room):
     """(threads that multiply, slots, bytes of shared memory); None if there is no room."""
     words = -(-(hidden // 8) // MOST_THREADS)
     threads = -(-(hidden // 8) // words // 32) * 32
-    rows = {1: 4, 2: 2}
+    rows = {1: 8, 2: 4}
     longest = [-(-(cols // 8) // threads) for cols in (hidden, d_inner)]
     if max(longest) > MOST_WORDS:
         return None
-    groups = [rows.get(n, 1) * cols * 2 for n, cols in zip(longest, (hidden, d_inner))]
+    groups = [rows.get(n, 2) * cols * 2 for n, cols in zip(longest, (hidden, d_inner))]
     slot = -(-max(*groups, STATE_ROWS * dstate * 4) // 128) * 128
-    fixed = 2 * 4 * (threads // 32 + 1) * 4 + 2 * threads // 32 * 4 + 256  # sums, squares, and what aligns them
+    fixed = 2 * 8 * (threads // 32 + 1) * 4 + 2 * threads // 32 * 4 + 256  # sums, squares, and what aligns them
     slots = min(MOST_SLOTS, (room - fixed) // (slot + 32))
     return (threads, slots, room) if slots >= 2 else None
 

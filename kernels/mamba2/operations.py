@@ -18,7 +18,8 @@ from lab.card import multiprocessors
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect, expect_first, output
 
-TOKENS, AHEAD = 16, 4  # of a walk of conv1d; inputs on their way
+LEAST, AHEAD = 16, 4  # tokens of a walk of conv1d; inputs on their way
+THREADS, RESIDENT = 256, 3  # of a block of conv1d; blocks that a multiprocessor has room for
 EMBED, CONV, STEP = Calls("embed"), Calls("conv1d", outs=2), Calls("conv_step", outs=2)
 GATED, ADDED = Calls("gated_norm"), Calls("add_norm", outs=2)
 IN, OUT = Calls("norm_in_proj", outs=2), Calls("norm_out_proj")
@@ -93,18 +94,21 @@ def launch_conv1d(xBC, weight, bias, initial_state, seq_idx, out, final, width, 
     """Without a look at the arguments; `options` go to the SIMT machine, whose report comes back."""
     batch, seqlen, channels = xBC.shape
     x_batch, x_token, _ = xBC.stride()
-    if vec is None:
+    if vec is None:  # 16 bytes take so many registers that too few threads are there
         addresses = [t.data_ptr() for t in (xBC, out, initial_state, final) if t is not None]
         strides = [2 * x_batch * (batch > 1), 2 * x_token * (seqlen > 1), 2 * channels]
-        vec = next(v for v in (8, 4, 2, 1) if not any(n % (2 * v) for n in addresses + strides))
-    tokens = tokens or min(TOKENS, seqlen)
+        vec = next(v for v in (4, 2, 1) if not any(n % (2 * v) for n in addresses + strides))
+    if tokens is None:  # such that all walks go side by side
+        threads = THREADS * RESIDENT * multiprocessors(xBC.device)
+        tokens = -(-batch * seqlen * (channels // vec) // (threads * AHEAD)) * AHEAD
+        tokens = min(max(tokens, LEAST), seqlen)
     walks = channels // vec * -(-seqlen // tokens) * batch
     found = kernel(
         "conv1d", DTYPE=DTYPES[xBC.dtype], VEC=vec, WIDTH=width, AHEAD=min(AHEAD, tokens),
         SEQUENCES=int(seq_idx is not None),
     )  # fmt: skip
     tensors = flat(xBC), weight, bias, initial_state, seq_idx, out, final
-    threads = 256 if walks >= 256 * multiprocessors(xBC.device) else 64
+    threads = THREADS if walks >= THREADS * multiprocessors(xBC.device) else 64
     sizes = batch, seqlen, channels, tokens, x_batch, x_token
     return found(-(-walks // threads), threads, *tensors, *sizes, pdl=pdl, **options)
 

@@ -10,25 +10,25 @@
    be null. x, dt, B, C and z may lie apart by strides from one sequence of the batch to the next.
 
    LANES neighbouring lanes share a row of the state, (head, channel), so that a load of a warp is as wide as rows are
-   long, and a row's part of y is a sum over LANES. A thread has ROWS rows of a head, all of them on their way before
-   anything is waited for: states were written a token ago, so under PDL they come while the product before still runs.
-
-   In a batch a block has several heads, one after another: with the next one's rows on their way while it works on
-   one's, memory never rests, and B and C, which heads share, stay in registers.
+   long, and a row's part of y is a sum over LANES. A thread has ROWS rows, all of them on their way before anything
+   is waited for: states were written a token ago, so under PDL they come while the product before still runs.
 
    State of 8 bits: codes of one byte, and a scale for each row, the largest of its numbers over 127. It is found anew
    in every step, as h is all there before it is written.
 
    Bytes: the states twice; all else is 1/headdim or 1/dstate of that. Compile with DTYPE, STATE, VEC (numbers in a
-   word of the state: dstate and its address are multiples), PART (in a word of B and C), WORDS (of a row, a lane), LANES, ROWS,
-   SEVERAL (heads of a block, or one). Launch (ceil(headdim / rows of a block), ceil(nheads / heads), batch) blocks. */
+   word of the state: dstate and its address are multiples), PART (in a word of B and C), WORDS (of a row, a lane),
+   LANES, ROWS. Launch (ceil(headdim / rows of a block), nheads, batch) blocks.
+
+   Of use: many small blocks of few registers, as many as a multiprocessor takes, so that some always load. Of none: a
+   block that goes from head to head with the next one's rows on their way and B and C in registers (13 % slower on an
+   H200, as it has twice the registers), and several rows for a thread. */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "state_words.cuh"
 
 using T = DTYPE;
 using State = STATE; // float, __half, __nv_bfloat16, or signed char with scales
-
 
 __device__ __forceinline__ float softplus(float a) { return a > 20 ? a : log1pf(expf(a)); }
 
@@ -56,110 +56,77 @@ __device__ __forceinline__ float lanes_max(float v) {
     return v;
 }
 
-/* What a thread works with of one head: its rows of the state, and what meets them. */
-struct Rows {
-    Word<State, VEC> words[ROWS][WORDS];
-    float scale[ROWS], x[ROWS], z[ROWS], dt;
-};
-
-struct Inputs {
-    State *state;
-    float *scales;
-    const T *x, *dt, *z; // of the block's sequence
-    int headdim, dstate, lane, first, apart;
-    long long heads_before; // in the batch
-
-    __device__ __forceinline__ long long row(int head, int p) const { return (heads_before + head) * headdim + p; }
-    /* The state: it is of the token before. */
-    __device__ __forceinline__ void load_state(Rows &to, int head) const {
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int p = first + r * apart;
-#pragma unroll
-            for (int w = 0; w < WORDS; w++) {
-                const int n = (w * LANES + lane) * VEC;
-                to.words[r][w] = Word<State, VEC>{};
-                if (p < headdim && n < dstate) to.words[r][w] = load_word_streaming<VEC>(state + row(head, p) * dstate + n);
-            }
-            to.scale[r] = CODED && p < headdim ? scales[row(head, p)] : 1;
-        }
-    }
-    /* What the launch before has made. */
-    __device__ __forceinline__ void load_token(Rows &to, int head) const {
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int at = head * headdim + min(first + r * apart, headdim - 1);
-            to.x[r] = x[at];
-            to.z[r] = z ? (float)z[at] : 0;
-        }
-        to.dt = dt[head];
-    }
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, ROWS == 1 ? 1280 / THREADS : 1)
 state_step(State *state, float *scales, const T *x, const T *dt, const float *A, const T *B, const T *C, const float *D,
-           const T *z, const float *dt_bias, T *y, int nheads, int headdim, int dstate, int heads_of_group, int heads,
+           const T *z, const float *dt_bias, T *y, int nheads, int headdim, int dstate, int heads_of_group,
            long long x_stride, long long dt_stride, long long B_stride, long long C_stride, long long z_stride,
            int dt_softplus, float lowest, float highest) {
     let_next_kernel_start();
     const int lane = threadIdx.x % LANES, apart = blockDim.x / LANES; // rows from one of a thread to its next
-    const int begin = blockIdx.y * heads, end = min(begin + heads, nheads);
-    const long long sequence = blockIdx.z;
-    const Inputs inputs = {state, scales, x + sequence * x_stride, dt + sequence * dt_stride,
-                           z ? z + sequence * z_stride : nullptr, headdim, dstate, lane,
-                           (int)blockIdx.x * apart * ROWS + (int)threadIdx.x / LANES, apart, sequence * nheads};
-    Rows rows;
-    inputs.load_state(rows, begin);
-    wait_for_previous_kernel();
-    inputs.load_token(rows, begin);
+    const int head = blockIdx.y, sequence = blockIdx.z;
+    const int first = blockIdx.x * apart * ROWS + threadIdx.x / LANES;
+    const long long of_head = ((long long)sequence * nheads + head) * headdim; // the number of the head's first row
 
-    float b[WORDS][VEC], c[WORDS][VEC];
-    for (int head = begin, group = -1; head < end; head++) {
-        if (head / heads_of_group != group) {
-            group = head / heads_of_group;
-            load_row(B + sequence * B_stride + (long long)group * dstate, dstate, lane, b);
-            load_row(C + sequence * C_stride + (long long)group * dstate, dstate, lane, c);
+    Word<State, VEC> words[ROWS][WORDS];
+    float scale[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int p = first + r * apart;
+        const State *row = state + (of_head + p) * dstate;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) {
+            const int n = (w * LANES + lane) * VEC;
+            words[r][w] = p < headdim && n < dstate ? load_word_streaming<VEC>(row + n) : Word<State, VEC>{};
         }
-        Rows next;
-        if (SEVERAL && head + 1 < end) {
-            inputs.load_state(next, head + 1);
-            inputs.load_token(next, head + 1);
+        scale[r] = scales && p < headdim ? scales[of_head + p] : 1;
+    }
+    const float rate = A[head], bias = dt_bias ? dt_bias[head] : 0, skip = D ? D[head] : 0;
+    wait_for_previous_kernel();
+
+    const int group = head / heads_of_group;
+    float b[WORDS][VEC], c[WORDS][VEC], at[ROWS], gate[ROWS];
+    float step = (float)dt[sequence * dt_stride + head] + bias;
+    load_row(B + sequence * B_stride + (long long)group * dstate, dstate, lane, b);
+    load_row(C + sequence * C_stride + (long long)group * dstate, dstate, lane, c);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int p = min(first + r * apart, headdim - 1);
+        at[r] = (float)x[sequence * x_stride + (long long)head * headdim + p];
+        gate[r] = z ? (float)z[sequence * z_stride + (long long)head * headdim + p] : 0;
+    }
+    if (dt_softplus) step = softplus(step); // 1
+    step = fminf(fmaxf(step, lowest), highest);
+    const float decay = expf(rate * step);
+
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int p = first + r * apart;
+        const float add = step * at[r];
+        float h[WORDS][VEC], sum = 0, largest = 0;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) {
+            widen_word(words[r][w], h[w]);
+#pragma unroll
+            for (int i = 0; i < VEC; i++) {
+                h[w][i] = decay * (CODED ? h[w][i] * scale[r] : h[w][i]) + add * b[w][i]; // 2
+                sum += h[w][i] * c[w][i];                                                 // 3
+                if (CODED) largest = fmaxf(largest, fabsf(h[w][i]));
+            }
         }
-        float step = rows.dt + (dt_bias ? dt_bias[head] : 0);
-        if (dt_softplus) step = softplus(step); // 1
-        step = fminf(fmaxf(step, lowest), highest);
-        const float decay = expf(A[head] * step), skip = D ? D[head] : 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const int p = inputs.first + r * apart;
-            const float add = step * rows.x[r], keep = CODED ? decay * rows.scale[r] : decay;
-            float h[WORDS][VEC], sum = 0, largest = 0;
-#pragma unroll
-            for (int w = 0; w < WORDS; w++) {
-                widen_word(rows.words[r][w], h[w]);
-#pragma unroll
-                for (int i = 0; i < VEC; i++) {
-                    h[w][i] = keep * h[w][i] + add * b[w][i]; // 2
-                    sum += h[w][i] * c[w][i];                 // 3
-                    if (CODED) largest = fmaxf(largest, fabsf(h[w][i]));
-                }
-            }
-            float per_code = 1;
-            if (CODED) {
-                largest = lanes_max(largest);
-                per_code = largest > 0 ? 127 / largest : 0;
-                __syncwarp(); // all lanes of the row have read its scale
-                if (lane == 0 && p < headdim) scales[inputs.row(head, p)] = largest / 127;
-            }
-#pragma unroll
-            for (int w = 0; w < WORDS; w++) {
-                const int n = (w * LANES + lane) * VEC;
-                if (p < headdim && n < dstate) store_word(state + inputs.row(head, p) * dstate + n, h[w], per_code);
-            }
-            sum = lanes_sum(sum) + skip * rows.x[r];
-            if (z) sum *= silu(rows.z[r]); // 4
-            if (lane == 0 && p < headdim) y[inputs.row(head, p)] = (T)sum;
+        float per_code = 1;
+        if (CODED) {
+            largest = lanes_max(largest);
+            per_code = largest > 0 ? 127 / largest : 0;
+            __syncwarp(); // all lanes of the row have read its scale
+            if (lane == 0 && p < headdim) scales[of_head + p] = largest / 127;
         }
-        if (SEVERAL) rows = next;
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) {
+            const int n = (w * LANES + lane) * VEC;
+            if (p < headdim && n < dstate) store_word(state + (of_head + p) * dstate + n, h[w], per_code);
+        }
+        sum = lanes_sum(sum) + skip * at[r];
+        if (z) sum *= silu(gate[r]); // 4
+        if (lane == 0 && p < headdim) y[of_head + p] = (T)sum;
     }
 }

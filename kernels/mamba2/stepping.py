@@ -23,7 +23,6 @@ SOURCES = tuple(f"kernels/mamba2/{name}" for name in ("state_step.cu", "stepping
 NO_LIMIT = (0.0, math.inf)
 MOST = 65535  # heads, and sequences of a batch: blocks of a grid along y and z
 MOST_DSTATE = 1024
-PROCESSORS, RESIDENT = 132, 5  # multiprocessors, and blocks of 128 threads that one has room for
 CALLS = Calls("state_step", outs=3)  # y, the state or its codes, its scales
 
 
@@ -34,7 +33,6 @@ class Plan(NamedTuple):
     lanes: int  # of a row
     rows: int  # of a thread
     threads: int
-    heads: int  # of a block
 
 
 def state_step(
@@ -113,26 +111,22 @@ def expect_state_step(codes, scale, x, dt, A, B, C, D, z, dt_bias, dt_limit, out
 
 def plan_of(codes, B, C, device):
     """The Plan of a call."""
-    batch, nheads, headdim, dstate = codes.shape
+    dstate = codes.shape[-1]
     size, places = codes.element_size(), [dstate]
     for tensor in (B, C):
-        places += tensor.data_ptr() // 2, tensor.stride(0) * (batch > 1)
+        places += tensor.data_ptr() // 2, tensor.stride(0) * (len(codes) > 1)
     vec = 16 // size if codes.data_ptr() % 16 == 0 and dstate * size % 16 == 0 else 1
     part = next(n for n in (8, 4, 2, 1) if n <= vec and not any(place % n for place in places))
-    return plan(nheads, batch, headdim, dstate, vec, part)
+    return plan(dstate, vec, part)
 
 
 @functools.lru_cache(maxsize=256)
-def plan(nheads, batch, headdim, dstate, vec, part, rows=1, threads=128, heads=None):
-    """The Plan for so many heads of so many sequences. vec, part, rows, threads, heads: taken as they are."""
+def plan(dstate, vec, part, rows=1, threads=128):
+    """The Plan for such rows. vec, part, rows, threads: taken as they are."""
     lanes = 4
     while lanes < 32 and lanes * 16 < dstate:
         lanes *= 2
-    blocks = -(-headdim // (threads // lanes * rows)) * batch  # of a head of all sequences
-    if heads is None:  # so many that all blocks run at once
-        heads = max(1, -(-nheads * blocks // (PROCESSORS * RESIDENT * 128 // threads)))
-        heads = -(-nheads // -(-nheads // heads))  # the same for all blocks
-    return Plan(vec, part, -(-dstate // (lanes * vec)), lanes, rows, threads, heads)
+    return Plan(vec, part, -(-dstate // (lanes * vec)), lanes, rows, threads)
 
 
 def _launch(found, codes, scale, x, dt, A, B, C, D, z, dt_bias, y, dt_softplus, limit, pdl, **options):
@@ -142,30 +136,9 @@ def _launch(found, codes, scale, x, dt, A, B, C, D, z, dt_bias, y, dt_softplus, 
     step = kernel(
         "state_step", DTYPE=DTYPES[x.dtype], STATE=TYPES[codes.dtype], VEC=found.vec, PART=found.part,
         WORDS=found.words, LANES=found.lanes, ROWS=found.rows, THREADS=found.threads,
-        SEVERAL=int(found.heads > 1),
     )  # fmt: skip
     strides = [t.stride(0) if t is not None else 0 for t in (x, dt, B, C, z)]
     x, dt, B, C, z = (flat(t) for t in (x, dt, B, C, z))
-    args = (
-        codes,
-        scale,
-        x,
-        dt,
-        A,
-        B,
-        C,
-        D,
-        z,
-        dt_bias,
-        y,
-        nheads,
-        headdim,
-        dstate,
-        nheads // ngroups,
-        found.heads,
-        *strides,
-    )
+    args = (codes, scale, x, dt, A, B, C, D, z, dt_bias, y, nheads, headdim, dstate, nheads // ngroups, *strides)
     blocks = -(-headdim // (found.threads // found.lanes * found.rows))
-    return step(
-        (blocks, -(-nheads // found.heads), batch), found.threads, *args, int(dt_softplus), *limit, pdl=pdl, **options
-    )
+    return step((blocks, nheads, batch), found.threads, *args, int(dt_softplus), *limit, pdl=pdl, **options)

@@ -25,7 +25,7 @@ constexpr int most(int a, int b) { return a > b ? a : b; }
 /* All threads stand along a row, WORDS words of 16 bytes each; a task has ROWS rows. */
 template <int Cols> struct Rows {
     static constexpr int COLS = Cols, ROW_WORDS = Cols / 8, WORDS = (ROW_WORDS + S::THREADS - 1) / S::THREADS;
-    static constexpr int ROWS = WORDS == 1 ? 4 : WORDS == 2 ? 2 : 1;
+    static constexpr int ROWS = WORDS == 1 ? 8 : WORDS == 2 ? 4 : 2;
     static_assert(Cols % 8 == 0, "rows are whole words");
     static __device__ __forceinline__ bool has_word(int k, int thread) { return k * S::THREADS + thread < ROW_WORDS; }
     /* The k-th word of a thread; past the end, the row's last. */
