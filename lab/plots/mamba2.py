@@ -89,18 +89,15 @@ def layer_kinds(models):
     return finish(picture)
 
 
-def over_context(context, panels, title, marks=None):
+def over_context(context, panels, title):
     """Costs over the context, a panel for each, all logarithmic.
 
-    context  tokens;  panels  {label of the y axis: {name: values}};  marks  the same, {name: (tokens, value)}: measured
+    context  tokens;  panels  {label of the y axis: {name: values}}
     """
     picture, axes = figure(9.5, 4, columns=len(panels))
     for axis, (label, lines) in zip(np.ravel(axes), panels.items()):
         for n, (name, values) in enumerate(lines.items()):
             axis.plot(context, values, color=COLOURS[n % len(COLOURS)], linewidth=2, label=name)
-        for n, name in enumerate(lines):
-            for tokens, value in (marks or {}).get(label, {}).get(name, ()):
-                axis.plot(tokens, value, "os^D"[n % 4], color=COLOURS[n % len(COLOURS)], markersize=7)
         axis.set(xscale="log", yscale="log", xlabel="tokens so far")
         axis.set_title(label, loc="left", fontsize=10.5)
         axis.xaxis.set_major_formatter(lambda v, _: _short(v))
