@@ -37,10 +37,10 @@ from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE / "gemv" / "measured" / "ladder.png"
-GPU_TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd", "matmul", "llm"]
+GPU_TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd", "matmul", "llm", "mamba2"]
 TOPICS = ["roof", "cpu_matmul", "cpu_gemv", "cpu_llm", *GPU_TOPICS]
 PARTS = {"ssd": ("lengths", "shapes", "studies")}  # of a topic; the last has what is no ladder, too
-STUDIES = ("ssd", "llm")  # topics that have a module for what is no ladder
+STUDIES = ("ssd", "llm", "mamba2")  # topics that have a module for what is no ladder
 README_CARD, README_LADDER = "NVIDIA H200", "GEMV bf16, 14336 × 4096"
 README_COLUMNS = ("rung", "time", "p20 – p80", "as called", "processor", "rate", "of the roof", "speed-up")
 

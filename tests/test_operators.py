@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, matmul, ssd
+from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, mamba2, matmul, ssd
 from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
@@ -21,7 +21,9 @@ WANTED += (
     "fusion_silu_mul fusion_gemv_residual fusion_down_residual fusion_norm_qkv fusion_norm_glu ssd_five ssd_fused "
 )
 WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_quantized "
-WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual"
+WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual mamba2_conv1d mamba2_conv_step "
+WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out_proj mamba2_state_step "
+WANTED += "mamba2_state_step_coded"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
@@ -53,6 +55,15 @@ def of_weight(bits=4, rows=16, cols=256, group=128):
 def layer(dtype=torch.float32, seqlen=19):
     x, dt = randn(1, seqlen, 2, 8, dtype=dtype), randn(1, seqlen, 2).abs().to(dtype)
     return x, dt, -randn(2).abs(), randn(1, seqlen, 1, 16, dtype=dtype), randn(1, seqlen, 1, 16, dtype=dtype)
+
+
+def state_token():
+    return half(1, 2, 8), half(1, 2), -randn(2).abs(), half(1, 1, 16), half(1, 1, 16)
+
+
+def coded():
+    state = mamba2.QuantizedState.of(randn(1, 2, 8, 16))
+    return state.codes, state.scale
 
 
 def lengths(*n):
@@ -107,6 +118,16 @@ CASES = {
     "lowbit_norm_gemv": lambda: (*of_weight(), half(256), half(256), 1e-3),
     "lowbit_norm_glu": lambda: (*of_weight(rows=32), half(256), half(256)),
     "lowbit_gemv_residual": lambda: (*of_weight(), half(256), half(16)),
+    "mamba2_conv1d": lambda: (half(2, 5, 8), randn(8, 4), randn(8), half(2, 3, 8)),
+    "mamba2_conv_step": lambda: (half(2, 3, 8), half(2, 8), randn(8, 4)),
+    "mamba2_gated_norm": lambda: (half(3, 16), half(3, 16), half(16), 1e-3, 2),
+    "mamba2_add_norm": lambda: (half(3, 16), randn(3, 16), half(16)),
+    "mamba2_norm_in_proj": lambda: (
+        randn(16), half(16), half(9, 16), 1e-5, None, half(3, 4), randn(4, 4), None, 2
+    ),
+    "mamba2_norm_out_proj": lambda: (half(16), half(16), half(9, 16), randn(9)),
+    "mamba2_state_step": lambda: (randn(1, 2, 8, 16), *state_token()),
+    "mamba2_state_step_coded": lambda: (*coded(), *state_token()),
 }  # fmt: skip
 
 

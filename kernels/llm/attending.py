@@ -114,7 +114,9 @@ def expect_attend(
     return result, found, n_heads, n_kv_heads, capacity
 
 
-def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, next=None, next_bytes=0, **options):
+def _launch(
+    found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, next=None, next_bytes=0, **options
+):
     """Without a look at the arguments; `options` go to the SIMT machine, whose report comes back."""
     qkv, turns, kv_len, bias, q_norm, k_norm = others
     head_dim = qkv.shape[1]

@@ -156,7 +156,9 @@ def _launch(where, Wq, x, other, eps, out, pdl, next=None, next_bytes=0, ask_at=
     normed = eps is not None
     kernel = _kernel(found.options(DTYPES[x.dtype], DTYPES[Wq.factors.dtype]), normed, where == "norm_glu")
     ahead = ahead_of(next, next_bytes, found.blocks * found.warps)
-    ask_at = max(0, found.team_tiles - found.stages // -(-found.units // found.stage_units)) if ask_at is None else ask_at
+    ask_at = (
+        max(0, found.team_tiles - found.stages // -(-found.units // found.stage_units)) if ask_at is None else ask_at
+    )
     args = (x, other if normed else None, None if normed else other, out, *Wq.shape, float(eps or 0), *ahead, ask_at)
     return kernel(found.blocks, found.block, Wq.packed, Wq.factors, *args, shared=found.shared, pdl=pdl, **further)
 

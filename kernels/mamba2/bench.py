@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import benching, mamba2, running
-from kernels.mamba2 import peers, prompt, shapes, stepping
+from kernels.mamba2 import one_launch, peers, prompt, shapes, stepping
 from kernels.mamba2.step import OneOperationEach, Step, TorchOperations
 from kernels.ssd import peers as ssd_peers
 from kernels.ssd.fused import SOURCES as SSD
@@ -109,6 +109,8 @@ def rungs(shape, weights, dtype=torch.float32, device=None):
         yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), APART)
     for pdl in (False, True):
         yield f"norms, convolution and addition in the products{', PDL' * pdl}", (step(Step, pdl), FUSED)
+    if dtype is torch.float32 and one_launch.refusal(shape, device=device or benching.DEVICE) is None:
+        yield "one launch", (step(one_launch.OneLaunch), (HERE + "step.py", *one_launch.SOURCES))
 
 
 def checked(where, step, state, wanted):

@@ -188,19 +188,27 @@ def add_norm(x, residual, weight, eps=1e-5, *, out=None, pdl=False):
     where, options = "add_norm", (eps, bool(pdl))
     if (done := ADDED.run(options, out, residual, x, weight)) is not None:
         return done[0]
-    expect_first(where, "weight", weight, ("hidden",), HALVES)
-    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
-    if x is not None:
-        expect(where, "x", x, weight, tuple(residual.shape))
-    expect_eps(where, eps)
-    result = output(where, out, weight, tuple(residual.shape), x=x, weight=weight, residual=residual)
-    expect_written(where, "residual", residual, x=x, weight=weight)
+    result = expect_add_norm(where, x, residual, weight, eps, out)
     tokens, cols = residual.shape
     with ADDED.preparing(options, (out, residual), (result, residual), (x, weight)):
         args = x, residual, weight, result, cols, float(eps)
         tensors = [t for t in (x, residual, weight, result) if t is not None]
         _rows(where, cols, tensors, (cols,), (tokens,), args, pdl, RESIDUAL=DTYPES[residual.dtype])
     return result
+
+
+def expect_add_norm(where, x, residual, weight, eps, out=None, *, memory=True):
+    """Raise unless add_norm can be called so. Returns the tensor to write to."""
+    expect_first(where, "weight", weight, ("hidden",), HALVES)
+    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
+    if x is not None:
+        expect(where, "x", x, weight, tuple(residual.shape))
+    expect_eps(where, eps)
+    inputs = {"x": x, "weight": weight}
+    if memory:
+        expect_written(where, "residual", residual, **inputs)
+    inputs = inputs | {"residual": residual} if memory else {}
+    return output(where, out, weight, tuple(residual.shape), **inputs)
 
 
 def _rows(name, cols, tensors, strides, grid, args, pdl, **options):
