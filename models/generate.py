@@ -11,16 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from models import early
-
-if __name__ == "__main__":
-    early.begin(sys.argv[1:])  # before what imports PyTorch
-
-from lab.roof import roof  # noqa: E402
-from lab.roof_gpu import gpu_roof  # noqa: E402
-from models.config import BadModel, read_config  # noqa: E402
-from models.llm import load  # noqa: E402
-from models.tokens import Tokens  # noqa: E402
+from lab.roof import roof
+from lab.roof_gpu import gpu_roof
+from models.config import BadModel, read_config
+from models.llm import load
+from models.tokens import Tokens
 
 HERE = Path(__file__).resolve().parent
 

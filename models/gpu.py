@@ -4,10 +4,7 @@ One token is the launches of kernels/llm/step.py, or the one of kernels/llm/one_
 on the card, the token and the length too, so that one CUDA graph of it is replayed for every token.
 """
 
-import dataclasses
-import functools
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import torch
 
@@ -37,10 +34,8 @@ class Engine:
             raise BadModel(f"load: head_dim must be a multiple of 16 for kv_bits={kv_bits}, got {config.head_dim}")
         if engine == "one_launch" and (why := one_launch.refusal(config, bits, kv_bits, device)) is not None:
             raise BadModel(f"load: engine='one_launch' does not run this model there, as engine='graph' does: {why}")
-        spare = _expect_room(config, bits, kv_bits, device)
-        self.cache, self.compiling, self.warming = None, [], None
-        if spare > 8 * config.weights // config.n_layers:  # bytes of four layers
-            self._warm_up()
+        _expect_room(config, bits, kv_bits, device)
+        self.cache, self.compiling = None, []
         self.weights = Loader(config, checkpoint, progress, self.dtype, bits, device).all()
         self.read_bytes = self.weights.read_bytes
         make = one_launch.OneLaunch if engine == "one_launch" else best(self.weights)
@@ -49,13 +44,6 @@ class Engine:
         self.reset()
         if device.type == "cuda":
             self._compile_ahead()
-
-    def _warm_up(self):
-        """While weights are on their way, run a prompt through a layer of zeros, for what the libraries load then."""
-        pool = ThreadPoolExecutor(1)
-        zeros = functools.partial(_prompt_of_zeros, self.config, self.dtype, self.device)
-        self.warming = pool.submit(self._once, zeros)
-        pool.shutdown(wait=False)
 
     def _compile_ahead(self):
         """Begin to compile what a step launches, on some threads, while the prompt is worked on. They launch it once,
@@ -117,8 +105,6 @@ class Engine:
     def prefill(self, tokens, every=False):
         """Logits (n, vocab) or (1, vocab), float32, on the device."""
         self._reserve(self.cache.length + len(tokens))
-        if self.warming is not None:
-            self.warming, _ = None, self.warming.result()
         return prompt(self.config, self.weights, tokens.to(self.device), self.cache, self.dtype, every=every)
 
     @torch.inference_mode()
@@ -227,21 +213,6 @@ def prompt(config, weights, tokens, cache, dtype, *, every=False):
     return prefill(config, weights, tokens, cache, every=every, product=_product, **how)
 
 
-def _prompt_of_zeros(config, dtype, device):
-    """prompt through one layer of zeros, a few tokens."""
-    c = dataclasses.replace(config, n_layers=1)
-    make = functools.partial(torch.zeros, dtype=dtype, device=device)
-    layer = SimpleNamespace(
-        attention_norm=make(c.hidden), ffn_norm=make(c.hidden), bqkv=None, q_norm=None, k_norm=None,
-        Wqkv=make(c.q_rows + 2 * c.kv_rows, c.hidden), Wo=make(c.hidden, c.q_rows), W_glu=make(2 * c.ffn, c.hidden),
-        W_down=make(c.hidden, c.ffn),
-    )  # fmt: skip
-    some = make(64, c.hidden)
-    weights = SimpleNamespace(embedding=some, layers=[layer], norm=make(c.hidden), head=some)
-    tokens = torch.zeros(8, dtype=torch.int64, device=device)
-    prompt(c, weights, tokens, cache.make(c, 16, dtype, device, 16), dtype)
-
-
 def _product(x, W, add=None):
     """linear of weights that may have few bits: they are widened while they are used."""
     if isinstance(W, (lowbit.QuantizedWeight, Paired)):
@@ -264,9 +235,8 @@ def bytes_needed(config, bits, kv_bits=16):
 
 
 def _expect_room(config, bits, kv_bits, device):
-    """Raise unless the weights and a first cache fit on the card. Returns the bytes that are left beside them."""
     if device.type != "cuda":
-        return 0
+        return
     free, _ = torch.cuda.mem_get_info(device)
     need = bytes_needed(config, bits, kv_bits)
     if need > free:
@@ -274,4 +244,3 @@ def _expect_room(config, bits, kv_bits, device):
         hint = f"; bits={fit[0]} would fit" if fit else ""
         there = f"{device} has {free / 1e9:.1f} GB free"
         raise BadModel(f"load: {there}, and this model needs {need / 1e9:.1f} GB in {bits} bits{hint}")
-    return free - need

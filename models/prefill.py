@@ -10,7 +10,7 @@ the weights' own 16 bits. What a model keeps for it:
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from models.positions import rotary_tables, rotate
 
@@ -73,15 +73,15 @@ def norm(x, weight, eps):
 
 
 def seen_by(n, begin, window, device):
-    """What n tokens see that stand behind `begin` others, as attention's options: where all that came before is seen,
-    without a mask, and then without scores in memory either."""
+    """What n tokens see that stand behind `begin` others, as attention's options; None: all that came before. A mask,
+    and scores in memory with it, there is for a window alone."""
     if window and begin + n > window:
         rows = torch.arange(begin, begin + n, device=device)[:, None]
         columns = torch.arange(begin + n, device=device)
         return {"attn_mask": (columns <= rows) & (columns > rows - window)}
     if n == 1:
         return {}
-    return {"attn_mask": causal_lower_right(n, begin + n)} if begin else {"is_causal": True}
+    return None if begin else {"is_causal": True}
 
 
 def attention(q, keys, values, seen):
@@ -89,8 +89,22 @@ def attention(q, keys, values, seen):
     (n, n_heads · head_dim), in the keys' type."""
     n, n_heads, _ = q.shape
     q, keys, values = (t.to(keys.dtype).transpose(0, 1)[None] for t in (q, keys, values))
-    mixed = F.scaled_dot_product_attention(q, keys, values, **seen, enable_gqa=n_heads != keys.shape[1])
+    groups = n_heads != keys.shape[1]
+    if seen is None:
+        mixed = _behind_others(q, keys, values, groups)
+    else:
+        mixed = F.scaled_dot_product_attention(q, keys, values, **seen, enable_gqa=groups)
     return mixed[0].transpose(0, 1).reshape(n, -1)
+
+
+def _behind_others(q, keys, values, groups):
+    """Causal attention of the last tokens. Asked for by its own name, flash attention counts from the last key; the
+    module that would choose it, torch.nn.attention.bias, takes three seconds to import."""
+    if q.is_cuda and can_use_flash_attention(SDPAParams(q, keys, values, None, 0.0, False, groups)):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, keys, values, is_causal=True)[0]
+    n, all_ = q.shape[2], keys.shape[2]
+    seen = torch.ones(n, all_, dtype=torch.bool, device=q.device).tril(all_ - n)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=groups)
 
 
 def causal_attention(q, keys, values, begin, window=None):

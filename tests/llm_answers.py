@@ -120,8 +120,4 @@ OTHERS = {
             ("        to[i] = a;\n        to[far] = b;\n", BOTH_LANES),
         ),
     ),
-    "every lane stores the same": (
-        7,
-        changed(kernels.ROPE, ("    if (lane == 0) {\n        to[i]", "    {\n        to[i]")),
-    ),
 }

@@ -72,6 +72,17 @@ def test_round_trip(course):
     assert str(course) not in path.read_text()
 
 
+def test_a_note_stays_with_its_ladder(course):
+    """How some rows were measured otherwise than the rest: stored, kept when others are measured, and shown."""
+    first, second = ladders()
+    folder, note = course / "kernels" / "toy", "NumPy on another machine"
+    path = results.save(folder, [replace(first, note=note), second], ROOF, VERSIONS)
+    results.save(folder, [second], ROOF, VERSIONS, keep=True)
+    one, other = Stored(path).ladders
+    assert (one.note, other.note) == (note, "") and str(one).splitlines()[0].endswith(f"; {note})")
+    assert "note" not in json.loads(path.read_text())["ladders"][1]
+
+
 def test_a_gpu_roof_has_no_threads(course):
     roof = Roof("NVIDIA H200", 4e12, 4e12, 7e14)
     path = results.save(course / "lab", [], roof, {})

@@ -107,9 +107,19 @@ def test_every_plan_gives_the_same(cluster, warps, stages, device, monkeypatch):
     truth, *_ = wanted(call, 8, 2)
     found = attending.plan(4, 2, 64, 132, 200 << 10, cluster, warps, stages)
     assert found[:3] == (cluster, warps, stages)
-    monkeypatch.setattr(attending, "_plan_for", lambda *arguments: found)
+    monkeypatch.setattr(attending, "plan", lambda *arguments: found)
     monkeypatch.setattr(attending, "CALLS", attending.Calls("attend", outs=3))
     assert off(attend(**call), truth) < 1.5e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("capacity, warps", [(1024, 4), (1025, 8)])
+def test_blocks_beside_which_others_fit(capacity, warps, device):
+    call = filled(arguments(32, 4, 1, capacity, 610, torch.float16, device))
+    found = attending.expect_attend(**call, beside=True)[1]
+    assert found[:3] == (8, warps, 2) and found.shared < attending.expect_attend(**call)[1].shared
+    truth, *_ = wanted(call, 4, 1)
+    assert off(attend(**call, beside=True, pdl=True), truth) < 1.5e-3
 
 
 def test_no_race_and_nothing_past_the_end():

@@ -66,18 +66,22 @@ def test_on_a_card_it_is_the_graphs_step(kind, tmp_path):
         assert off(one, graph) < 3e-2
 
 
-@pytest.mark.parametrize("kind, prompt", [("qwen3", 3), ("llama3", 63), ("qwen3_one_kv_head", 64)])
+@pytest.mark.parametrize(
+    "kind, prompt", [("qwen3", 3), ("llama3", 63), ("qwen3_one_kv_head", 64), ("qwen2", 130), ("llama3", 260)]
+)
 def test_nothing_races(kind, prompt, tmp_path):
-    """In the first token of a group, the last, and in between; numbers of one launch are gone in the next."""
-    step, engine = step_of(write(tmp_path, kind, torch.bfloat16, seed=3), TOKENS[:prompt])
-    graph, _ = step_of(tmp_path, TOKENS[:prompt], Step)
+    """In the first token of a group, the last, and in between; where blocks merge groups for themselves, one to three,
+    and where tasks do. Numbers of one launch are gone in the next."""
+    tokens = (TOKENS * 4)[:prompt]
+    step, engine = step_of(write(tmp_path, kind, torch.bfloat16, seed=3, max_position_embeddings=512), tokens)
+    graph, _ = step_of(tmp_path, tokens, Step)
     for token in (7, 8):
         for each, cache in ((step, engine.cache), (graph, _.cache)):
             each.token.fill_(token)
             each.logits.fill_(torch.nan)
             each.launch(cache, **{"check_races": True} if each is step else {})
         assert off(step.logits, graph.logits) < 3e-2
-        assert torch.equal(engine.cache.values[0, : prompt + 1], _.cache.values[0, : prompt + 1])
+        assert off(engine.cache.values[0, : prompt + 1], _.cache.values[0, : prompt + 1]) < 1e-2
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", 3])
@@ -100,10 +104,9 @@ def test_a_number_that_is_taken_too_early_is_noticed(tmp_path, monkeypatch):
     step.launch(engine.cache)
     wanted = step.logits.clone()
     text = inlined("kernels/llm/one_launch.cu")
-    looks = {"return (unsigned)(both >> 32) == date;": "return true;", "all &= when[0] == date && when[1] == date;": ""}
-    for old, new in looks.items():
-        assert text.count(old) == 1
-        text = text.replace(old, new)
+    for look in ("(unsigned)(both >> 32) == date;", "when[0] == date && when[1] == date;"):
+        assert text.count(look) == 1
+        text = text.replace(look, "true;")
     module = step.kernel.module
     step.kernel = cuda.compile(text, module.options[:4], arch="sm_90a").one_launch
     step.token.fill_(9)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels import lowbit
+from kernels.llm import attending
 from kernels.lowbit import fused
 from kernels.lowbit.fused import gemv_residual, norm_gemv, norm_glu, paired, unpaired
 
@@ -120,3 +121,31 @@ def test_torch_compile_takes_them():
 
     found = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, norm)
     assert torch.equal(found, layer(x, norm))
+
+
+MISTRAL = {"qkv": (6144, 4096), "wo": (4096, 4096), "glu": (28672, 4096), "down": (4096, 14336), "head": (32000, 4096)}
+
+
+def plans(bits, shared, pdl=True):
+    group = None if bits == 8 else 128
+    room = 132, shared
+    return {name: fused._plan(shape, bits, group, torch.float16, room, True, pdl) for name, shape in MISTRAL.items()}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_neighbours_in_a_layer_share_a_multiprocessor(bits):
+    """One of each product beside one of attention, of 228 KB, 1 for each block."""
+    found, between = plans(bits, 232448), attending.plan(4, 8, 128, 132, 232448, 8, *attending.FEW_WARPS)
+    for name in ("qkv", "wo"):
+        assert found[name].shared + fused.RESERVED + between.shared + 2048 <= 228 << 10, name
+    assert all(plan.stages_before_wait == (2 if bits == 8 else 1) for plan in found.values())
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_plans_keep_within_the_card(bits):
+    for shared in (232448, 166912, 101376):
+        for name, plan in plans(bits, shared).items():
+            if plan is not None:
+                assert 0 < plan.stages_before_wait <= plan.stages and plan.shared <= shared - fused.RESERVED, name
+        plain = plans(bits, shared, pdl=False)
+        assert all(plan is None or plan.stages <= 3 and plan.stages_before_wait == 0 for plan in plain.values())

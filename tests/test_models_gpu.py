@@ -135,14 +135,6 @@ def test_the_first_token_waits_for_no_step(tmp_path, monkeypatch):
     assert list(written) == wanted[2:] and engine.cache.length == len(TOKENS) + 3
 
 
-def test_a_prompt_of_zeros_is_one(tmp_path):
-    """What warms a card up runs whatever the model."""
-    for kind in ("qwen2", "qwen3", "mistral_head_dim"):
-        config = models.config.read_config(write(tmp_path / kind, kind))
-        with torch.inference_mode():
-            models.gpu._prompt_of_zeros(config, torch.float16, torch.device("cpu"))
-
-
 def test_which_launches_depend_on_the_one_ahead(tmp_path, monkeypatch):
     """attend reads the length before it waits, so the launch behind its writer, embed, must not be a dependent one."""
     model = models.load(write(tmp_path, "llama2", torch.float16), device="simt")

@@ -32,7 +32,6 @@
 #include "../attention/partial.cuh"
 #include "../attention/tile_products.cuh"
 #include "../device/hidden.cuh"
-#include "../device/hopper/ahead.cuh"
 #include "../device/hopper/cluster_store.cuh"
 #include "../device/pdl.cuh"
 #include "../device/ring.cuh"
@@ -122,8 +121,7 @@ struct Tiles {
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 attend(const T *qkv, const T *bias, const T *q_norm, const T *k_norm, const double *turns, const int *kv_len, T *k,
-       T *v, T *out, int n_kv_heads, int capacity, float eps, float scale, const uint4 *next, int next_piece,
-       const uint4 *next_factors, int next_factors_piece) {
+       T *v, T *out, int n_kv_heads, int capacity, float eps, float scale) {
     extern __shared__ __align__(16) uint4 shared[];
     let_next_kernel_start();
     cluster_begin();
@@ -143,7 +141,6 @@ attend(const T *qkv, const T *bias, const T *q_norm, const T *k_norm, const doub
                    old_tokens, newest, mine, (length + TILE - 1) / TILE, evict_first()};
 #pragma unroll 1
     for (int slot = 0; slot < STAGES; slot++) tiles.prefetch(slot, lane);
-    if (lane == 0) ask_ahead(next, next_piece, next_factors, next_factors_piece, blockIdx.x * WARPS + warp);
     const Turns here(turns, position, lane);
     wait_for_previous_kernel();
 

@@ -10,7 +10,6 @@ import torch
 from kernels.attention.arguments import expect_scale
 from kernels.fusion.arguments import expect_eps
 from kernels.llm.arguments import expect_heads
-from kernels.lowbit.fused import ahead_of
 from lab import cuda
 from lab.arguments import expect_count
 from lab.card import multiprocessors, shared_memory
@@ -22,6 +21,8 @@ SOURCES = ("kernels/llm/attend.cu", "kernels/llm/attending.py")
 TILE, MOST_STAGES = 16, 8  # tokens; tiles of a warp's ring
 CLUSTERS = 8, 4, 2  # blocks; 16 take an H200 4 µs longer, as it must find so many free at a time
 SHORT, LONG, ENOUGH = 2048, 1024, 64  # tokens of a cache; of a block; blocks that read about as fast as all
+# Blocks beside which others fit: their warps, stages; and tokens of a block's part of the cache up to which few do
+FEW_WARPS, FEW_WARPS_TOKENS, MORE_WARPS = (4, 2), 128, (8, 2)
 LOG2_E = math.log2(math.e)
 CALLS = Calls("attend", outs=3)
 
@@ -57,12 +58,14 @@ def attends(n_heads, n_kv_heads, head_dim, capacity, device="cuda"):
 
 
 def attend(
-    qkv, turns, kv_len, k, v, *, bias=None, q_norm=None, k_norm=None, eps=1e-6, scale=None, out=None, pdl=False
+    qkv, turns, kv_len, k, v, *, bias=None, q_norm=None, k_norm=None, eps=1e-6, scale=None, out=None, beside=False,
+    pdl=False,
 ):  # fmt: skip
     """rope_append, and softmax(scale · q Kᵀ) V of all tokens so far: a token's whole attention.
 
     qkv … eps  as for `rope_append`, k and v (capacity, n_kv_heads, head_dim) tensors, written at the new token's place
     scale      head_dim**-0.5 unless given
+    beside     whether blocks are to be so small that others fit beside them, of the launch ahead and of the next one
     pdl        as for `rope_append`; but kv_len, bias, norms, and keys and values of earlier tokens are read at once:
                none of the launches ahead that may still run may write them
     → (n_heads, head_dim)
@@ -70,12 +73,12 @@ def attend(
     Up to 16 query heads of a kv head, head_dim a multiple of 16 (of 32 at least for clusters of 8). Moves 4 · kv_len ·
     n_kv_heads · head_dim bytes. Needs compute capability 9.0.
     """
-    options = eps, scale, pdl
+    options = eps, scale, beside, pdl
     others = qkv, turns, kv_len, bias, q_norm, k_norm
     if (done := CALLS.run(options, out, k, v, *others)) is not None:
         return done[0]
     result, found, n_heads, n_kv_heads, capacity = expect_attend(
-        qkv, turns, kv_len, k, v, bias, q_norm, k_norm, eps, scale, out
+        qkv, turns, kv_len, k, v, bias, q_norm, k_norm, eps, scale, out, beside
     )
     with CALLS.preparing(options, (out, k, v), (result, k, v), others):
         _launch(found, n_heads, n_kv_heads, capacity, others, k, v, result, eps, scale, pdl)
@@ -83,7 +86,8 @@ def attend(
 
 
 def expect_attend(
-    qkv, turns, kv_len, k, v, bias=None, q_norm=None, k_norm=None, eps=1e-6, scale=None, out=None, *, memory=True
+    qkv, turns, kv_len, k, v, bias=None, q_norm=None, k_norm=None, eps=1e-6, scale=None, out=None,
+    beside=False, *, memory=True,
 ):  # fmt: skip
     """Raise unless attend can be called so. Returns (the tensor to write to, the Plan, n_heads, n_kv_heads, capacity).
     memory: whether the tensors have any, so that it can be seen whether they share it."""
@@ -97,6 +101,9 @@ def expect_attend(
     planned = plan if memory else plan.__wrapped__  # which has no cache: sizes may be symbols
     group, card = n_heads // n_kv_heads, (multiprocessors(qkv.device), shared_memory(qkv.device))
     found = planned(group, n_kv_heads, head_dim, *card)
+    if found is not None and beside and memory:
+        warps, stages = FEW_WARPS if capacity <= FEW_WARPS_TOKENS * found.cluster else MORE_WARPS
+        found = planned(group, n_kv_heads, head_dim, *card, found.cluster, warps, min(stages, found.stages))
     if found is None or head_dim % 16 or head_dim > 256:
         got = f"{n_heads // n_kv_heads} and {head_dim}"
         raise ValueError(
@@ -114,17 +121,14 @@ def expect_attend(
     return result, found, n_heads, n_kv_heads, capacity
 
 
-def _launch(
-    found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, next=None, next_bytes=0, **options
-):
+def _launch(found, n_heads, n_kv_heads, capacity, others, k, v, out, eps, scale, pdl, **options):
     """Without a look at the arguments; `options` go to the SIMT machine, whose report comes back."""
     qkv, turns, kv_len, bias, q_norm, k_norm = others
     head_dim = qkv.shape[1]
     scale = head_dim**-0.5 if scale is None else scale
     kernel = _kernel(qkv.dtype, head_dim, n_heads // n_kv_heads, *found[:3])
     tensors = (qkv, bias, q_norm, k_norm, turns, kv_len, k, v, out)
-    ahead = ahead_of(next, next_bytes, n_kv_heads * found.cluster * found.warps)
-    sizes = n_kv_heads, capacity, float(eps), float(scale * LOG2_E), *ahead
+    sizes = n_kv_heads, capacity, float(eps), float(scale * LOG2_E)
     cluster = (found.cluster, 1, 1)
     return kernel(
         n_kv_heads * found.cluster, 32 * found.warps, *tensors, *sizes, shared=found.shared, pdl=pdl, cluster=cluster,

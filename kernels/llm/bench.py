@@ -44,8 +44,8 @@ APART = {16: (*STEP, *ELEMENTS, *GEMV), 8: (*STEP, *ELEMENTS, *LOWBIT), 4: (*STE
 def ladders(seconds=0.2):
     """Check, then time, every rung and peer. Returns a Ladder for each model, bits of a weight, and length.
 
-    Ours come first, while nothing else runs on the card. Then peers make themselves ready, all at once, which takes a
-    minute or two, and are timed one after another.
+    Ours come first, while nothing else runs on the card. Then peers make themselves ready, those of a length at once,
+    which takes a minute or two, and are timed one after another.
     """
     cuda_timing.expect_gpu("the ladder of a whole model")
     cases = [case for case in _cases() if running.wants(title(*case))]
@@ -63,13 +63,16 @@ def ladders(seconds=0.2):
 
 
 def beside_peers(found):
-    """Put peers' rows into these ladders: {(shape, bits, length): Ladder}."""
-    with peers.started(found) as beside:
-        peers.wait(beside)
-        for case, ladder in found.items():
-            if others := [figure for peer in beside[case] if (figure := _figure(peer, ladder))]:
-                ladder.figures += others
-                running.done(ladder)
+    """Put peers' rows into these ladders: {(shape, bits, length): Ladder}. Those of a length at a time, as each holds
+    weights of its own on the card."""
+    for length in ROOMS:
+        ladders = {case: ladder for case, ladder in found.items() if case[2] == length}
+        with peers.started(ladders) as beside:
+            peers.wait(beside)
+            for case, ladder in ladders.items():
+                if others := [figure for peer in beside[case] if (figure := _figure(peer, ladder))]:
+                    ladder.figures += others
+                    running.done(ladder)
 
 
 def _cases():

@@ -57,6 +57,15 @@ template <int EACH> struct Spread {
     }
 };
 
+/* The bits of two neighbours, at a multiple of 16 bytes. Whether they have the date. */
+__device__ __forceinline__ bool look(unsigned &first, unsigned &second, const Dated *at, unsigned date) {
+    unsigned when[2];
+    asm volatile("{ .reg .u64 a, b; ld.relaxed.gpu.global.v2.u64 {a, b}, [%4];"
+                 " mov.b64 {%0, %1}, a; mov.b64 {%2, %3}, b; }"
+                 : "=r"(first), "=r"(when[0]), "=r"(second), "=r"(when[1]) : "l"(at) : "memory");
+    return when[0] == date && when[1] == date;
+}
+
 /* The bits of WORDS words, word(k) each, as soon as all are there. */
 template <int EACH, int WORDS, class Word>
 __device__ __forceinline__ void wait_for_words(unsigned (&bits)[WORDS][EACH], const Dated *vector, unsigned date,
@@ -68,13 +77,8 @@ __device__ __forceinline__ void wait_for_words(unsigned (&bits)[WORDS][EACH], co
         for (int k = 0; k < WORDS; k++)
 #pragma unroll
             for (int j = 0; j < EACH; j += 2) {
-                unsigned when[2];
                 const Dated *at = vector + Spread<EACH>::place(word(k) * EACH + j);
-                asm volatile("{ .reg .u64 a, b; ld.relaxed.gpu.global.v2.u64 {a, b}, [%4];"
-                             " mov.b64 {%0, %1}, a; mov.b64 {%2, %3}, b; }"
-                             : "=r"(bits[k][j]), "=r"(when[0]), "=r"(bits[k][j + 1]), "=r"(when[1]) : "l"(at)
-                             : "memory");
-                all &= when[0] == date && when[1] == date;
+                all &= look(bits[k][j], bits[k][j + 1], at, date);
             }
     } while (!all);
 }

@@ -26,17 +26,19 @@
 #endif
 #include "../device/grid.cuh"
 #include "token_attention.cuh"
-#include "token_vectors.cuh"
+#include "token_products.cuh"
 
-/* What the sums of a block's rows need: one of each warp along a row. By turns, so that one may be read meanwhile:
-   each is written again behind the barrier of the other, so only tasks with a barrier are counted for it. */
-constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int MOST_ROWS = most(HiddenRows::ROWS, most(HeadRows::ROWS, FfnRows::ROWS));
+/* No warp waits for the others behind a product: only the one that adds up, each in its turn. A warp cannot be further
+   ahead of it than the ring has slots, so parts of the sums have as many places and one more. What has a barrier of all
+   warps (merges, squares) lies by turns here and there: a place is written again behind the barrier of the other. */
+constexpr int SUMS = 8;
+static_assert(S::SLOTS < SUMS, "a warp may be as far ahead as the ring has slots");
 struct Memory {
     Taken taken;
     AttentionMemory attention;
     MergeMemory merges[2];
-    float partial[2][MOST_ROWS][MULTIPLIERS + 1];
+    alignas(16) float partial[SUMS][THREADS];
+    Barrier laid_down[SUMS];
     float squares[2][MULTIPLIERS];
     Turns turns[32]; // of each lane
 };
@@ -53,7 +55,7 @@ struct Worker {
     int thread;
     long long token;
     Phase<S::SLOTS> phase;
-    unsigned count = 0, norms = 0, attends = 0; // tasks with a barrier, vectors normed, tasks of attention
+    unsigned count = 0, norms = 0, merges = 0, attends = 0; // products, vectors normed, other tasks
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
     /* The next task, when what it reads of weights or tokens is there. */
@@ -94,13 +96,13 @@ struct Worker {
                 break;
             }
             case MERGE:
-                merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
+                merge(memory.merges[merges++ % 2], task, line.token_groups, vectors.partials, vectors.mixed, now,
+                      thread);
                 release();
-                count++;
                 break;
-            case OUTPUT: added<HeadRows, 8>(task, vectors.mixed, vectors.x, vectors.h, now, now); break;
+            case OUTPUT: output(task, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
-            case DOWN: added<FfnRows, PER_GATE>(task, vectors.a, vectors.h, vectors.x, now, now + 1); break;
+            case DOWN: down(task, now); break;
             case HEAD:
                 normed(task, vectors.x, model.weights + model.norm, [=](int row, float sum) { logits[row] = (T)sum; });
                 break;
@@ -117,108 +119,128 @@ struct Worker {
             publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
     }
 
-    /* The rows in the slot times x: each warp's part of the sums, laid down. valid(r): whether there is a row r. */
-    template <class R, class Valid> __device__ __forceinline__ void multiply(const Part<R> &x, Valid valid) {
-        const uint4 *words = reinterpret_cast<const uint4 *>(slot());
-        const int team = thread / R::TEAM, mine = thread % R::TEAM, lane = thread % 32;
-        float sums[R::PER_TEAM] = {};
-#pragma unroll
-        for (int i = 0; i < R::PER_TEAM; i++) {
-            int row = team + i * R::TEAMS;
-            if (!valid(row)) row = 0; // whatever comes of it: without a branch all words are asked for at once
-#pragma unroll
-            for (int k = 0; k < R::WORDS; k++) {
-                float w[8];
-                widen(words[row * R::ROW_WORDS + R::word(k, thread)], w, T());
-#pragma unroll
-                for (int j = 0; j < 8; j++) sums[i] += w[j] * x.at[k][j]; // x is 0 where the row has ended
-            }
-        }
-        const float sum = warp_sums(sums, lane);
-        constexpr int EACH = 32 / R::PER_TEAM; // lanes with the same row's sum
-        if (lane % EACH == 0) memory.partial[count % 2][team + lane / EACH * R::TEAMS][mine / 32] = sum;
-    }
-    template <class R> __device__ __forceinline__ float sum(unsigned of, int row) const {
-        float total = 0;
-#pragma unroll
-        for (int w = 0; w < R::TEAM / 32; w++) total += memory.partial[of % 2][row][w];
-        return total;
-    }
-    /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
+    /* This warp's part of a task's sums is laid down, and it needs the slot no more. Whether it is the one to make
+       results of them: then all parts are there. */
     __device__ __forceinline__ bool summed() {
-        const int turn = count++ % MULTIPLIERS;
-        release();
-        sync_multipliers();
-        return thread / 32 == turn;
+        Barrier &all = memory.laid_down[count % SUMS];
+        __syncwarp();
+        if (thread % 32 == 0) {
+            all.arrive();
+            memory.taken.ring.release(phase);
+        }
+        phase.advance();
+        const bool mine = thread / 32 == count % MULTIPLIERS;
+        if (mine) all.wait(count / SUMS % 2);
+        count++;
+        return mine;
     }
-    /* 1 / √(mean of squares + eps) */
-    __device__ __forceinline__ float scale() const {
-        float total = 0;
-#pragma unroll
-        for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[norms % 2][w];
-        return rsqrtf(total / S::HIDDEN + eps);
-    }
+    /* x · weight / √(mean of x² + eps) */
     __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
         uint4 norm[HiddenRows::WORDS];
 #pragma unroll
         for (int k = 0; k < HiddenRows::WORDS; k++)
             norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + HiddenRows::word(k, thread));
-        x.template load<8>(from, now, thread);
-        x.norm(norm, memory.squares[++norms % 2], thread);
+        x.load_floats(from, now, thread, [&](float(&at)[HiddenRows::WORDS][8]) {
+            float sum = 0;
+#pragma unroll
+            for (int k = 0; k < HiddenRows::WORDS; k++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) sum += at[k][i] * at[k][i];
+            sum = warp_sum(sum);
+            float *squares = memory.squares[norms++ % 2];
+            if (thread % 32 == 0) squares[thread / 32] = sum;
+            sync_multipliers();
+            float total = 0;
+#pragma unroll
+            for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += squares[w];
+            const float root = rsqrtf(total / S::HIDDEN + eps);
+#pragma unroll
+            for (int k = 0; k < HiddenRows::WORDS; k++) {
+                float w[8];
+                widen(norm[k], w, T());
+#pragma unroll
+                for (int i = 0; i < 8; i++) at[k][i] *= w[i] * root;
+            }
+        });
     }
 
-    /* Steps 2 and 9: all tasks that stand here with the same x. */
-    template <class Store>
-    __device__ __forceinline__ void normed(Task first, const Dated *from, const T *weight, Store store) {
-        Part<HiddenRows> x;
-        load_normed(x, from, weight, date(first.layer));
-        for (Task task = first; task.like(first); task = wait_task()) {
-            multiply(x, [=](int r) { return r < task.count; });
-            const unsigned mine = count;
-            if (summed())
-                for (int r = thread % 32; r < task.count; r += 32)
-                    store(task.number * HiddenRows::ROWS + r, sum<HiddenRows>(mine, r) * scale());
+    /* All tasks that stand here with the same x: load() brings it, valid(task, r) says whether there is a row r, and
+       done(task, sums) is for the warp that makes results of them. */
+    template <class R, class Load, class Look, class Valid, class Done>
+    __device__ __forceinline__ void stage(const Task first, Load load, Look look_up, Valid valid, Done done) {
+        Part<R> x;
+        load(x);
+        for (Task task = first;;) {
+            Words<R> w;
+            take<R>(w, slot(), thread, [=](int r) { return valid(task, r); });
+            const Dated seen = thread / 32 == count % MULTIPLIERS ? look_up(task) : 0; // whose turn it will be
+            const float *laid_down = multiply<R>(x, w, memory.partial[count % SUMS], thread);
+            if (summed()) done(task, add_up<R>(laid_down, thread % 32), seen);
+            task = wait_task();
+            if (!task.like(first)) return;
         }
     }
-    /* Steps 6 and 8. */
-    template <class R, int EACH>
-    __device__ __forceinline__ void added(Task first, const Dated *from, const Dated *residual, Dated *to, unsigned now,
-                                          unsigned then) {
-        Part<R> x;
-        x.template load<EACH>(from, now, thread);
-        for (Task task = first; task.like(first); task = wait_task()) {
-            const int row = task.number * R::ROWS + min(thread % 32, task.count - 1);
-            Dated seen = 0;
-            if (thread / 32 == count % MULTIPLIERS) // whose turn it will be; the number has been there for long
-                seen = look(residual + Spread<8>::place(row));
-            multiply(x, [=](int r) { return r < task.count; });
-            const unsigned mine = count;
-            if (summed())
-                for (int r = thread % 32; r < task.count; r += 32) {
-                    const int place = Spread<8>::place(task.number * R::ROWS + r);
-                    const float before = wait_for(residual + place, now, r < 32 ? seen : look(residual + place));
-                    publish(to + place, before + sum<R>(mine, r), then);
+    /* Steps 2 and 9. */
+    template <class Store>
+    __device__ __forceinline__ void normed(Task first, const Dated *from, const T *weight, Store store) {
+        stage<HiddenRows>(
+            first, [&](auto &x) { load_normed(x, from, weight, date(first.layer)); }, [](Task) { return Dated(0); },
+            [](Task task, int r) { return r < task.count; },
+            [&](Task task, Sums<HiddenRows> sums, Dated) {
+#pragma unroll
+                for (int n = 0; n < Sums<HiddenRows>::SIZE; n++) {
+                    const int r = thread % 32 + 32 * n;
+                    if (r < task.count) store(task.number * HiddenRows::ROWS + r, sums.at[n]);
                 }
-        }
+            });
+    }
+    /* Steps 6 and 8. */
+    template <class R, class Load>
+    __device__ __forceinline__ void added(Task first, Load load, const Dated *residual, Dated *to, unsigned now,
+                                          unsigned then) {
+        stage<R>(
+            first, load,
+            [=](Task task) { // it has been there for long
+                return look(residual + Spread<8>::place(task.number * R::ROWS + min(thread % 32, task.count - 1)));
+            },
+            [](Task task, int r) { return r < task.count; },
+            [=](Task task, Sums<R> sums, Dated seen) {
+#pragma unroll
+                for (int n = 0; n < Sums<R>::SIZE; n++) {
+                    const int r = thread % 32 + 32 * n, place = Spread<8>::place(task.number * R::ROWS + r);
+                    if (r >= task.count) break;
+                    const float before = wait_for(residual + place, now, n == 0 ? seen : look(residual + place));
+                    publish(to + place, before + sums.at[n], then);
+                }
+            });
+    }
+    __device__ __forceinline__ void output(Task task, unsigned now) {
+        const auto load = [&](auto &x) {
+            if (line.merged()) x.load_pairs(vectors.mixed, now, thread);
+            else x.load_merged(vectors.partials, line.token_groups, now, thread);
+        };
+        added<HeadRows>(task, load, vectors.x, vectors.h, now, now);
+    }
+    __device__ __forceinline__ void down(Task task, unsigned now) {
+        const auto load = [&](auto &x) {
+            if constexpr (PER_GATE == 4) x.load_pairs(vectors.a, now, thread);
+            else x.load_floats(vectors.a, now, thread, [](auto &) {});
+        };
+        added<FfnRows>(task, load, vectors.h, vectors.x, now, now + 1);
     }
     /* Step 7: gates in the first half of a slot, their partners in the second. */
     __device__ __forceinline__ void glu(Task first, const T *weight, unsigned now) {
-        Part<HiddenRows> x;
-        load_normed(x, vectors.h, weight, now);
-        for (Task task = first; task.like(first); task = wait_task()) {
-            multiply(x, [=](int r) { return r % HALF < task.count; });
-            const unsigned mine = count;
-            if (summed()) {
-                const int r = thread % 32, to = task.number * HALF + r; // at most 32 gates
-                const float root = scale(), gate = r < task.count ? sum<HiddenRows>(mine, r) * root : 0;
-                const float a = r < task.count ? silu(gate) * sum<HiddenRows>(mine, r + HALF) * root : 0;
-                const float next = __shfl_down_sync(~0u, a, 1);
+        stage<HiddenRows>(
+            first, [&](auto &x) { load_normed(x, vectors.h, weight, now); }, [](Task) { return Dated(0); },
+            [](Task task, int r) { return r % HALF < task.count; },
+            [&](Task task, Sums<HiddenRows> sums, Dated) {
+                const int r = thread % 32, to = task.number * HALF + r;
+                const float a = silu(sums.at[0]) * sum_of<HALF>(sums, r), next = __shfl_down_sync(~0u, a, 1);
                 if (r < task.count && (PER_GATE == 8 || r % 2 == 0)) {
                     if constexpr (PER_GATE == 8) publish(vectors.a + Spread<8>::place(to), a, now);
                     else publish(vectors.a + Spread<4>::place(to / 2), pack(a, next, T()), now);
                 }
-            }
-        }
+            });
     }
 };
 
@@ -232,8 +254,8 @@ one_launch(const T *weights, const long long *places, const double *turns, const
     const int thread = threadIdx.x, tokens = *kv_len - 1;
     if (tokens < 0 || tokens >= capacity) return;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
+    if (thread < SUMS) memory.laid_down[thread].init(MULTIPLIERS);
     if (thread == 0) memory.taken.ring.init(1, MULTIPLIERS);
-    if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread);
     __syncthreads(); // behind it nobody needs the number of launches any more
 
     const Model model = {weights, keys, values, places, norm_at, head_at};
@@ -242,6 +264,8 @@ one_launch(const T *weights, const long long *places, const double *turns, const
         const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
         Worker worker = {model, line, logits, reinterpret_cast<T *>(shared),
                          Vectors(vectors), memory, date, eps, thread, *token};
+        if (thread < 32) memory.turns[thread] = Turns(turns, tokens, thread); // while the first weights come
+        sync_multipliers();
         worker.run();
         return;
     }

@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")  # headers: by what it includes
 THREADS, WARPS = 512, 16  # that multiply; one warp more copies
 SLOT, TILE, TILES, CHUNK = 32768, 16, 4, 32  # bytes of a slot, at least; tokens of a tile; tiles, channels of a task
+SUMS = 8  # tasks whose sums are there at a time: more than slots
 MOST_GROUP = 8  # query heads of a kv head
 MOST_HEAD_DIM = 256  # a longer head has too few tiles a slot: more teams of warps than a block has named barriers
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
@@ -71,22 +72,11 @@ def plan(sizes, room):
     slot = -(-max(SLOT, 4 * hidden, 2 * n_heads * head_dim, 2 * ffn) // 128) * 128
     group, tiles = n_heads // n_kv_heads, min(TILES, slot // (4 * TILE * head_dim))
     attention = WARPS // tiles * (2 * group * (head_dim + 8) + 4 * head_dim + 8 * tiles * group)
-    rows = max(_rows(slot, cols) for cols in (hidden, n_heads * head_dim, ffn))
-    fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + 2 * rows * (WARPS + 1) * 4 + 8 * WARPS + 1024
+    fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + SUMS * (4 * THREADS + 8) + 8 * WARPS + 1024
     fixed += 32 * 8 * -(-head_dim // 64)
     slots = (room - fixed) // slot
     # all the room: where the driver may leave more to L1, products take longer (kernels/gemv/ring_plan.py)
     return Plan(slot, slots, room, tiles * TILE) if slots >= 2 else None
-
-
-def _rows(slot, cols):
-    """Rows of a group: Rows::ROWS in token_tasks.cuh."""
-    team = 32
-    while team < cols // 8 and team < THREADS:
-        team *= 2
-    teams = THREADS // team
-    fit = slot // (2 * cols * teams)
-    return teams * (4 if fit >= 4 else 2 if fit >= 2 else 1)
 
 
 def _sizes(config):
@@ -203,7 +193,8 @@ class OneLaunch(Step):
         rows = [[*at[i * each : (i + 1) * each], keys_at[i], values_at[i]] for i in range(n_layers)]
         self.places = torch.tensor(rows, dtype=torch.int64, device=self.device)
         spread = sum(-(-n // 256) * 256 for n in (c.hidden, c.n_heads * c.head_dim, c.hidden, c.ffn))
-        partials = -(-self.capacity // self.plan.tokens) * c.n_heads * (c.head_dim + 2)
+        of_group = -(-c.n_heads * c.head_dim // 256) * 128 + 2 * c.n_heads  # PARTIAL in token_attention.cuh
+        partials = -(-self.capacity // self.plan.tokens) * of_group
         rows = (c.n_heads + 2 * c.n_kv_heads) * c.head_dim
         self.vectors = torch.zeros(spread + rows + partials, dtype=torch.int64, device=self.device)
         self.tickets.zero_()

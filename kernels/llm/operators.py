@@ -82,8 +82,9 @@ def _greedy_fake(pdl=False, **tensors):
     operations.expect_greedy(**tensors, memory=False)
 
 
+FURTHER = "float eps=1e-06, float? scale=None, bool beside=False"
 attend = operator(
-    "llm_attend", PLAIN.replace("float eps=1e-06", "float eps=1e-06, float? scale=None"), fake=_attended,
+    "llm_attend", PLAIN.replace("float eps=1e-06", FURTHER), fake=_attended,
 )(attending.attend)  # fmt: skip
 greedy = operator(
     "llm_greedy", "Tensor logits, Tensor(t!) token, Tensor(l!) kv_len, Tensor(s!) state, bool pdl=False",

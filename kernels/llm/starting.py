@@ -24,8 +24,6 @@ SHARD = 2 << 30  # bytes of a file of a checkpoint
 CHILD = """
 import sys, time
 begin = float(sys.argv.pop(1))
-from models import early
-early.begin(sys.argv[1:])  # as the command does
 import models.generate as generate
 said = {"imports": time.time() - begin}
 load = generate.load
@@ -68,7 +66,7 @@ def start(runs=3, shape=shapes.MISTRAL_7B):
         part: dict(zip(("s", "least", "most"), _spread([one[part] for one in found if part in one]))) for part in parts
     }
     print(f"a checkpoint of {shape.name} was written to {home} in {written:.1f} s", flush=True)
-    names = "early", "generate", "gpu", "gpu_weights", "prefill", "upload", "weights"
+    names = "generate", "gpu", "gpu_weights", "prefill", "upload", "weights"
     sources = ("kernels/llm/starting.py", *(f"models/{name}.py" for name in names))
     return Table(f"From the command to the first token: {shape.name}, fp16, in the page cache", rows, sources)
 

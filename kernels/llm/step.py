@@ -34,6 +34,8 @@ class Step:
     token (1,) int64 and kv_len (1,) int32, tokens in the cache with this one: written by the caller. logits (vocab,).
     """
 
+    beside = False  # whether blocks of attention, with PDL, leave room for other launches' blocks beside them
+
     def __init__(self, config, weights, dtype, device, *, pdl=True, one_attention=True):
         self.config, self.weights, self.pdl, self.one_attention = config, weights, pdl, one_attention
         self.device = torch.device(device)
@@ -79,7 +81,7 @@ class Step:
     def attend(self, layer, keys, values):
         """Steps 3 to 5: one launch, or three."""
         if self.one_attention and self._attends(keys):
-            self._place(llm.attend, layer, keys, values, self.mixed[0])
+            self._place(llm.attend, layer, keys, values, self.mixed[0], beside=self.beside and self.pdl)
         else:
             self.rotate(layer, keys, values)
             self.mix(keys, values)
@@ -94,11 +96,11 @@ class Step:
         """Steps 3 and 4."""
         self._place(llm.rope_append, layer, keys, values, self.q[0])
 
-    def _place(self, launch, layer, keys, values, out):
+    def _place(self, launch, layer, keys, values, out, **options):
         c = self.config
         launch(
             self.qkv.view(-1, c.head_dim), self.turns, self.kv_len, keys, values, bias=layer.bias_rows,
-            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=out, pdl=self.pdl,
+            q_norm=layer.q_norm, k_norm=layer.k_norm, eps=c.eps, out=out, pdl=self.pdl, **options,
         )  # fmt: skip
 
     def mix(self, keys, values):
@@ -143,7 +145,9 @@ class Step:
 
 
 class FewBits(Step):
-    """As many launches, of products in few bits."""
+    """As many launches, of products in few bits, whose neighbours' blocks share multiprocessors."""
+
+    beside = True
 
     def project(self, layer):
         fused.norm_gemv(layer.Wqkv, self.x, layer.attention_norm, self.config.eps, out=self.qkv, pdl=self.pdl)

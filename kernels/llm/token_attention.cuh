@@ -6,7 +6,8 @@
 #define DTYPE SHAPE::T
 #include "head.cuh"
 
-constexpr int PARTIAL = HEAD_DIM + 2; // numbers of a query head and a group of tokens: maximum, sum, channels
+/* What attention finds of a group of tokens: a vector as `mixed`, behind it each query head's maximum and sum. */
+constexpr int OF_HEADS = Spread<4>::size(Q_ROWS), PARTIAL = OF_HEADS + 2 * S::HEADS;
 constexpr int TEAMS = MULTIPLIERS / TILES; // of warps: each has a task of its own, and a warp of it a tile
 constexpr int NEW_HEADS = (GROUP + 2 + TILES - 1) / TILES; // that a warp makes ready, at most
 constexpr int MERGE_DEPTH = 4; // groups of tokens that a warp asks for at once
@@ -68,14 +69,13 @@ struct Attention {
         }
     }
     /* Key and value of the newest token into their tile, and into the cache for later launches. By a warp. */
-    __device__ __forceinline__ void append(T *slot, int layer, int kv_head, int token) const {
+    __device__ __forceinline__ void append(T *slot, T *keys, T *values, int kv_head, int token) const {
         for (int i = lane; i < 2 * HEAD_DIM; i += 32) {
             const int is_v = i / HEAD_DIM, channel = i % HEAD_DIM;
             const T number = memory.fresh[team][is_v][channel];
             T *tile = slot + token / TILE * 2 * TILE_SIZE + is_v * TILE_SIZE;
             tile[place_of(token % TILE, channel / 8) + channel % 8] = number;
-            T *cache = is_v ? model.values_of(layer) : model.keys_of(layer);
-            cache[(long long)position * KV_ROWS + kv_head * HEAD_DIM + channel] = number;
+            (is_v ? values : keys)[(long long)position * KV_ROWS + kv_head * HEAD_DIM + channel] = number;
         }
     }
     /* A warp's tile: its weighted values take the place of its keys, (GROUP, HEAD_DIM) floats. */
@@ -121,21 +121,26 @@ struct Attention {
         if (g < GROUP && c == 0) memory.max_and_sum[team][warp][g] = make_float2(high, total[0]);
     }
     /* What the tiles have, relative to one maximum. */
-    __device__ __forceinline__ void hand_on(const T *slot, Dated *to, unsigned date) const {
-        for (int i = 32 * warp + lane; i < GROUP * HEAD_DIM; i += 32 * TILES) {
+    __device__ __forceinline__ void hand_on(const T *slot, Dated *to, int first, unsigned date) const {
+        for (int i = 2 * (32 * warp + lane); i < GROUP * HEAD_DIM; i += 2 * 32 * TILES) {
             const int head = i / HEAD_DIM, channel = i % HEAD_DIM;
-            float high = LOWEST, total = 0, sum = 0;
+            float high = LOWEST, total = 0, sums[2] = {};
 #pragma unroll
             for (int t = 0; t < TILES; t++) high = fmaxf(high, memory.max_and_sum[team][t][head].x);
 #pragma unroll
             for (int t = 0; t < TILES; t++) {
                 const float2 pair = memory.max_and_sum[team][t][head];
+                const float2 tile = *reinterpret_cast<const float2 *>(
+                    reinterpret_cast<const float *>(slot + t * 2 * TILE_SIZE) + i);
                 const float weight = exp2_approx(pair.x - high);
-                total += weight * pair.y;
-                sum += weight * reinterpret_cast<const float *>(slot + t * 2 * TILE_SIZE)[i];
+                total += weight * pair.y, sums[0] += weight * tile.x, sums[1] += weight * tile.y;
             }
-            publish(to + head * PARTIAL + 2 + channel, sum, date);
-            if (channel < 2) publish(to + head * PARTIAL + channel, channel ? total : high, date);
+            const int pair = ((first + head) * HEAD_DIM + channel) / 2;
+            publish(to + Spread<4>::place(pair), pack(sums[0] / total, sums[1] / total, T()), date);
+            if (channel == 0) {
+                publish(to + OF_HEADS + 2 * (first + head), high, date);
+                publish(to + OF_HEADS + 2 * (first + head) + 1, total, date);
+            }
         }
     }
 };
@@ -145,13 +150,14 @@ struct Attention {
 __device__ __noinline__ void attend(const Attention team, Task task, T *slot, unsigned date) {
     const int kv_head = task.number % KV_HEADS, newest = team.position - task.number / KV_HEADS * TOKENS;
     const bool last = newest < TOKENS;
+    T *keys = team.model.keys_of(task.layer), *values = team.model.values_of(task.layer); // looked up while q is made
     team.make_heads_ready(task.layer, kv_head, last, date);
     sync_team(team.team);
-    if (last && team.warp == newest / TILE) team.append(slot, task.layer, kv_head, newest);
+    if (last && team.warp == newest / TILE) team.append(slot, keys, values, kv_head, newest);
     __syncwarp();
     team.mix_tile(slot + team.warp * 2 * TILE_SIZE, (last ? newest + 1 : TOKENS) - team.warp * TILE);
     sync_team(team.team);
-    team.hand_on(slot, team.partials + (long long)task.number * GROUP * PARTIAL, date);
+    team.hand_on(slot, team.partials + (long long)(task.number / KV_HEADS) * PARTIAL, kv_head * GROUP, date);
 }
 
 /* Some channels of a query head, of what all groups of tokens found. A lane for a channel, a warp for every
@@ -160,14 +166,14 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
                                       unsigned date, int thread) {
     const int warp = thread / 32, lane = thread % 32, head = task.number / CHUNKS;
     const int channel = task.number % CHUNKS * CHUNK + lane, there = min(channel, HEAD_DIM - 1);
-    const int kv_head = head / GROUP, of_group = head % GROUP;
     float high = LOWEST, total = 0, sum = 0;
     for (int group = warp; group < groups; group += MERGE_DEPTH * MULTIPLIERS) {
         float found[3 * MERGE_DEPTH];
         wait_for_all(found, date, [&](int n) {
             const int mine = min(group + n / 3 * MULTIPLIERS, groups - 1);
-            const long long row = ((long long)mine * KV_HEADS + kv_head) * GROUP + of_group;
-            return partials + row * PARTIAL + (n % 3 < 2 ? n % 3 : 2 + there);
+            const Dated *of_group = partials + (long long)mine * PARTIAL;
+            const int pair = (head * HEAD_DIM + there) / 2;
+            return of_group + (n % 3 < 2 ? OF_HEADS + 2 * head + n % 3 : Spread<4>::place(pair));
         });
         const float before = high;
 #pragma unroll
@@ -176,8 +182,9 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
         total *= scale, sum *= scale;
 #pragma unroll
         for (int d = 0; d < MERGE_DEPTH; d++) {
-            const float w = group + d * MULTIPLIERS < groups ? exp2_approx(found[3 * d] - high) : 0;
-            total += w * found[3 * d + 1], sum += w * found[3 * d + 2];
+            const float w = group + d * MULTIPLIERS < groups ? exp2_approx(found[3 * d] - high) * found[3 * d + 1] : 0;
+            const float2 pair = unpack(__float_as_uint(found[3 * d + 2]), T());
+            total += w, sum += w * (there % 2 ? pair.y : pair.x);
         }
     }
     memory.sums[warp][lane] = sum;
@@ -190,5 +197,7 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
         const float weight = exp2_approx(memory.max_and_sum[w].x - high);
         total += weight * memory.max_and_sum[w].y, sum += weight * memory.sums[w][lane];
     }
-    if (channel < HEAD_DIM) publish(mixed + Spread<8>::place(head * HEAD_DIM + channel), sum / total, date);
+    const float mine = sum / total, next = __shfl_down_sync(~0u, mine, 1);
+    if (channel < HEAD_DIM && channel % 2 == 0)
+        publish(mixed + Spread<4>::place((head * HEAD_DIM + channel) / 2), pack(mine, next, T()), date);
 }

@@ -26,6 +26,7 @@ constexpr int KV_HEADS = S::HEADS / GROUP, Q_ROWS = S::HEADS * HEAD_DIM, KV_ROWS
 constexpr int QKV_ROWS = Q_ROWS + 2 * KV_ROWS;
 constexpr int MULTIPLIERS = 16, THREADS = 32 * MULTIPLIERS; // warps that multiply; one more copies
 constexpr int FIT = SLOT / (4 * TILE_SIZE), TILES = FIT < 4 ? FIT : 4, TOKENS = TILES * TILE; // of a group of tokens
+constexpr int FEW_GROUPS = 4; // of tokens, that each block merges for itself
 constexpr int CHUNK = 32, CHUNKS = (HEAD_DIM + CHUNK - 1) / CHUNK; // channels of a merge's part
 static_assert(GROUP <= 8 && TILE == 16 && TILES > 0, "a kv head's queries are half the rows of an mma");
 
@@ -90,11 +91,14 @@ struct Line {
     long long vocab;
 
     __device__ __forceinline__ int attends() const { return token_groups * KV_HEADS; }
+    /* Whether groups of tokens are merged by tasks; few of them each block merges for itself. */
+    __device__ __forceinline__ bool merged() const { return token_groups > FEW_GROUPS; }
     /* Ticket number n of the launch. */
     __device__ __forceinline__ Task task(unsigned n) const {
-        constexpr int qkv = HiddenRows::groups(QKV_ROWS), merges = S::HEADS * CHUNKS, out = HeadRows::groups(S::HIDDEN),
+        constexpr int qkv = HiddenRows::groups(QKV_ROWS), out = HeadRows::groups(S::HIDDEN),
                       glu = HiddenRows::groups(S::FFN, HALF), down = FfnRows::groups(S::HIDDEN);
         if (n == 0) return {EMBED, 0, 0, 0};
+        const int merges = merged() ? S::HEADS * CHUNKS : 0;
         const int of_layer = qkv + attends() + merges + out + glu + down;
         const int layer = (n - 1) / of_layer;
         int i = n - 1 - layer * of_layer;
@@ -217,6 +221,19 @@ struct Loader {
         const T *keys = cache.rows + at, *values = cache.more + at;
         const unsigned to = hidden(memory + phase.stage * SLOT, lane);
         const CachePolicy once = evict_first();
+        if (32 % WORDS == 0 && TOKENS * WORDS % 32 == 0 && task.count == TOKENS) {
+            constexpr int EACH = 32 / WORDS; // tokens of the warp at a time
+            const int mine = lane / WORDS, word = lane % WORDS;
+            const T *key = keys + (long long)mine * KV_ROWS + word * 8, *value = values + (key - keys);
+#pragma unroll
+            for (int i = 0; i < TOKENS / EACH; i++) {
+                const int token = i * EACH + mine, tile = i * EACH / TILE;
+                const unsigned place = to + (tile * 2 * TILE_SIZE + place_of(token % TILE, word)) * BYTES;
+                copy_async(place, key + i * EACH * KV_ROWS, once);
+                copy_async(place + TILE_SIZE * BYTES, value + i * EACH * KV_ROWS, once);
+            }
+            return;
+        }
 #pragma unroll 4
         for (int i = lane; i < TOKENS * WORDS; i += 32) {
             const int token = i / WORDS, word = i % WORDS;

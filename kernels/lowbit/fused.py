@@ -24,9 +24,15 @@ from lab.prepared import Calls
 from lab.tensors import DTYPES, expect, output
 
 HERE = Path(__file__).resolve().parent
-SOURCES = tuple(f"kernels/lowbit/{name}" for name in ("fused_row.cu", "plan.py", "layout.py"))
+SOURCES = tuple(f"kernels/lowbit/{name}" for name in ("fused_row.cu", "fused.py", "plan.py", "layout.py"))
 HALF_TILE = 8  # rows of W_gate, and of W_up, that lie together
 RESERVED = 128  # bytes of shared memory that the kernel has besides what the plan knows of: squares
+# With PDL, as a layer's launches were fastest one behind another on an H200: stages asked for before the wait; and
+# stages of a ring, where a team has few tiles, and where it has many, so that a block of a neighbour in the layer finds
+# room beside ours and asks for its own while we still work. None: as many as there is room for
+BEFORE_WAIT = {8: 2, 4: 1, 2: 1}
+RING = {8: (3, None), 4: (2, 3), 2: (None, None)}
+FEW_TILES, FEW_UNITS = 3, 2  # of a team; of a warp: the ring stays deep where tiles are wide
 CALLS = Calls("lowbit.fused")
 NORM, RESIDUAL = "Tensor norm, float eps=1e-05, ", "Tensor residual, "
 
@@ -137,17 +143,7 @@ def _run(where, look, Wq, x, other, eps, out, pdl):
     return y
 
 
-def ahead_of(weight, most, warps):
-    """A kernel's arguments for ask_ahead (device/hopper/ahead.cuh): of this QuantizedWeight so many bytes at most."""
-    if weight is None or most <= 0:
-        return None, 0, None, 0
-    parts = weight if isinstance(weight, tuple) else (weight.packed, weight.factors)
-    share = min(1, most / sum(part.nbytes for part in parts))
-    pieces = [int(share * part.nbytes / warps) // 16 * 16 for part in parts]
-    return parts[0], pieces[0], parts[1], pieces[1]
-
-
-def _launch(where, Wq, x, other, eps, out, pdl, next=None, next_bytes=0, ask_at=None, **further):
+def _launch(where, Wq, x, other, eps, out, pdl, **further):
     """Without looking at the arguments; `further` goes to the SIMT machine, whose report comes back."""
     aligned = x.data_ptr() % 16 == 0 == other.data_ptr() % 16
     found = _plan(Wq.shape, Wq.bits, Wq.group, Wq.factors.dtype, _room(x.device), aligned, pdl)
@@ -155,23 +151,22 @@ def _launch(where, Wq, x, other, eps, out, pdl, next=None, next_bytes=0, ask_at=
         raise ValueError(f"{where}: Wq has columns that would be split, {Wq.shape[1]} of them; gemv takes such")
     normed = eps is not None
     kernel = _kernel(found.options(DTYPES[x.dtype], DTYPES[Wq.factors.dtype]), normed, where == "norm_glu")
-    ahead = ahead_of(next, next_bytes, found.blocks * found.warps)
-    ask_at = (
-        max(0, found.team_tiles - found.stages // -(-found.units // found.stage_units)) if ask_at is None else ask_at
-    )
-    args = (x, other if normed else None, None if normed else other, out, *Wq.shape, float(eps or 0), *ahead, ask_at)
+    args = (x, other if normed else None, None if normed else other, out, *Wq.shape, float(eps or 0))
     return kernel(found.blocks, found.block, Wq.packed, Wq.factors, *args, shared=found.shared, pdl=pdl, **further)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(shape, bits, group, dtype, room, aligned, pdl):
-    """That of `gemv` for one row of x; None where it splits columns."""
+    """That of `gemv` for one row of x, with stages as above; None where it splits columns."""
     rows, cols = shape
     group = 0 if group is None or group == cols else group
     multiprocessors, shared = room
-    found = plan(
-        rows, cols, 1, bits, group, dtype.itemsize, multiprocessors, shared - RESERVED, aligned and cols % 8 == 0, pdl
-    )
+    given = rows, cols, 1, bits, group, dtype.itemsize, multiprocessors, shared - RESERVED, aligned and cols % 8 == 0
+    found = plan(*given, pdl)
+    if pdl and found.splits == 1:
+        most = RING[bits][found.team_tiles > FEW_TILES] if found.units <= FEW_UNITS else None
+        stages = min(found.stages, most or found.stages)
+        found = plan(*given, pdl, teams=found.teams, stages=stages, stages_before_wait=min(stages, BEFORE_WAIT[bits]))
     return found if found.splits == 1 else None
 
 

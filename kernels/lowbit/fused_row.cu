@@ -21,7 +21,6 @@
 #define Y __half
 #define AROUND Around<true, true, false>
 #endif
-#include "../device/hopper/ahead.cuh"
 #include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "few_rows.cuh"
@@ -115,8 +114,7 @@ struct Results {
 
 extern "C" __global__ void __launch_bounds__(B::THREADS, 1)
 fused_row(const uint4 *packed, const W::Scale *factors, const X *x, const X *norm, const X *residual, X *y,
-          long long rows, int cols, float eps, const uint4 *next, int next_piece, const uint4 *next_factors,
-          int next_factors_piece, int ask_at) {
+          long long rows, int cols, float eps) {
     let_next_kernel_start();
     extern __shared__ __align__(16) uint4 shared[];
     __shared__ float squares[B::WARPS];
@@ -134,9 +132,6 @@ fused_row(const uint4 *packed, const W::Scale *factors, const X *x, const X *nor
     if (NORM)
 #pragma unroll
         for (int u = 0; u < UNITS; u++) norm_weight[u] = load_x<uint2, I>(norm, share, cols, 1, 0, u, 4 * lane);
-
-    if (ask_at < 0 && lane == 0)
-        ask_ahead(next, next_piece, next_factors, next_factors_piece, blockIdx.x * B::WARPS + warp);
 
     // 2. wait for the kernel ahead
     wait_for_previous_kernel();
@@ -165,8 +160,6 @@ fused_row(const uint4 *packed, const W::Scale *factors, const X *x, const X *nor
         int tile = share.first_tile + begin * share.tile_stride;
 #pragma unroll 1
         for (int i = 0; i < TILES_IN_PHASE && tile < share.tiles; i++, tile += share.tile_stride) {
-            if (begin + i == ask_at && lane == 0)
-                ask_ahead(next, next_piece, next_factors, next_factors_piece, blockIdx.x * B::WARPS + warp);
             // 4. multiply, and scale once a group
             float t[EIGHTS][2] = {};
             multiply_tile(t, weights, x_fragments, digits, share, lane);

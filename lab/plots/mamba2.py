@@ -73,7 +73,8 @@ def conv_window(tokens=10, width=4, piece=6):
 def layer_kinds(models):
     """What each layer of some models is, a row a model. models  {name: [kind, ...]}"""
     picture, axis = figure(9.5, 0.9 + 0.42 * len(models))
-    kinds = list(dict.fromkeys(kind for layers in models.values() for kind in layers))
+    every = [kind for layers in models.values() for kind in layers]
+    kinds = sorted(dict.fromkeys(every), key=every.count, reverse=True)
     colours = dict(zip(kinds, (WEIGHTS, COLOURS[1], COLOURS[2])))
     for row, layers in enumerate(models.values()):
         for n, kind in enumerate(layers):
@@ -98,7 +99,10 @@ def over_context(context, panels, title):
     for axis, (label, lines) in zip(np.ravel(axes), panels.items()):
         for n, (name, values) in enumerate(lines.items()):
             axis.plot(context, values, color=COLOURS[n % len(COLOURS)], linewidth=2, label=name)
-        axis.set(xscale="log", yscale="log", xlabel="tokens so far")
+        axis.set(yscale="log", xlabel="tokens so far")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks([1 << k for k in range(0, 64, 3) if min(context) <= 1 << k <= max(context)])
+        axis.yaxis.set_minor_formatter(lambda v, _: f"{v:,g}" if f"{v:e}"[0] in "25" else "")
         axis.set_title(label, loc="left", fontsize=10.5)
         axis.xaxis.set_major_formatter(lambda v, _: _short(v))
         axis.yaxis.set_major_formatter(lambda v, _: f"{v:,g}")
