@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from exercise_contract import SourceContract
+from mamba2_answers import OTHERS
 from wrong.mamba2 import RIGHT, WRONG
 
 from exercises.checks import mamba2 as checks
@@ -109,3 +110,10 @@ def test_to_the_nearest_a_state_stands_still():
         return np.rint(h / scale) * scale
 
     assert _stays(nearest) == 1
+
+
+@pytest.mark.parametrize("way", OTHERS)
+def test_other_right_answers_pass(way, capsys):
+    number, answer = OTHERS[way]
+    exercise = judge(number, answer)
+    assert exercise.passed, exercise.message

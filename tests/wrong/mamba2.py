@@ -62,6 +62,13 @@ def _divides_zeros(h, u):
     return codes, np.where(scales > 0, scales, np.nan)
 
 
+def _overflows(h, u):
+    """As it comes in float32, and always up where there is anything behind the point."""
+    scales = (np.abs(h).max(axis=1) / np.float32(127)).astype(np.float32)
+    q = h / np.where(scales > 0, np.nextafter(scales, np.float32(0)), 1)[:, None]
+    return (np.floor(q) + (q - np.floor(q) > u)).astype(int).astype(np.int8), scales
+
+
 def _draws(h, u):
     return CODES(h, np.random.default_rng().random(h.shape).astype(np.float32))
 
@@ -82,6 +89,7 @@ EX4 = {
     "a scale for all rows": ((HALF, _codes(largest=lambda h: np.full(len(h), np.abs(h).max()))), "scales["),
     "the largest, not the largest magnitude": ((HALF, _codes(largest=lambda h: h.max(axis=1))), "a negative number"),
     "zeros over zero": ((HALF, _divides_zeros), "with zeros"),
+    "a quotient above 127, as it comes": ((HALF, _overflows), "expected −127 to 127"),
     "codes of 16 bits": ((HALF, _codes(type=np.int16)), "has dtype int16, expected int8"),
     "draws numbers of its own": ((HALF, _draws), "to_codes: with"),
     "no scales": ((HALF, lambda h, u: CODES(h, u)[0]), "expected (codes, scales)"),
