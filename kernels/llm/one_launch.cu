@@ -28,18 +28,14 @@
 #include "token_attention.cuh"
 #include "token_products.cuh"
 
-/* No warp waits for the others behind a product: only the one that adds up, each in its turn. A warp cannot be further
-   ahead of it than the ring has slots, so parts of the sums have as many places and one more. What has a barrier of all
-   warps (merges, squares) lies by turns here and there: a place is written again behind the barrier of the other. */
-constexpr int SUMS = 8;
-static_assert(S::SLOTS < SUMS, "a warp may be as far ahead as the ring has slots");
+/* Parts of the sums of a task's rows lie by turns here and there, so that one may be read meanwhile: each is written
+   again behind the barrier of the other, so only tasks with a barrier are counted for it. */
 struct Memory {
     Taken taken;
     AttentionMemory attention;
     MergeMemory merges[2];
-    alignas(16) float partial[SUMS][THREADS];
-    Barrier laid_down[SUMS];
-    float squares[2][MULTIPLIERS];
+    alignas(16) float partial[2][THREADS];
+    float squares[MULTIPLIERS];
     Turns turns[32]; // of each lane
 };
 
@@ -55,7 +51,7 @@ struct Worker {
     int thread;
     long long token;
     Phase<S::SLOTS> phase;
-    unsigned count = 0, norms = 0, merges = 0, attends = 0; // products, vectors normed, other tasks
+    unsigned count = 0, attends = 0; // tasks with a barrier, tasks of attention
 
     __device__ __forceinline__ unsigned date(int layer) const { return first_date + layer; }
     /* The next task, when what it reads of weights or tokens is there. */
@@ -96,9 +92,9 @@ struct Worker {
                 break;
             }
             case MERGE:
-                merge(memory.merges[merges++ % 2], task, line.token_groups, vectors.partials, vectors.mixed, now,
-                      thread);
+                merge(memory.merges[count % 2], task, line.token_groups, vectors.partials, vectors.mixed, now, thread);
                 release();
+                count++;
                 break;
             case OUTPUT: output(task, now); break;
             case GLU: glu(task, model.part(task.layer, FFN_NORM), now); break;
@@ -119,20 +115,11 @@ struct Worker {
             publish(vectors.x + Spread<8>::place(i), there ? (float)row[i] : __int_as_float(0x7fffffff), now);
     }
 
-    /* This warp's part of a task's sums is laid down, and it needs the slot no more. Whether it is the one to make
-       results of them: then all parts are there. */
+    /* All sums of a task are laid down. Whether this warp is the one to make results of them: each in its turn. */
     __device__ __forceinline__ bool summed() {
-        Barrier &all = memory.laid_down[count % SUMS];
-        __syncwarp();
-        if (thread % 32 == 0) {
-            all.arrive();
-            memory.taken.ring.release(phase);
-        }
-        phase.advance();
-        const bool mine = thread / 32 == count % MULTIPLIERS;
-        if (mine) all.wait(count / SUMS % 2);
-        count++;
-        return mine;
+        const int turn = count++ % MULTIPLIERS;
+        sync_multipliers();
+        return thread / 32 == turn;
     }
     /* x · weight / √(mean of x² + eps) */
     __device__ __forceinline__ void load_normed(Part<HiddenRows> &x, const Dated *from, const T *weight, unsigned now) {
@@ -147,12 +134,11 @@ struct Worker {
 #pragma unroll
                 for (int i = 0; i < 8; i++) sum += at[k][i] * at[k][i];
             sum = warp_sum(sum);
-            float *squares = memory.squares[norms++ % 2];
-            if (thread % 32 == 0) squares[thread / 32] = sum;
-            sync_multipliers();
+            if (thread % 32 == 0) memory.squares[thread / 32] = sum;
+            sync_multipliers(); // what is read here is written again behind the barriers of tasks
             float total = 0;
 #pragma unroll
-            for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += squares[w];
+            for (int w = 0; w < HiddenRows::TEAM / 32; w++) total += memory.squares[w];
             const float root = rsqrtf(total / S::HIDDEN + eps);
 #pragma unroll
             for (int k = 0; k < HiddenRows::WORDS; k++) {
@@ -174,7 +160,8 @@ struct Worker {
             Words<R> w;
             take<R>(w, slot(), thread, [=](int r) { return valid(task, r); });
             const Dated seen = thread / 32 == count % MULTIPLIERS ? look_up(task) : 0; // whose turn it will be
-            const float *laid_down = multiply<R>(x, w, memory.partial[count % SUMS], thread);
+            const float *laid_down = multiply<R>(x, w, memory.partial[count % 2], thread);
+            release();
             if (summed()) done(task, add_up<R>(laid_down, thread % 32), seen);
             task = wait_task();
             if (!task.like(first)) return;
@@ -254,7 +241,6 @@ one_launch(const T *weights, const long long *places, const double *turns, const
     const int thread = threadIdx.x, tokens = *kv_len - 1;
     if (tokens < 0 || tokens >= capacity) return;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(state + 1);
-    if (thread < SUMS) memory.laid_down[thread].init(MULTIPLIERS);
     if (thread == 0) memory.taken.ring.init(1, MULTIPLIERS);
     __syncthreads(); // behind it nobody needs the number of launches any more
 

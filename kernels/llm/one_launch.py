@@ -20,7 +20,6 @@ HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/llm/one_launch.cu", "kernels/llm/one_launch.py")  # headers: by what it includes
 THREADS, WARPS = 512, 16  # that multiply; one warp more copies
 SLOT, TILE, TILES, CHUNK = 32768, 16, 4, 32  # bytes of a slot, at least; tokens of a tile; tiles, channels of a task
-SUMS = 8  # tasks whose sums are there at a time: more than slots
 MOST_GROUP = 8  # query heads of a kv head
 MOST_HEAD_DIM = 256  # a longer head has too few tiles a slot: more teams of warps than a block has named barriers
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
@@ -72,7 +71,7 @@ def plan(sizes, room):
     slot = -(-max(SLOT, 4 * hidden, 2 * n_heads * head_dim, 2 * ffn) // 128) * 128
     group, tiles = n_heads // n_kv_heads, min(TILES, slot // (4 * TILE * head_dim))
     attention = WARPS // tiles * (2 * group * (head_dim + 8) + 4 * head_dim + 8 * tiles * group)
-    fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + SUMS * (4 * THREADS + 8) + 8 * WARPS + 1024
+    fixed = attention + 2 * (4 * WARPS * CHUNK + 8 * WARPS) + 2 * 4 * THREADS + 4 * WARPS + 1024
     fixed += 32 * 8 * -(-head_dim // 64)
     slots = (room - fixed) // slot
     # all the room: where the driver may leave more to L1, products take longer (kernels/gemv/ring_plan.py)
