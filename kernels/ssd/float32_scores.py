@@ -16,10 +16,10 @@ many bytes as the float32 had.
 All heads of a group multiply by the same B, C and C B^T, 80 of them in the 2.7B model: so these are cut here, once. The
 scores themselves, of which there are few, are made of three tf32 products, with parts of 11 bits.
 
-Kernels 3 and 5 multiply by Hopper's wgmma, which Triton takes for four warps; but where ptxas makes of it what is not
-to be trusted (machine_code.py), and on other cards, by mma.sync, with two warps, as here. Triton does not put the
-fence.proxy.async that PTX asks for between a copy by cp.async and a wgmma that reads it: so with wgmma, what is loaded
-ahead waits in registers. mma.sync, whose factors are registers, needs no fence.
+Kernels 3 and 5 multiply by Hopper's wgmma, which Triton takes for four warps, where that was faster (see `either`);
+but where ptxas makes of it what is not to be trusted (machine_code.py), and elsewhere, by mma.sync, with two warps, as
+here. Triton does not put the fence.proxy.async that PTX asks for between a copy by cp.async and a wgmma that reads it:
+so with wgmma, what is loaded ahead waits in registers. mma.sync, whose factors are registers, needs no fence.
 """
 
 import torch
@@ -88,10 +88,13 @@ def scores_kernel(
             _store_cut(cut_CB + tile_row * (2 * Q) + (column * TILE + r)[None, :], product, Q)
 
 
-def either(launched, kind, x, large, wgmma, sync):
-    """launched(wgmma) where x lies on a card that has it, the tiles are large enough, and its machine code is sound;
-    else launched(sync). kind: what the machine code depends on."""
-    if large and x.is_cuda and kind not in _sync and machine_code.hopper(x.device.index):
+def either(launched, kind, x, W, tile, wgmma, sync):
+    """launched(wgmma) where that was faster on an H200, x lies on a card that has it, and its machine code is sound;
+    else launched(sync). kind: what the machine code depends on; tile: tokens a side.
+
+    Measured at a headdim of 64 and a dstate of 128. At a headdim of 32 it was slower, other sizes were not tried."""
+    faster = 32 < x.shape[3] <= 64 and W == 128 and tile == TILE
+    if faster and x.is_cuda and kind not in _sync and machine_code.hopper(x.device.index):
         try:
             return launched(wgmma)
         except machine_code.Unsound:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.ssd import machine_code
-from kernels.ssd.float32_scores import cut, either, three_products
+from kernels.ssd.float32_scores import TILE, cut, either, three_products
 from kernels.ssd.launching import filled_up, launch
 
 # Two warps: Triton takes mma.sync, whose factors come from registers, and loads go to shared memory three deep, by
@@ -83,7 +83,9 @@ def run(x, cut_B, dt, cum, dstate, **chosen):
         launch(kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, **options)
         return states, strange
 
-    return either(launched, ("state", headdim, dstate, chunk_size), x, headdim > 32, WGMMA | chosen, SYNC | chosen)
+    return either(
+        launched, ("state", headdim, dstate, chunk_size), x, W, min(TILE, chunk_size), WGMMA | chosen, SYNC | chosen
+    )
 
 
 def tiling(headdim, W, columns, depth, num_warps, **_):

@@ -8,6 +8,7 @@
     schedules   blocks and warps over time          order       from one block's stores to another's loads
     matmul      tiles, banks, phases, roles         fused       decays, roles, the walk of shares
     llm         a token's way, positions, dependent launches, the law of a step
+    mamba2      its block, a convolution's window, lists of layers, costs over the context
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -29,6 +30,7 @@ from lab.plots.llm import (
     task_line,
     task_schedule,
 )
+from lab.plots.mamba2 import conv_window, layer_kinds, mamba2_block, memory_of_heads, over_context
 from lab.plots.matmul import column_banks, ring_phases, role_timeline, tile_levels, tile_raster
 from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, walk, warp_addresses
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
@@ -66,6 +68,7 @@ __all__ = [
     "code_layout",
     "code_values",
     "column_banks",
+    "conv_window",
     "curves",
     "decode_schedule",
     "decode_timeline",
@@ -80,13 +83,17 @@ __all__ = [
     "instruction_order",
     "launch_timeline",
     "law",
+    "layer_kinds",
     "loads_in_flight",
+    "mamba2_block",
+    "memory_of_heads",
     "merge_tree",
     "mma_diagonals",
     "model_step",
     "old_and_new",
     "online_softmax",
     "operand_layout",
+    "over_context",
     "packing_order",
     "panels",
     "rates",
