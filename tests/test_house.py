@@ -160,9 +160,8 @@ def set_up(copy, python=sys.executable, **env):
 
 # Kernels that a reader can hold in mind
 
-TOPICS = ("gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd", "llm")
-# mamba2 stands beside them: its products and its one launch are the frames of fusion's and llm's around other ends
-CUDA = {topic: sorted((ROOT / "kernels" / topic).glob("*.cu*")) for topic in (*TOPICS, "mamba2", "device")}
+TOPICS = ("gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd", "llm", "mamba2")
+CUDA = {topic: sorted((ROOT / "kernels" / topic).glob("*.cu*")) for topic in (*TOPICS, "device")}
 
 
 def code_of(path):

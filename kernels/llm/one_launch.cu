@@ -61,11 +61,7 @@ struct Worker {
     }
     __device__ __forceinline__ T *slot() const { return slots_memory + phase.stage * (SLOT / 2); }
     /* This warp needs task and slot no more. */
-    __device__ __forceinline__ void release() {
-        __syncwarp();
-        if (thread % 32 == 0) memory.taken.ring.release(phase);
-        phase.advance();
-    }
+    __device__ __forceinline__ void release() { release_by_warp(memory.taken.ring, phase, thread); }
 
     __device__ __forceinline__ void run() {
         for (;;) {
@@ -256,7 +252,7 @@ one_launch(const T *weights, const long long *places, const double *turns, const
         return;
     }
     Loader loader = {model, line, memory.taken, shared_address(shared), state, thread % 32};
-    loader.run();
+    put_by_tickets(loader);
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (thread == THREADS && add_acquire_release(state + 2, 1) == gridDim.x - 1) {
         state[0] = state[2] = 0;

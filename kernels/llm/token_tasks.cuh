@@ -13,6 +13,7 @@
 #pragma once
 #include "../attention/tile_products.cuh"
 #include "../device/hidden.cuh"
+#include "../device/hopper/tickets.cuh"
 #include "../device/hopper/tma.cuh"
 
 template <int Hidden, int Heads, int Ffn, bool Biases, bool HeadNorms, int Slot, int Slots> struct Sizes {
@@ -118,10 +119,7 @@ struct Line {
 };
 
 /* What a block has taken: tasks, and with each a slot of shared memory for what it reads. */
-struct Taken {
-    Ring<S::SLOTS> ring;
-    Task tasks[S::SLOTS];
-};
+using Taken = TakenTasks<Task, S::SLOTS>;
 
 /* Start to copy `bytes` bytes, a multiple of 16, which arrive at `full`. */
 __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full, CachePolicy policy) {
@@ -145,25 +143,7 @@ struct Loader {
     int lane;
     Phase<S::SLOTS> phase;
 
-    /* The next ticket, which is not waited for until it is needed. (Of an addition ptxas makes one for all lanes that
-       come together, and has them wait at once: more than half a microsecond for each task. Counting up to a bound it
-       leaves alone.) */
-    __device__ __forceinline__ unsigned take() const {
-        unsigned number = 0;
-        if (lane == 0)
-            asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], 0x80000000;"
-                         : "=r"(number) : "l"(ticket) : "memory");
-        return number;
-    }
-    __device__ __forceinline__ void run() {
-        unsigned first = take(), second = take(); // two, so that one is there when it is wanted
-        for (;;) {
-            if (!put(first)) return;
-            first = take();
-            if (!put(second)) return;
-            second = take();
-        }
-    }
+    __device__ __forceinline__ unsigned take() const { return take_ticket(ticket, lane); }
     /* The task of a ticket, and what it reads, into a slot. One arrival fills a slot, and one of each warp empties it:
        arrivals have their price, so there are no more. */
     __device__ __forceinline__ bool put(unsigned number) {

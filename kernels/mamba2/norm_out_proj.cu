@@ -19,9 +19,9 @@ norm_out_proj(const T *x, const T *norm_weight, const T *W, const T *bias, Resid
     ThreadVector<S::WORDS> x_part, by;
     if (NORM) by.load(norm_weight, cols, thread);
 
-    const CachePolicy once = evict_first();
+    const CachePolicy policy = evict_first();
     Stream weights(shared, product.groups(), thread, [=](int group, Slot slot) {
-        copy_rows<S::ROWS, S::WORDS>(slot, [&](int r) { return product.row(group, r); }, cols, once, thread);
+        copy_rows<S::ROWS, S::WORDS>(slot, [&](int r) { return product.row(group, r); }, cols, policy, thread);
     });
     weights.fill();               // 1
     wait_for_previous_kernel();   // 2

@@ -94,18 +94,14 @@ struct Worker {
     }
     __device__ __forceinline__ const unsigned char *slot() const { return slots + phase.stage * SLOT; }
     /* This warp needs task and slot no more. */
-    __device__ __forceinline__ void release() {
-        __syncwarp();
-        if (thread % 32 == 0) memory.taken.ring.release(phase);
-        phase.advance();
-    }
+    __device__ __forceinline__ void release() { release_by_warp(memory.taken.ring, phase, thread); }
 
     __device__ __forceinline__ void run() {
         for (;;) {
             const Task task = wait_task();
             const unsigned now = first_date + task.layer;
             switch (task.kind) {
-            case EMBED: embed(now); break;
+            case EMBED: begin(now); break;
             case IN: in(task, now); break;
             case STATE: state(task, now); break;
             case OUT: out(task, now); break;
@@ -115,7 +111,7 @@ struct Worker {
         }
     }
 
-    __device__ __forceinline__ void embed(unsigned now) {
+    __device__ __forceinline__ void begin(unsigned now) {
         const T *row = model.weights + token * S::HIDDEN;
         const bool there = token >= 0 && token < vocab;
         for (int i = thread; i < S::HIDDEN; i += S::THREADS)
@@ -289,8 +285,8 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
         worker.run();
         return;
     }
-    Loader loader = {model, line, memory.taken, shared_address(shared), turn, thread % 32};
-    loader.run();
+    Loader loader = {turn, thread % 32, shared_address(shared), memory.taken, model, line};
+    put_by_tickets(loader);
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (thread == S::THREADS && add_acquire_release(turn + 2, 1) == gridDim.x - 1) {
         turn[0] = turn[2] = 0;

@@ -4,7 +4,7 @@
    long before what it waits for is there. */
 #pragma once
 #include "../device/half2.cuh"
-#include "../device/hopper/mbarrier.cuh"
+#include "../device/hopper/tickets.cuh"
 #include "../device/hopper/tma.cuh"
 
 template <typename Type, int Hidden, int Heads, int Headdim, int Dstate, int Groups, int Width, int Threads, int Slots>
@@ -95,49 +95,30 @@ struct Model {
 };
 
 /* What a block has taken: tasks, and with each a slot of shared memory for what it reads. */
-struct Taken {
-    Ring<S::SLOTS> ring;
-    Task tasks[S::SLOTS];
-};
+using Taken = TakenTasks<Task, S::SLOTS>;
 
 /* The warp that takes tickets and copies. All its lanes call. */
 struct Loader {
-    Model model;
-    Line line;
-    Taken &taken;
-    unsigned memory; // of the slots
     unsigned *ticket;
     int lane;
+    unsigned slots; // where they are in shared memory
+    Taken &taken;
+    Model model;
+    Line line;
     Phase<S::SLOTS> phase;
 
-    /* The next ticket, which is not waited for until it is needed; why it counts up to a bound: llm/token_tasks.cuh. */
-    __device__ __forceinline__ unsigned take() const {
-        unsigned number = 0;
-        if (lane == 0)
-            asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], 0x80000000;"
-                         : "=r"(number) : "l"(ticket) : "memory");
-        return number;
-    }
-    __device__ __forceinline__ void run() {
-        unsigned first = take(), second = take(); // two, so that one is there when it is wanted
-        for (;;) {
-            if (!put(first)) return;
-            first = take();
-            if (!put(second)) return;
-            second = take();
-        }
-    }
+    __device__ __forceinline__ unsigned take() const { return take_ticket(ticket, lane); }
     /* The task of a ticket, and what it reads, into a slot. */
     __device__ __forceinline__ bool put(unsigned number) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
-        const Source from = source(task); // looked up here, in front of the wait
+        const Source needs = source(task); // looked up here, in front of the wait
         taken.ring.wait_empty(phase);
         Barrier &full = taken.ring.full[phase.stage];
         if (lane == 0) {
             taken.tasks[phase.stage] = task;
-            if (from.bytes) {
-                full.expect(from.bytes);
-                copy_bulk(memory + phase.stage * SLOT, from.rows, from.bytes, full);
+            if (needs.bytes) {
+                full.expect(needs.bytes);
+                copy_bulk(slots + phase.stage * SLOT, needs.rows, needs.bytes, full);
             } else full.arrive();
         }
         phase.advance();
