@@ -39,6 +39,8 @@ CASES = [
     ("kv_cache/decode.cu", "-DSHAPE=Shape<__half, 128, 4>", "-DCACHE=Cache<Int4, Int4, 32, 0, 32>", "-DRING_STAGES=2"),
     ("llm/one_launch.cu", "-DSHAPE=Shape<__half, 128, 4>", "-DSCHEDULE=Schedule<4, 16, 1, false, false>",
      "-DSIZES=Sizes<4096, 32, 14336, false, false, 32768, 6>", "-DMEMORY=32768"),
+    ("mamba2/norm_in_proj.cu", "-DSHAPE=Shape<__half, 1, 4, 6>", "-DRESIDUAL=float", "-DWIDTH=4"),
+    ("mamba2/norm_out_proj.cu", "-DSHAPE=Shape<__half, 2, 2, 6>", "-DRESIDUAL=float", "-DNORM=1"),
     lowbit(4096, 14336, 2, 1),
     lowbit(4096, 4096, 4, 16),
     lowbit(4096, 14336, 4, 16),

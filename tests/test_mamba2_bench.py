@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import benching, mamba2
-from kernels.mamba2 import bench, prompt, shapes, studies
+from kernels.mamba2 import bench, prompt, prompt_bench, shapes, studies
 from lab import results
 from models import mamba2_torch
 
@@ -29,7 +29,7 @@ def test_every_rung_is_right_and_a_wrong_one_is_found():
     step.token.fill_(3)
     with pytest.raises(ValueError, match="is not right, so it is not timed"):
         bench.checked(name, step, state, wanted)
-    assert all((results.ROOT / source).is_file() for source in bench.PROMPT)
+    assert all((results.ROOT / source).is_file() for source in prompt_bench.SOURCES)
 
 
 def test_a_tokens_bytes_are_those_of_weights_and_of_states_twice():

@@ -13,7 +13,15 @@ from triton import knobs
 from triton.compiler import ASTSource
 
 import simt
-from kernels.ssd import chunk_cumsum, float32, float32_passing, float32_scan, float32_scores, float32_state
+from kernels.ssd import (
+    chunk_cumsum,
+    float32,
+    float32_passing,
+    float32_scan,
+    float32_scores,
+    float32_state,
+    machine_code,
+)
 from lab.triton_on_simt import HOPPER
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32"}
@@ -42,11 +50,13 @@ def compiled(kernel, tensors, numbers, constants, options):
 
 
 def on_the_machine(seen, run):
-    """A launch that goes to the SIMT machine, if `run`; seen: gets {kernel: (PTX, bytes of a thread's stack)}."""
+    """A launch that goes to the SIMT machine, if `run`; seen: gets {kernel: (PTX, bytes of a thread's stack,
+    what descriptors of wgmma come from)}."""
 
     def launch(kernel, grid, tensors, numbers, constants=(), **options):
         made, left = compiled(kernel, tensors, numbers, constants, options)
-        seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"])
+        from_where = frozenset().union(*machine_code.descriptors(machine_code.text(made.asm["cubin"])))
+        seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"]), from_where
         if run:
             module = simt.load(made.asm["ptx"])
             function = module[module.names[0]]
@@ -67,9 +77,10 @@ def stack(cubin):
     return int(re.search(r"STACK:(\d+)", text.stdout + text.stderr)[1])
 
 
-def layer(shape, rest=True, run=True):
-    """(how far y is off, how far the final state is, {kernel: (PTX, stack)}) of a layer of problem(*shape[:-1]) with
-    chunks of shape[-1]; the first two None where nothing is run."""
+def layer(shape, rest=True, run=True, wgmma=False):
+    """(how far y is off, how far the final state is, {kernel: what `on_the_machine` saw}) of a layer of
+    problem(*shape[:-1]) with chunks of shape[-1]; the first two None where nothing is run. wgmma: whether kernels
+    may take it."""
     seen, kept = {}, [module.launch for module in MODULES]
     call = problem(*shape[:-1], rest=rest)
     x, B, C, dt, A = (call[name] for name in ("x", "B", "C", "dt", "A"))
@@ -78,8 +89,11 @@ def layer(shape, rest=True, run=True):
         D = torch.randn(shape[2])
     y = torch.full_like(x, torch.nan)
     assert float32.takes(y, x, B, C, D, z)
-    part_type = float32_scores.part_type
+    part_type, checked = float32_scores.part_type, machine_code.checked
     try:
+        machine_code.checked = lambda kernel: kernel
+        for module in (float32_state, float32_scan):
+            module.either = lambda run, kind, x, W, tile, one, other: run(one if wgmma else other)
         for module in MODULES:
             module.launch = on_the_machine(seen, run)
         for module in (float32_scores, float32_passing):
@@ -91,6 +105,9 @@ def layer(shape, rest=True, run=True):
             module.launch = launch
         for module in (float32_scores, float32_passing):
             module.part_type = part_type
+        machine_code.checked = checked
+        for module in (float32_state, float32_scan):
+            module.either = float32_scores.either
     if not run:
         return None, None, seen
     wanted, states = recurrence(**call | {"D": D})

@@ -170,9 +170,9 @@ __device__ __forceinline__ void merge(MergeMemory &memory, Task task, int groups
     for (int group = warp; group < groups; group += MERGE_DEPTH * MULTIPLIERS) {
         float found[3 * MERGE_DEPTH];
         wait_for_all(found, date, [&](int n) {
-            const int mine = min(group + n / 3 * MULTIPLIERS, groups - 1);
-            const Dated *of_group = partials + (long long)mine * PARTIAL;
-            return of_group + (n % 3 < 2 ? OF_HEADS + 2 * head + n % 3 : Spread<4>::place((head * HEAD_DIM + there) / 2));
+          const int mine = min(group + n / 3 * MULTIPLIERS, groups - 1);
+          const Dated *of_group = partials + (long long)mine * PARTIAL;
+          return of_group + (n % 3 < 2 ? OF_HEADS + 2 * head + n % 3 : Spread<4>::place((head * HEAD_DIM + there) / 2));
         });
         const float before = high;
 #pragma unroll

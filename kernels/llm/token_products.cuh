@@ -10,7 +10,8 @@ template <int N> struct alignas(4 * N) Vector {
 template <class R> using Words = uint4[R::PER_TEAM][R::WORDS]; // what a thread needs of a slot
 template <class R> using Sums = Vector<(R::ROWS + 31) / 32>;   // of a task's rows: that of row r in lane r % 32
 
-/* valid(r): whether there is a row r. If not, whatever comes of it: without a branch all words are asked for at once. */
+/* valid(r): whether there is a row r. If not, whatever comes of it: without a branch all words are asked for at
+   once. */
 template <class R, class Valid>
 __device__ __forceinline__ void take(Words<R> &w, const void *slot, int thread, Valid valid) {
     const uint4 *words = reinterpret_cast<const uint4 *>(slot);
@@ -23,9 +24,9 @@ __device__ __forceinline__ void take(Words<R> &w, const void *slot, int thread, 
     }
 }
 
-/* By mma, as in chapter 04's rung 8: row g of A is what lanes 4g … 4g + 3 hold of one row, row g + 8 what they hold of the
-   next, and column g of B what they hold of x. So D[g][g] and D[g + 8][g] are sums of these four lanes; the rest is not
-   wanted. One of the four lays them down, for all rows of its team: `to` has room for THREADS numbers. */
+/* By mma, as in chapter 04's rung 8: row g of A is what lanes 4g … 4g + 3 hold of one row, row g + 8 what they hold of
+   the next, and column g of B what they hold of x. So D[g][g] and D[g + 8][g] are sums of these four lanes; the rest is
+   not wanted. One of the four lays them down, for all rows of its team: `to` has room for THREADS numbers. */
 template <class R>
 __device__ __forceinline__ const float *multiply(const Part<R> &x, const Words<R> &w, float *to, int thread) {
     constexpr bool TWO = R::PER_TEAM > 1;

@@ -12,8 +12,8 @@ struct Vectors {
           a(h + Spread<8>::size(S::HIDDEN)), qkv(a + Spread<PER_GATE>::size(S::FFN)), partials(qkv + QKV_ROWS) {}
 };
 
-/* Eight neighbouring channels of `mixed` as four pairs, of what attention found of a few groups of tokens: two groups at
-   a time. */
+/* Eight neighbouring channels of `mixed` as four pairs, of what attention found of a few groups of tokens: two groups
+   at a time. */
 __device__ __forceinline__ void merge_word(unsigned (&to)[4], const Dated *partials, int groups, unsigned date,
                                            int word) {
     const int head = word * 8 / HEAD_DIM;
@@ -59,8 +59,8 @@ __device__ __forceinline__ void merge_word(unsigned (&to)[4], const Dated *parti
 template <class R> struct Part {
     unsigned at[R::WORDS][4];
 
-    /* Until the last number of this warp's words is there, by one lane: all lanes at once would be much to ask for again
-       and again; and all blocks' warps for the same number, much to ask of one place. */
+    /* Until the last number of this warp's words is there, by one lane: all lanes at once would be much to ask for
+       again and again; and all blocks' warps for the same number, much to ask of one place. */
     template <int EACH> __device__ __forceinline__ void wait_last(const Dated *from, unsigned date, int thread) {
         const int word = R::word(R::WORDS - 1, thread | 31);
         if (thread % 32 == 0) wait_for(from + Spread<EACH>::place(word * EACH + EACH - 1), date);

@@ -1,7 +1,7 @@
 /* residual += x, and out = RMSNorm of it: what stands between two layers of a prompt.
 
    x, out (tokens, cols), residual (tokens, cols) in RESIDUAL, float or the type of x; x may be null. A block for each
-   token: with a float residual it moves 12 bytes a number. Compile with DTYPE, RESIDUAL and WORDS, words of a thread. */
+   token: with a float residual it moves 12 bytes a number. Compile with DTYPE, RESIDUAL and WORDS, a thread's words. */
 #include "row_norm.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -33,6 +33,7 @@ extern "C" __global__ void add_norm_any(const T *x, Residual *residual, const T 
     const long long at = (long long)blockIdx.x * cols;
     residual += at;
     if (x)
-        for (int c = threadIdx.x; c < cols; c += blockDim.x) residual[c] = (Residual)((float)residual[c] + (float)x[at + c]);
+        for (int c = threadIdx.x; c < cols; c += blockDim.x) /* each thread
+            its own columns, here and below */ residual[c] = (Residual)((float)residual[c] + (float)x[at + c]);
     norm_row_any([&](int c) { return (float)residual[c]; }, weight, out + at, cols, eps);
 }

@@ -7,30 +7,20 @@ call, as in a text.
 """
 
 import functools
-import time
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from kernels import benching, mamba2, running
-from kernels.mamba2 import one_launch, peers, prompt, shapes, stepping
+from kernels.mamba2 import one_launch, peers, prompt_bench, shapes, stepping
 from kernels.mamba2.step import OneOperationEach, Step, TorchOperations
 from kernels.ssd import peers as ssd_peers
-from kernels.ssd.fused import SOURCES as SSD
-from kernels.ssd.stack import IN_A_GRAPH, work
 from lab import Ladder, cuda_timing
 from lab.check import Verdict
-from lab.figure import Figure
-from lab.timing import Timing
 
 MODEL, TOKEN = shapes.MAMBA2_2_7B, 17
 BATCH = 64  # of the state's step
-LENGTHS = (8192, 131072)
-CHUNKS = (256, 128)  # of mamba_ssm's five kernels: what its layers ask for, and what may be faster
-FEW, ROUNDS = 4, 3  # layers in which the faster is found; turns of a prompt
 TOLERANCE = 2e-2  # of the logits: all layers round, one after another
-PROMPT_TOLERANCE = 5e-3  # between ours and mamba_ssm's whole prompt, by the norm
 STATES = {torch.float32: "", torch.float16: ", states of 16 bits"}
 
 HERE = "kernels/mamba2/"
@@ -42,7 +32,6 @@ APART = (
     HERE + "step.py", HERE + "embed.cu", HERE + "conv1d.cu", *NORMS, *stepping.SOURCES, "kernels/gemv/gemv.cu",
     "kernels/gemv/plan.py",
 )  # fmt: skip
-PROMPT = (HERE + "prompt.py", HERE + "conv1d.cu", HERE + "operations.py", *NORMS, *SSD)
 
 
 def ladders(seconds=0.2):
@@ -52,7 +41,10 @@ def ladders(seconds=0.2):
     titles = {token_title(dtype): functools.partial(token, dtype, seconds) for dtype in STATES}
     titles |= {step_title(kind): functools.partial(batch_step, kind, seconds) for kind in (32, 16, 8)}
     titles |= {"Causal conv1d and silu, 8K tokens of 5376 channels": functools.partial(convolution, seconds)}
-    titles |= {prompt_title(seqlen): functools.partial(prefill, seqlen) for seqlen in LENGTHS}
+    titles |= {
+        prompt_bench.title_of(seqlen): functools.partial(prompt_bench.prefill, seqlen)
+        for seqlen in prompt_bench.LENGTHS
+    }
     for title, make in titles.items():
         if running.wants(title):
             benching.empty()
@@ -213,7 +205,7 @@ def _their_step(ladder, states, call, wanted, facts):
 
 def convolution(seconds):
     """conv1d of 8K tokens, where in_proj leaves them."""
-    title, seqlen, channels = "Causal conv1d and silu, 8K tokens of 5376 channels", LENGTHS[0], MODEL.channels
+    title, seqlen, channels = "Causal conv1d and silu, 8K tokens of 5376 channels", 8192, MODEL.channels
     device = benching.DEVICE
     weight, bias = torch.rand(channels, 4, device=device) - 0.5, torch.rand(channels, device=device) - 0.5
     copies = -(-cuda_timing.COLD // (2 * seqlen * MODEL.in_rows)) + 1
@@ -237,78 +229,3 @@ def convolution(seconds):
     benching.measure(ladder, seconds)
     ladder.calls.clear()
     return running.done(ladder)
-
-
-# A prompt
-
-
-def prompt_title(seqlen):
-    return f"{MODEL.name}, prefill, {benching.short(seqlen)}"
-
-
-def prefill(seqlen):
-    """All layers of a prompt and the last norm, without embedding and head: mamba_ssm's, with its five kernels at the
-    faster of their chunk sizes, and ours. Compared, then timed in turns."""
-    begin, title = time.perf_counter(), prompt_title(seqlen)
-    ssd_peers.tune_anew()
-    weights = shapes.random_weights(MODEL, benching.DEVICE)
-    for layer in weights.layers:  # so that the residual stays of one size
-        layer.W_out /= MODEL.n_layers**0.5
-    hidden = torch.randn(1, seqlen, MODEL.hidden, device=benching.DEVICE).to(MODEL.dtype)
-    ours = functools.partial(_ours, weights, hidden)
-    calls, said = {"ours": ours}, {"ours": "against mamba_ssm's"}
-    theirs = {chunk: peers.prompt_call(MODEL, weights, hidden, chunk) for chunk in CHUNKS}
-    if theirs[CHUNKS[0]] is not None:
-        chunk = min(CHUNKS, key=lambda chunk: _seconds_of_few(theirs[chunk]))
-        wanted, found = theirs[chunk](), ours()
-        off = float((found.double() - wanted.double()).norm() / wanted.double().norm())
-        if not off <= PROMPT_TOLERANCE:
-            raise ValueError(f"{title}: ours is off by {off:.2g} from mamba_ssm's, allowed are {PROMPT_TOLERANCE:.2g}")
-        said = {peers.PROMPT: f"chunk {chunk}, the faster", "ours": f"{off:.1e} from mamba_ssm's"}
-        calls = {peers.PROMPT: theirs[chunk]} | calls
-        del wanted, found
-    moved, flops = work(seqlen)
-    figures = [
-        Figure(
-            name=name, bytes=moved, flops=flops, timing=timing, called=called, bound="flops", checked=said[name],
-            share=flops / cuda_timing.flops_probe()[1] / ratio, sources=PROMPT if name == "ours" else (),
-        )
-        for name, (timing, called, ratio) in _timed(calls, seqlen <= IN_A_GRAPH).items()
-    ]  # fmt: skip
-    ladder = Ladder(title, "flops", figures, device="cuda")
-    print(f"{title}: {len(figures)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
-    return running.done(ladder)
-
-
-@torch.inference_mode()
-def _ours(weights, hidden):
-    return prompt.layers(MODEL, weights, hidden[0].float())
-
-
-def _seconds_of_few(call):
-    """Seconds of a few layers of mamba_ssm's, the least of three times."""
-    call(FEW)  # tunes
-    return min(_seconds(functools.partial(call, FEW)) for _ in range(3))
-
-
-def _timed(calls, in_a_graph):
-    """{name: (Timing, Timing as called, time over the probe's)}, in turns. Without a graph both are as called."""
-    probe = cuda_timing.Graph([cuda_timing.flops_probe()[0]])
-    graphs = {name: cuda_timing.Graph([call]) for name, call in calls.items()} if in_a_graph else {}
-    taken, called, ratios = ({name: [] for name in calls} for _ in range(3))
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            beside = np.median(probe.turn())
-            called[name].append(_seconds(call))
-            turn = graphs[name].turn() if in_a_graph else called[name][-1:]
-            taken[name] += turn
-            ratios[name].append(np.median(turn) / beside)
-    return {n: (Timing.of(taken[n]), Timing.of(called[n]), float(np.median(ratios[n]))) for n in calls}
-
-
-def _seconds(call):
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin

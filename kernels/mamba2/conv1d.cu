@@ -1,4 +1,5 @@
-/* Causal convolution of every channel with its own WIDTH taps, and silu: y[t] = silu(bias + Σ weight[k] x[t - WIDTH + 1 + k]).
+/* Causal convolution of every channel with its own WIDTH taps, and silu:
+   y[t] = silu(bias + Σ weight[k] x[t - WIDTH + 1 + k]).
 
    x, y (batch, seqlen, channels), x with strides; weight (channels, WIDTH), bias (channels,) or null; initial and final
    (batch, WIDTH - 1, channels): the inputs before the first token and the last ones, oldest first, or null. They may be

@@ -3,7 +3,8 @@
    residual (cols,), norm (cols,), W (rows, cols), bias (rows,) or null, out (rows,): W · n + bias,
    n = residual · norm / √(mean of residual² + eps)
    Of out, `channels` numbers from row `inner` on go through the convolution: weight (channels, WIDTH), conv_bias
-   (channels,) or null, window (WIDTH - 1, channels), the inputs before this one, oldest first, written in place. None: channels 0.
+   (channels,) or null, window (WIDTH - 1, channels), the inputs before this one, oldest first, written in place. None:
+   channels 0.
 
    New since chapter 05's norm_qkv: what follows a product channel by channel moves behind its sums, as it does for a
    residual. A thread owns a channel, its window too, so that no two blocks meet there: what all heads need of B and C

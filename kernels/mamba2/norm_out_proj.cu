@@ -8,7 +8,8 @@
 #include "residual.cuh"
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
-norm_out_proj(const T *x, const T *norm_weight, const T *W, const T *bias, Residual *residual, int rows, int cols, float eps) {
+norm_out_proj(const T *x, const T *norm_weight, const T *W, const T *bias, Residual *residual, /* in
+              place */ int rows, int cols, float eps) {
     extern __shared__ uint4 shared[];
     __shared__ float squares[MAX_WARPS];
     let_next_kernel_start();
@@ -26,7 +27,8 @@ norm_out_proj(const T *x, const T *norm_weight, const T *W, const T *bias, Resid
     wait_for_previous_kernel();   // 2
     x_part.load(x, cols, thread); // 3
     const auto share = weights.share<S::ROWS>(rows);
-    share.each(thread, [&](int row, int i) { weights.partial[i * PITCH + weights.warps] = (float)residual[row] + (bias ? (float)bias[row] : 0); });
+    share.each(thread, [&](int row, int i) { /* one more of a row's partial
+        sums */ weights.partial[i * PITCH + weights.warps] = (float)residual[row] + (bias ? (float)bias[row] : 0); });
     if (NORM) norm.apply(x_part, by, thread);
     weights.multiply<S::ROWS>(share.groups, x_part, cols); // 4
     const float scale = NORM ? norm.scale(cols, eps) : 1;

@@ -18,8 +18,8 @@
    A layer: in_proj and the convolution's step, channel by channel; the states, some rows of a head at a time, which
    came into a slot too; out_proj, with the gated norm's root taken last, added to the residual stream, in float.
 
-   Moves the weights once, and the states twice. Compile with SIZES (token_line.cuh). Launch with S::THREADS + 32 threads
-   on any number of blocks, best one for each multiprocessor, with S::SLOTS * SLOT bytes of shared memory and Memory. */
+   Moves the weights once, and the states twice. Compile with SIZES (token_line.cuh). Launch with S::THREADS + 32
+   threads on any number of blocks, best one for each multiprocessor, and S::SLOTS * SLOT + sizeof(Memory) bytes. */
 #include "../device/grid.cuh"
 #include "../device/math.cuh"
 #include "../device/reduce.cuh"
@@ -39,7 +39,8 @@ template <class R> struct Part {
     /* EACH: dated numbers of a word; 4 are two of 16 bits each. Multiplies with a norm's weight, and leaves the warp's
        sum of squares from before. */
     template <int EACH>
-    __device__ __forceinline__ void load(const Dated *from, unsigned date, const T *weight, float *squares, int thread) {
+    __device__ __forceinline__ void load(const Dated *from, unsigned date, const T *weight, float *squares, /* of
+        the warps */ int thread) {
         uint4 norm[R::WORDS];
 #pragma unroll
         for (int k = 0; k < R::WORDS; k++)
@@ -122,8 +123,8 @@ struct Worker {
         release();
     }
 
-    /* The rows in the slot times a vector: each warp's part of the sums, laid down. Of rows that there are not, whatever
-       comes of the first: without a branch all words are asked for at once. */
+    /* The rows in the slot times a vector: each warp's part of the sums, laid down. Of rows that there are not,
+       whatever comes of the first: without a branch all words are asked for at once. */
     template <class R> __device__ __forceinline__ void multiply(const Part<R> &by, int rows) {
         const uint4 *words = reinterpret_cast<const uint4 *>(slot());
         float sums[R::ROWS] = {};
@@ -199,7 +200,8 @@ struct Worker {
         const int at = head * S::HEADDIM + task.number % HEAD_TASKS * STATE_ROWS; // the first row's number of all
         const Dated *xs = projected + S::INNER, *z = projected, *dts = xs + S::CHANNELS;
         const Dated *B = xs + S::INNER + head / (S::HEADS / S::GROUPS) * S::DSTATE, *C = B + S::GROUPS * S::DSTATE;
-        const float rate = __ldg(model.constant(task.layer, A_AT) + head), skip = __ldg(model.constant(task.layer, D_AT) + head);
+        const float rate = __ldg(model.constant(task.layer, A_AT) + head), /* of the
+            head */ skip = __ldg(model.constant(task.layer, D_AT) + head);
         const float bias = __ldg(model.constant(task.layer, DT_BIAS) + head);
         const float4 *from = reinterpret_cast<const float4 *>(slot());
         float4 *to = reinterpret_cast<float4 *>(model.state(task));
@@ -259,14 +261,16 @@ struct Worker {
             multiply(by, task.count);
             const unsigned of = count;
             summed();
-            if (mine) logits[task.number * HiddenRows::ROWS + thread % 32] = (T)(sum(of, thread % 32) * scale(S::HIDDEN));
+            if (mine) logits[task.number * HiddenRows::ROWS + thread % 32] = /* in 16
+                bits */ (T)(sum(of, thread % 32) * scale(S::HIDDEN));
         }
     }
 };
 
 extern "C" __global__ void __launch_bounds__(S::THREADS + 32, 1)
 one_launch(const T *weights, const float *constants, const long long *places, T *windows, float *states,
-           const long long *token, T *logits, Dated *vectors, unsigned *turn, int n_layers, int vocab, long long norm_at,
+           const long long *token, T *logits, Dated *vectors, unsigned *turn, int n_layers, int vocab, /* all
+           as above */ long long norm_at,
            long long head_at, float eps, float lowest, float highest) {
     extern __shared__ __align__(128) unsigned char shared[];
     Memory &memory = *reinterpret_cast<Memory *>(shared + S::SLOTS * SLOT);

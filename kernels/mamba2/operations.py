@@ -1,7 +1,4 @@
-"""embed, conv1d, conv_step, the norms, and the two products of a layer: looks at their arguments, and their launches.
-
-What eps=, out= and pdl= are: __init__.py.
-"""
+"""embed, conv1d, conv_step, norms and products: looks at their arguments, and their launches (see __init__.py)."""
 
 import torch
 
@@ -43,18 +40,13 @@ def embed(E, token, *, out, pdl=False):
 
 def conv1d(xBC, weight, bias=None, *, initial_state=None, seq_idx=None, out=None, final_state=None, pdl=False):
     """y[t] = silu(bias + Σ weight[:, k] · xBC[t − width + 1 + k]), every channel by itself. Returns (y, final state).
-
     xBC            (batch, seqlen, channels) float16 or bfloat16, such as a view of in_proj's output
     weight         (channels, width) float32, width from 2 to 8;  bias (channels,) float32 or None
     initial_state  (batch, width − 1, channels), like xBC: the inputs before the first, oldest first; None: zeros
     seq_idx        (batch, seqlen) int32, never falling: where it changes a new sequence begins, behind zeros. The
                    initial state is that of token 0's sequence
-    final_state    a tensor to write the final state to: the last inputs of the last sequence, behind zeros where it is
-                   shorter
-    → (batch, seqlen, channels), (batch, width − 1, channels), like xBC
-
-    Moves 4 · channels bytes a token. Sums are float32; y is rounded once.
-    """
+    final_state    to be written: the last inputs of the last sequence, behind zeros where it is shorter
+    → (batch, seqlen, channels), (batch, width − 1, channels), like xBC. Moves 4 · channels bytes a token."""
     where, options = "conv1d", (bool(pdl),)
     others = xBC, weight, bias, initial_state, seq_idx
     if (done := CONV.run(options, out, final_state, *others)) is not None:
@@ -66,8 +58,7 @@ def conv1d(xBC, weight, bias=None, *, initial_state=None, seq_idx=None, out=None
 
 
 def expect_conv1d(where, xBC, weight, bias, initial_state, seq_idx, out=None, final_state=None, *, memory=True):
-    """Raise unless conv1d can be called so. Returns (y, the final state, width). memory: whether the tensors have any,
-    so that it can be seen whether they share it."""
+    """Raise unless conv1d can be called so. Returns (y, the final state, width). memory: whether tensors have any."""
     expect_half(where, "xBC", xBC)
     expect_rows_of(where, "xBC", xBC, xBC, ("batch", "seqlen", "channels"))
     expect_inner(where, "xBC", xBC, 2)
@@ -146,7 +137,6 @@ def expect_conv_step(where, conv_state, xBC, weight, bias, out=None, *, memory=T
 
 def gated_norm(y, z, weight, eps=1e-5, *, ngroups=1, out=None, pdl=False):
     """RMSNorm of y · silu(z) in each of ngroups groups of neighbouring columns, times weight.
-
     y, z (tokens, d_inner) float16 or bfloat16, tokens apart by any stride; weight (d_inner,) like y → (tokens,
     d_inner). Moves 6 bytes a number.
     """
@@ -188,27 +178,19 @@ def add_norm(x, residual, weight, eps=1e-5, *, out=None, pdl=False):
     where, options = "add_norm", (eps, bool(pdl))
     if (done := ADDED.run(options, out, residual, x, weight)) is not None:
         return done[0]
-    result = expect_add_norm(where, x, residual, weight, eps, out)
+    expect_first(where, "weight", weight, ("hidden",), HALVES)
+    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
+    if x is not None:
+        expect(where, "x", x, weight, tuple(residual.shape))
+    expect_eps(where, eps)
+    result = output(where, out, weight, tuple(residual.shape), x=x, weight=weight, residual=residual)
+    expect_written(where, "residual", residual, x=x, weight=weight)
     tokens, cols = residual.shape
     with ADDED.preparing(options, (out, residual), (result, residual), (x, weight)):
         args = x, residual, weight, result, cols, float(eps)
         tensors = [t for t in (x, residual, weight, result) if t is not None]
         _rows(where, cols, tensors, (cols,), (tokens,), args, pdl, RESIDUAL=DTYPES[residual.dtype])
     return result
-
-
-def expect_add_norm(where, x, residual, weight, eps, out=None, *, memory=True):
-    """Raise unless add_norm can be called so. Returns the tensor to write to."""
-    expect_first(where, "weight", weight, ("hidden",), HALVES)
-    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
-    if x is not None:
-        expect(where, "x", x, weight, tuple(residual.shape))
-    expect_eps(where, eps)
-    inputs = {"x": x, "weight": weight}
-    if memory:
-        expect_written(where, "residual", residual, **inputs)
-    inputs = inputs | {"residual": residual} if memory else {}
-    return output(where, out, weight, tuple(residual.shape), **inputs)
 
 
 def _rows(name, cols, tensors, strides, grid, args, pdl, **options):
@@ -229,7 +211,6 @@ def norm_in_proj(
     out=None, pdl=False,
 ):  # fmt: skip
     """W · RMSNorm(residual) + bias, and a step of the convolution of its channels, where there is one.
-
     residual     (hidden,) float32 or like W;  norm_weight (hidden,) like W
     W            (rows, hidden) float16 or bfloat16: of a layer z (inner rows), xBC (channels), dt
     bias         (rows,) like W, or None
@@ -237,10 +218,7 @@ def norm_in_proj(
     conv_weight  (channels, width) float32;  conv_bias (channels,) float32 or None
     inner        rows in front of the channels
     pdl          as in kernels/fusion; conv_state, too, is read at once
-    → (rows,) like W: z, silu of the convolution, dt
-
-    Moves 2 · rows · hidden bytes; 2 · rows · hidden flops; one launch for norm, product, convolution and silu.
-    """
+    → (rows,) like W: z, silu of the convolution, dt. Moves 2 · rows · hidden bytes in one launch."""
     where, options = "norm_in_proj", (eps, inner, bool(pdl))
     others = residual, norm_weight, W, bias, conv_weight, conv_bias
     if (done := IN.run(options, out, conv_state, *others)) is not None:
@@ -287,7 +265,6 @@ def expect_norm_in_proj(
 
 def norm_out_proj(x, norm_weight, W, residual, eps=1e-5, *, bias=None, pdl=False):
     """residual += W · RMSNorm(x) + bias, in place. Returns residual.
-
     x (cols,) float16 or bfloat16, norm_weight (cols,) like x, or None for no norm, W (rows, cols) and bias (rows,) like
     x, residual (rows,) float32 or like x. Moves 2 · rows · cols bytes, 2 · rows · cols flops.
     """

@@ -1,9 +1,14 @@
 """The kernels of this folder as operators of torch.library, which say what they write to: mamba2_conv1d and so on, and
 mamba2_state_step_coded of a state's parts. torch.compile looks through a QuantizedState."""
 
+import torch
+
+from kernels.fusion.arguments import expect_eps
 from kernels.mamba2 import operations, stepping
+from kernels.mamba2.launches import HALVES
 from kernels.mamba2.states import QuantizedState
 from lab.operators import operator
+from lab.tensors import expect, expect_first
 
 TOKEN = (
     "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "
@@ -51,7 +56,13 @@ gated_norm = operator(
 
 
 def _fake_add_norm(x, residual, weight, eps=1e-5, pdl=False):
-    return operations.expect_add_norm("add_norm", x, residual, weight, eps, memory=False)
+    where = "add_norm"
+    expect_first(where, "weight", weight, ("hidden",), HALVES)
+    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
+    if x is not None:
+        expect(where, "x", x, weight, tuple(residual.shape))
+    expect_eps(where, eps)
+    return weight.new_empty(residual.shape)
 
 
 add_norm = operator(

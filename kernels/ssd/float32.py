@@ -12,7 +12,7 @@ float32_scan.py.
 
 from kernels.ssd import chunk_cumsum, float32_passing, float32_scan, float32_scores, float32_state
 
-FILES = ("float32", "float32_scores", "float32_state", "float32_passing", "float32_scan")
+FILES = ("float32", "machine_code", "float32_scores", "float32_state", "float32_passing", "float32_scan")
 SOURCES = tuple(f"kernels/ssd/{name}.py" for name in FILES)
 MULTIPLE = 16  # of elements, which strides are; and of bytes, which addresses are
 

@@ -21,9 +21,14 @@ which is rare, a program takes one token at a time.
 import triton
 import triton.language as tl
 
+from kernels.ssd import machine_code
 from kernels.ssd.chunk_scan import _finish
-from kernels.ssd.float32_scores import TILE, cut, three_products
+from kernels.ssd.float32_scores import TILE, cut, either, three_products
 from kernels.ssd.launching import filled_up, launch
+
+# As in float32_state.py.
+SYNC = {"width": 64, "columns": 16, "depth": 32, "stages": 3, "ahead": 0, "num_warps": 2}
+WGMMA = {"width": 64, "columns": 16, "depth": 32, "stages": 1, "ahead": 1, "num_warps": 4}
 
 
 @triton.jit
@@ -42,16 +47,31 @@ def _one_by_one(
     return acc
 
 
+@triton.jit
+def _tokens(xs, x_token, start, first, k, end, there_p):
+    """x of tokens first + k of the chunk, which begins at token `start`; 0 past the chunk's end."""
+    at = xs + (start + first) * x_token + k[:, None] * x_token
+    return tl.load(at, (first + k < end)[:, None] & there_p[None, :], other=0)
+
+
+@triton.jit
+def _depth(cs, of_state, n, there_p, DSTATE: tl.constexpr, W: tl.constexpr):
+    """Both parts of C and of the state's transpose, n of the state's axis."""
+    c, s, there = cs + n[None, :], of_state + n[:, None], (n < DSTATE)[:, None] & there_p[None, :]
+    return tl.load(c), tl.load(c + W), tl.load(s, there, other=0), tl.load(s + DSTATE, there, other=0)
+
+
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group"])
 def scan_kernel(
     x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, seqlen, nheads, nchunks, heads_a_group,
     x_batch, x_token, x_head, z_batch, z_token, z_head,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, D_ROW: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
     W: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, STATE_TILES: tl.constexpr,
-    COLUMNS: tl.constexpr, FILLED: tl.constexpr,
+    COLUMNS: tl.constexpr, FILLED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """grid (H * chunks * Q / TILE, tiles of P, batch). D_ROW: 1 if D is (H, P), 0 if it is (H,). DEPTH: of a state at a
-    time, its loads STAGES deep; COLUMNS: tokens at a time; FILLED: STATE_TILES filled up to a power of two."""
+    time, its loads STAGES deep; COLUMNS: tokens at a time; AHEAD: whether loads go one step ahead, in registers;
+    FILLED: STATE_TILES filled up to a power of two."""
     tile, h = tl.program_id(0) // nheads, (tl.program_id(0) % nheads).to(tl.int64)
     chunk, first_row = (tile // (Q // TILE)).to(tl.int64), tile % (Q // TILE) * TILE
     b, groups, group = tl.program_id(2).to(tl.int64), nheads // heads_a_group, h // heads_a_group
@@ -77,21 +97,30 @@ def scan_kernel(
     if first_row < end:
         i = first_row + t
         acc = tl.full((TILE, P), 0, tl.float32)
+        k, d = tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+        xs = x + p[None, :]
+        cs = cut_C + i[:, None] * (2 * W)
+        if AHEAD:
+            x_next = _tokens(xs, x_token, start, 0, k, end, there_p)
+            c_high, c_low, s_high, s_low = _depth(cs, of_state, d, there_p, DSTATE, W)
         for first in tl.range(0, W, DEPTH, num_stages=STAGES):  # C times the state's transpose
-            n = first + tl.arange(0, DEPTH)
-            c, s = cut_C + i[:, None] * (2 * W) + n[None, :], of_state + n[:, None]
-            there = (n < DSTATE)[:, None] & there_p[None, :]
-            s_high, s_low = tl.load(s, there, other=0), tl.load(s + DSTATE, there, other=0)
-            acc = three_products(tl.load(c), tl.load(c + W), s_high, s_low, acc)
+            if AHEAD:
+                ch, cl, sh, sl, n = c_high, c_low, s_high, s_low, tl.minimum(first + DEPTH, W - DEPTH) + d
+                c_high, c_low, s_high, s_low = _depth(cs, of_state, n, there_p, DSTATE, W)
+            else:
+                ch, cl, sh, sl = _depth(cs, of_state, first + d, there_p, DSTATE, W)
+            acc = three_products(ch, cl, sh, sl, acc)
         if fine:
             since = 0.0
-            k = tl.arange(0, COLUMNS)
-            of_x = k[:, None] * x_token + p[None, :]
             for first in range(0, first_row, COLUMNS):  # tokens before these rows
                 j = first + k
                 until = tl.load(cum + first + COLUMNS - 1)
                 left = tl.exp2(until - tl.load(cum + j)) * tl.load(dt + j)
-                xj = tl.load(x + (start + first) * x_token + of_x, there_p[None, :], other=0)
+                if AHEAD:
+                    xj = x_next
+                    x_next = _tokens(xs, x_token, start, first + COLUMNS, k, end, there_p)
+                else:
+                    xj = _tokens(xs, x_token, start, first, k, end, there_p)
                 x_high, x_low = cut(xj * left[:, None], cut_C.dtype.element_ty)
                 scores = cut_CB + i[:, None] * (2 * Q) + j[None, :]
                 acc *= tl.exp2(until - since)
@@ -101,7 +130,12 @@ def scan_kernel(
             acc *= tl.exp2(cum_i - since)[:, None]
             for first in range(first_row, first_row + TILE, COLUMNS):
                 j = first + k
-                xj = tl.load(x + (start + first) * x_token + of_x, (j < end)[:, None] & there_p[None, :], other=0)
+                if AHEAD:
+                    xj = x_next
+                    after = tl.minimum(first + COLUMNS, first_row + TILE - COLUMNS)
+                    x_next = _tokens(xs, x_token, start, after, k, end, there_p)
+                else:
+                    xj = _tokens(xs, x_token, start, first, k, end, there_p)
                 weight = tl.load(CB + i[:, None] * Q + j[None, :])
                 weight *= tl.exp2(cum_i[:, None] - tl.load(cum + j)[None, :]) * tl.load(dt + j)[None, :]
                 weight = tl.where(i[:, None] == j[None, :], weight + skip, weight)
@@ -117,25 +151,30 @@ def scan_kernel(
 
 
 def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
-    """y, of tensors that have been looked at. chosen: what `tiling` takes by name."""
+    """y, of tensors that have been looked at. chosen: other than WGMMA or SYNC says."""
     batch, seqlen, nheads, headdim = x.shape
     ngroups, W = cut_C.shape[1], cut_C.shape[4]
     nchunks, chunk_size = dt.shape[2:]
-    tile, by_row, state_tiles = min(TILE, chunk_size), int(D is not None and D.ndim == 2), strange.shape[3]
-    P, columns, depth, stages, options = tiling(headdim, W, tile, **chosen)
+    dstate, state_tiles = starts.shape[5], strange.shape[3]
+    tile, by_row = min(TILE, chunk_size), int(D is not None and D.ndim == 2)
     strides = *x.stride()[:3], *((0, 0, 0) if z is None else z.stride()[:3])
     numbers = seqlen, nheads, nchunks, nheads // ngroups, *strides
-    filled = 1 << (state_tiles - 1).bit_length()
-    constants = headdim, starts.shape[5], by_row, chunk_size, P, W, depth, stages, tile, state_tiles, columns, filled
     tensors = x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y
-    grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
-    launch(scan_kernel, grid, tensors, numbers, constants, **options)
-    return y
+
+    def launched(way):
+        kernel, P, columns, depth, options = tiling(headdim, W, tile, **way)
+        constants = headdim, dstate, by_row, chunk_size, P, W, depth, way["stages"], tile, state_tiles, columns
+        constants += 1 << (state_tiles - 1).bit_length(), way["ahead"]
+        grid = nheads * nchunks * (chunk_size // tile), -(-headdim // P), batch
+        launch(kernel, grid, tensors, numbers, constants, **options)
+        return y
+
+    kind = "scan", headdim, dstate, chunk_size, by_row, D is None, z is None, state_tiles
+    return either(launched, kind, x, W, tile, WGMMA | chosen, SYNC | chosen)
 
 
-def tiling(headdim, W, tile, width=64, columns=16, depth=32, stages=3, num_warps=2):
-    """(P, COLUMNS, DEPTH, STAGES, options of the launch). Two warps: no wgmma, see float32_scores.py. On an H200 the
-    fastest of nine choices without it."""
-    assert num_warps < 4
+def tiling(headdim, W, tile, width, columns, depth, num_warps, **_):
+    """(the kernel, P, COLUMNS, DEPTH, options of its launch)"""
+    kernel = machine_code.checked(scan_kernel) if num_warps >= 4 else scan_kernel
     options = {"num_warps": num_warps, "num_stages": 1}
-    return min(width, filled_up(headdim)), min(columns, tile), min(depth, W), stages, options
+    return kernel, min(width, filled_up(headdim)), min(columns, tile), min(depth, W), options

@@ -16,22 +16,22 @@ many bytes as the float32 had.
 All heads of a group multiply by the same B, C and C B^T, 80 of them in the 2.7B model: so these are cut here, once. The
 scores themselves, of which there are few, are made of three tf32 products, with parts of 11 bits.
 
-These kernels keep to mma.sync, whose factors are registers: Triton takes Hopper's wgmma for four warps, and here are
-two. With wgmma the layer of the 2.7B model took 247 µs at 4K tokens where it now takes 317, and was wrong at some
-sizes, the same each time: ptxas 12.8, which Triton 3.6 brings, took a block's number for the address of a factor in
-shared memory, or, where registers were few, a number it had just brought back for the thread's own. What Triton had
-written was right. Nor does Triton put the fence.proxy.async that PTX asks for between a copy by cp.async and a wgmma
-that reads it; mma.sync needs none.
+Kernels 3 and 5 multiply by Hopper's wgmma, which Triton takes for four warps, where that was faster (see `either`);
+but where ptxas makes of it what is not to be trusted (machine_code.py), and elsewhere, by mma.sync, with two warps, as
+here. Triton does not put the fence.proxy.async that PTX asks for between a copy by cp.async and a wgmma that reads it:
+so with wgmma, what is loaded ahead waits in registers. mma.sync, whose factors are registers, needs no fence.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.ssd import machine_code
 from kernels.ssd.launching import filled_up, launch
 
 TILE = 64  # tokens a side of float32_scan.py's tiles, at most
 SIDE, DEPTH = 32, 32  # tokens a side of a tile here; of the state's axis, at a time
+_sync = set()  # kinds of launches whose wgmma was not to be trusted
 
 
 @triton.jit
@@ -86,6 +86,20 @@ def scores_kernel(
         tl.store(CB + tile_row * Q + (column * TILE + r)[None, :], product)
         if row != column:
             _store_cut(cut_CB + tile_row * (2 * Q) + (column * TILE + r)[None, :], product, Q)
+
+
+def either(launched, kind, x, W, tile, wgmma, sync):
+    """launched(wgmma) where that was faster on an H200, x lies on a card that has it, and its machine code is sound;
+    else launched(sync). kind: what the machine code depends on; tile: tokens a side.
+
+    Measured at a headdim of 64 and a dstate of 128. At a headdim of 32 it was slower, other sizes were not tried."""
+    faster = 32 < x.shape[3] <= 64 and W == 128 and tile == TILE
+    if faster and x.is_cuda and kind not in _sync and machine_code.hopper(x.device.index):
+        try:
+            return launched(wgmma)
+        except machine_code.Unsound:
+            _sync.add(kind)
+    return launched(sync)
 
 
 def part_type(x):
