@@ -156,18 +156,19 @@ def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatc
 @pytest.mark.parametrize("rate", [SLOW, FAST])
 def test_no_race(launched, rate):
     launched(processors=3, sort=1)
-    call = simple(320, 2, rate=rate)
+    tiles = 5 if rate == SLOW else 4
+    call = simple(64 * tiles, 2, rate=rate)
     if rate == SLOW:
         call["A"] = call["A"].flip(0)  # so that sorting moves a row
     report = counters(**call, check_races=True)
     chunks = 3 if rate == SLOW else 2  # of pass 1: all before the last share, or the last of each share
     products = report.counters["simt__wgmma.sum"]
-    assert products >= 5 * (4 + 2 * (4 + 6 + 4)) + chunks * 2 * 4
+    assert products >= tiles * (4 + 2 * (4 + 6 + 4)) + chunks * 2 * 4
     if rate == FAST:  # and where a pair is walked anew, by one block of those that wrote its y
         x = call["x"].clone()
         x[0, 20, 0, 5] = math.nan
         again = counters(**(call | {"x": x, "z": torch.ones_like(x)}), check_races=True)
-        assert again.counters["simt__wgmma.sum"] >= products + 5 * (4 + 2 * (4 + 6 + 4))
+        assert again.counters["simt__wgmma.sum"] >= products + tiles * (4 + 2 * (4 + 6 + 4))
 
 
 def test_bundles_do_not_race(launched):
@@ -205,18 +206,15 @@ def test_what_is_not_finite_reaches_what_it_should_and_nothing_else(launched, dt
     launched(processors=1)
     call = simple(140, 2, dtype=dtype) | {"D": torch.ones(2)}
     clean = fused(**call)
-    reach = {  # where, and which outputs it reaches
-        ("x", (0, 77, 1, 5)): (0, slice(77, None), 1, 5),
-        ("B", (0, 90, 0, 3)): (0, slice(90, None)),
-        ("C", (0, 91, 0, 3)): (0, 91),
-        ("dt", (0, 100, 1)): (0, slice(100, None), 1),
-    }
-    for (name, where), reached in reach.items():
-        changed = call[name].clone()
-        changed[where] = bad
-        y = fused(**(call | {name: changed}))
-        expected = torch.zeros(y.shape, dtype=torch.bool)
-        expected[reached] = True
+    x, B = ("x", (0, 90, 1, 5), (0, slice(90, None), 1, 5)), ("B", (0, 90, 0, 3), (0, slice(90, None)))
+    C, dt = ("C", (0, 66, 0, 3), (0, 66)), ("dt", (0, 100, 1), (0, slice(100, None), 1))
+    for cells in ((C, x), (B,), (dt,)):  # what, where, the outputs that it reaches. C and x: in two warps, and apart
+        changed, expected = {}, torch.zeros(clean.shape, dtype=torch.bool)
+        for name, where, reached in cells:
+            changed[name] = call[name].clone()
+            changed[name][where] = bad
+            expected[reached] = True
+        y = fused(**(call | changed))
         assert not y[expected].isfinite().any(), name
         # A warp that met it adds up its tokens anew, in another order.
         assert torch.allclose(y[~expected], clean[~expected], rtol=1e-3 if dtype is HALF else 1e-2, atol=1e-3), name
