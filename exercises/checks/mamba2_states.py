@@ -175,10 +175,10 @@ def _in_pieces(prefill, rng, width, prompts, piece):
         except ValueError as error:
             raise Wrong(f"{at}: {error}") from None
         if not isinstance(got, tuple) or len(got) != 3:
-            raise Wrong(f"{at} your function gave {shown(got)}, expected (y, conv_state, ssm_state)")
+            raise Wrong(f"{at}: your function gave {shown(got)}, expected (y, conv_state, ssm_state)")
         for a, b in zip(given, (xBC, dt, conv, h)):
             if not np.array_equal(a, b):
-                raise Wrong(f"{at} your function changed what it was given")
+                raise Wrong(f"{at}: your function changed what it was given")
         if len(calls) > -(-tokens // piece):
             raise Wrong(f"{at}: block was called {counted(len(calls), 'time')}, {-(-tokens // piece)} are enough")
         names = ("y", "the conv state", "the SSM state")
