@@ -43,11 +43,11 @@ TEXTS = [
 def exercise_2(conv_tokens):
     """conv_tokens(xBC, weight, bias, ring, position) -> (tokens, channels)"""
     exercise = Exercise("Exercise 2: a ring, one off")
-    rng = np.random.default_rng()
+    rng, first = np.random.default_rng(), np.random.default_rng(18)  # the stub's verdict is the same on every run
     texts = [*TEXTS, *((int(rng.integers(2, 7)), 3, tuple(rng.integers(1, 9, 6).tolist())) for _ in range(10))]
     with exercise, time_limit():
-        for text in texts:
-            _ringed(conv_tokens, rng, *text)
+        for n, text in enumerate(texts):
+            _ringed(conv_tokens, first if n < len(TEXTS) else rng, *text)
     return exercise.report(f"right for {len(texts)} texts, in whatever pieces they come")
 
 
@@ -119,14 +119,14 @@ CHANNELS = NHEADS * HEADDIM + 2 * DSTATE
 def exercise_3(prefill):
     """prefill(block, xBC, dt, conv_state, ssm_state, piece) -> (y, conv state, SSM state)"""
     exercise = Exercise("Exercise 3: a prompt in pieces")
-    rng = np.random.default_rng()
+    rng, first = np.random.default_rng(), np.random.default_rng(18)
     drawn = [
         (int(rng.integers(2, 5)), tuple(rng.integers(1, 30, 3).tolist()), int(rng.integers(1, 12))) for _ in range(10)
     ]
     with exercise, time_limit(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for prompt in PROMPTS + drawn:
-            _in_pieces(prefill, rng, *prompt)
+        for n, prompt in enumerate(PROMPTS + drawn):
+            _in_pieces(prefill, first if n < len(PROMPTS) else rng, *prompt)
     return exercise.report(f"{len(PROMPTS + drawn)} prompts in pieces, as at once, with both states handed on")
 
 
