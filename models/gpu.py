@@ -151,6 +151,8 @@ class Engine:
                 self.cache.length = position
                 yield yield_.get()
         if len(ids) < last:
+            if self.text is not text:
+                raise RuntimeError("generate: this model has begun another text since, and keeps one at a time")
             self.cache.length = last
             yield yield_.get()
 

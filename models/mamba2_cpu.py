@@ -66,10 +66,11 @@ class Engine(cpu.Engine):
         if cache is not None:
             cache.reserve(cache.length + 1)
             states += cache.keys, cache.values, cache.length
-            cache.advance(1)
         way = fused if fused.takes(self.config, weights.arrays) else step
         found = way.token_logits(self.config, weights.arrays, x, *states, threads=self.threads)
         state.length += 1
+        if cache is not None:
+            cache.advance(1)
         return torch.from_numpy(found)
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -144,6 +145,32 @@ def test_halves_in_one_call_are_numpys():
     with np.errstate(over="ignore"):
         wanted = layer.bqkv[4 * 64 :].reshape(2, 64).astype(np.float16)
     np.testing.assert_array_equal(caches[1, 0, :, 7], wanted)
+
+
+def test_two_threads_with_the_same_weights_keep_their_caches():
+    config, weights, x, (keys, values), _ = token_case()
+    caches, position = [(keys.copy(), values.copy()), (2 * keys, 3 * values)], 100
+    wanted = [fused.token_logits(config, weights, x, *cache, position, threads=1) for cache in caches]
+    wrong = []
+
+    def work(cache, right):
+        for _ in range(60):
+            if not np.array_equal(fused.token_logits(config, weights, x, *cache, position, threads=1), right):
+                wrong.append(cache)
+
+    both = [threading.Thread(target=work, args=pair) for pair in zip(caches, wanted)]
+    [one.start() for one in both]
+    [one.join() for one in both]
+    assert not wrong
+
+
+def test_a_matrix_that_is_replaced_is_seen():
+    config, weights, x, caches, _ = token_case()
+    rest = x, *caches, 100
+    fused.token_logits(config, weights, *rest)
+    weights.layers[0].Wo = 3 * weights.layers[0].Wo
+    found = fused.token_logits(config, weights, *rest)
+    assert off(found, step.token_logits(config, weights, *rest)) < 1e-5
 
 
 def test_what_one_call_does_not_take_is_named():

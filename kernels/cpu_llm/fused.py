@@ -1,6 +1,7 @@
 """One token of a language model on the processor, in one call: token.c. step.py is the same, an operation at a time."""
 
 import functools
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ NUMBERS = {  # how token.c reads weights of a type
 }
 HEADERS = [*cpu_llm.HEADERS, *(cpu_llm.HERE / f"{name}.h" for name in ("team", "product", "phases"))]
 MATRICES = "Wqkv", "Wo", "W_glu", "W_down"
+VECTORS = "attention_norm", "bqkv", "q_norm", "k_norm", "ffn_norm"
 
 
 def takes(weights):
@@ -43,8 +45,9 @@ def token_logits(config, weights, x, keys, values, position, *, threads=None, is
     plan = _plan(config, weights)
     first = max(0, position + 1 - c.window) if c.window else 0
     parts = max(1, min(-(-threads // c.n_kv_heads), -(-(position + 1 - first) // 64)))
-    plan.addresses[: c.n_layers, -2] = keys.ctypes.data + keys.strides[0] * np.arange(c.n_layers)
-    plan.addresses[: c.n_layers, -1] = values.ctypes.data + values.strides[0] * np.arange(c.n_layers)
+    addresses = plan.addresses.copy()  # another thread may have the same weights and another cache
+    addresses[: c.n_layers, -2] = keys.ctypes.data + keys.strides[0] * np.arange(c.n_layers)
+    addresses[: c.n_layers, -1] = values.ctypes.data + values.strides[0] * np.arange(c.n_layers)
     angles = position * plan.frequencies
     turn = np.concatenate((np.cos(angles), np.sin(angles))).astype(np.float32)
     sizes = (c.n_layers, c.hidden, c.n_heads, c.n_kv_heads, c.head_dim, c.ffn, c.vocab, room, position, first, parts)
@@ -53,7 +56,7 @@ def token_logits(config, weights, x, keys, values, position, *, threads=None, is
     scratch = np.empty(own + heads * c.head_dim + c.ffn + parts * c.n_heads * (c.head_dim + 2), np.float32)
     logits, x = np.empty(c.vocab, np.float32), x.copy()
     _library(plan.dtype, isa).token(
-        plan.addresses.reshape(-1), np.array(sizes, np.int64), turn, x, scratch, logits, float(c.eps), threads
+        addresses.reshape(-1), np.array(sizes, np.int64), turn, x, scratch, logits, float(c.eps), threads
     )
     return logits
 
@@ -68,12 +71,25 @@ def _parts(matrix):
 
 
 def _plan(config, weights):
-    """Where a model's weights lie, looked at once: .addresses (n_layers + 1, 14), of which the last two columns are the
-    caches'; .dtype; .frequencies."""
-    plan = getattr(weights, "plan", None)
-    if plan is None or plan.config is not config:
-        plan = weights.plan = _planned(config, weights)
+    """Where a model's weights lie, looked at anew when one of them is another array: .addresses (n_layers + 1, 14), of
+    which the last two columns are the caches'; .dtype; .frequencies; .held, the arrays."""
+    plan, held = getattr(weights, "plan", None), _held(weights)
+    same = plan is not None and plan.config is config and len(held) == len(plan.held)
+    if not same or not all(map(operator.is_, held, plan.held)):
+        plan = _planned(config, weights)
+        plan.held = held
+        weights.plan = plan
     return plan
+
+
+def _held(weights):
+    """Every array of a model."""
+    found = [weights.norm, *_parts(weights.head)]
+    for layer in weights.layers:
+        found += [getattr(layer, name) for name in VECTORS]
+        for name in MATRICES:
+            found += _parts(getattr(layer, name))
+    return found
 
 
 def _planned(config, weights):

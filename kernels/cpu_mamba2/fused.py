@@ -2,6 +2,7 @@
 runs hybrids, too."""
 
 import functools
+import operator
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,9 @@ from lab.arguments import expect_array
 from lab.compiler import compile_c
 
 PER_LAYER = 13  # arrays of a layer in token.c
+ARRAYS = (
+    "norm", "W_in", "b_in", "conv_weight", "conv_bias", "dt_bias", "A", "D", "gated_norm", "W_out", "b_out",
+)  # fmt: skip
 
 
 def takes(config, weights):
@@ -38,16 +42,15 @@ def token_logits(config, weights, x, conv, ssm, *, threads=None, isa=None):
     for name, (state, shape) in states.items():
         expect_array(where, name, state, dtype=np.float32, shape=shape, writeable=True)
     expect_array(where, "x", x, dtype=np.float32, shape=(c.hidden,))
-    plan = getattr(weights, "plan", None)
-    if plan is None or plan.config is not config:
-        plan = weights.plan = _planned(config, weights)
+    plan = _plan(config, weights)
+    addresses = plan.addresses.copy()  # another thread may have the same weights and another state
     for place, state in ((-2, conv), (-1, ssm)):
-        plan.addresses[:layers, place] = state.ctypes.data + state.strides[0] * np.arange(layers)
+        addresses[:layers, place] = state.ctypes.data + state.strides[0] * np.arange(layers)
     own = max(c.hidden, c.d_inner) + 2 * c.ngroups * c.dstate + c.headdim
     scratch = np.empty(threads * own + c.in_rows + c.d_inner, np.float32)
     logits, x = np.empty(c.vocab, np.float32), x.copy()
     _library(plan.dtype, isa).token(
-        plan.addresses.reshape(-1), plan.sizes, plan.limits, x, scratch, logits, float(c.eps), threads
+        addresses.reshape(-1), plan.sizes, plan.limits, x, scratch, logits, float(c.eps), threads
     )
     return logits
 
@@ -56,9 +59,21 @@ def _types(weights):
     return {matrix.dtype for layer in weights.layers for matrix in (layer.W_in, layer.W_out)} | {weights.head.dtype}
 
 
+def _plan(config, weights):
+    """Where a model's weights lie, looked at anew when one of them is another array: .addresses (layers + 1,
+    PER_LAYER), of which the last two columns are the states'; .sizes, .limits, .dtype; .held, the arrays."""
+    plan, held = getattr(weights, "plan", None), [weights.norm, weights.head]
+    for layer in weights.layers:
+        held += [getattr(layer, name) for name in ARRAYS]
+    same = plan is not None and plan.config is config and len(held) == len(plan.held)
+    if not same or not all(map(operator.is_, held, plan.held)):
+        plan = _planned(config, weights)
+        plan.held = held
+        weights.plan = plan
+    return plan
+
+
 def _planned(config, weights):
-    """Where a model's weights lie, looked at once: .addresses (layers + 1, PER_LAYER), of which the last two columns
-    are the states'; .sizes, .limits, .dtype."""
     where, c = "token_logits", config
     if not takes(config, weights):
         raise TypeError(f"{where}: layers must be Mamba-2 blocks alone, and matrices of one type, got others")
