@@ -73,10 +73,15 @@ def _parts(matrix):
 def _plan(config, weights):
     """Where a model's weights lie, looked at anew when one of them is another array: .addresses (n_layers + 1, 14), of
     which the last two columns are the caches'; .dtype; .frequencies; .held, the arrays."""
-    plan, held = getattr(weights, "plan", None), _held(weights)
+    return kept_plan(config, weights, _held(weights), _planned)
+
+
+def kept_plan(config, weights, held, planned):
+    """planned(config, weights), made once and kept with the weights, until one of the arrays `held` is another."""
+    plan = getattr(weights, "plan", None)
     same = plan is not None and plan.config is config and len(held) == len(plan.held)
     if not same or not all(map(operator.is_, held, plan.held)):
-        plan = _planned(config, weights)
+        plan = planned(config, weights)
         plan.held = held
         weights.plan = plan
     return plan

@@ -2,13 +2,12 @@
 runs hybrids, too."""
 
 import functools
-import operator
 from types import SimpleNamespace
 
 import numpy as np
 
 from kernels import cpu_mamba2
-from kernels.cpu_llm.fused import HEADERS, NUMBERS
+from kernels.cpu_llm.fused import HEADERS, NUMBERS, kept_plan
 from lab import machine
 from lab.arguments import expect_array
 from lab.compiler import compile_c
@@ -62,15 +61,8 @@ def _types(weights):
 def _plan(config, weights):
     """Where a model's weights lie, looked at anew when one of them is another array: .addresses (layers + 1,
     PER_LAYER), of which the last two columns are the states'; .sizes, .limits, .dtype; .held, the arrays."""
-    plan, held = getattr(weights, "plan", None), [weights.norm, weights.head]
-    for layer in weights.layers:
-        held += [getattr(layer, name) for name in ARRAYS]
-    same = plan is not None and plan.config is config and len(held) == len(plan.held)
-    if not same or not all(map(operator.is_, held, plan.held)):
-        plan = _planned(config, weights)
-        plan.held = held
-        weights.plan = plan
-    return plan
+    held = [weights.norm, weights.head, *(getattr(layer, name) for layer in weights.layers for name in ARRAYS)]
+    return kept_plan(config, weights, held, _planned)
 
 
 def _planned(config, weights):

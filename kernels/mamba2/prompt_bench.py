@@ -3,21 +3,19 @@
 import functools
 import time
 
-import numpy as np
 import torch
 
 from kernels import benching, running
 from kernels.mamba2 import peers, prompt, shapes
 from kernels.ssd import peers as ssd_peers
 from kernels.ssd.fused import SOURCES as SSD
-from kernels.ssd.stack import IN_A_GRAPH, work
+from kernels.ssd.stack import IN_A_GRAPH, seconds, timed, work
 from lab import Ladder, cuda_timing
 from lab.figure import Figure
-from lab.timing import Timing
 
 MODEL, LENGTHS = shapes.MAMBA2_2_7B, (8192, 131072)
 CHUNKS = (256, 128)  # of mamba_ssm's five kernels: what its layers ask for, and what may be faster
-FEW, ROUNDS = 4, 3  # layers in which the faster is found; turns of a prompt
+FEW = 4  # layers in which the faster is found
 TOLERANCE = 5e-3  # between ours and mamba_ssm's whole prompt, by the norm
 HERE = "kernels/mamba2/"
 SOURCES = (
@@ -56,7 +54,7 @@ def prefill(seqlen):
             name=name, bytes=moved, flops=flops, timing=timing, called=called, bound="flops", checked=said[name],
             share=flops / cuda_timing.flops_probe()[1] / ratio, sources=SOURCES if name == "ours" else (),
         )
-        for name, (timing, called, ratio) in _timed(calls, seqlen <= IN_A_GRAPH).items()
+        for name, (timing, called, ratio) in timed(calls, seqlen <= IN_A_GRAPH).items()
     ]  # fmt: skip
     ladder = Ladder(title, "flops", figures, device="cuda")
     print(f"{title}: {len(figures)} rows in {time.perf_counter() - begin:.1f} s", flush=True)
@@ -71,27 +69,4 @@ def _ours(weights, hidden):
 def _seconds_of_few(call):
     """Seconds of a few layers of mamba_ssm's, the least of three times."""
     call(FEW)  # tunes
-    return min(_seconds(functools.partial(call, FEW)) for _ in range(3))
-
-
-def _timed(calls, in_a_graph):
-    """{name: (Timing, Timing as called, time over the probe's)}, in turns. Without a graph both are as called."""
-    probe = cuda_timing.Graph([cuda_timing.flops_probe()[0]])
-    graphs = {name: cuda_timing.Graph([call]) for name, call in calls.items()} if in_a_graph else {}
-    taken, called, ratios = ({name: [] for name in calls} for _ in range(3))
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            beside = np.median(probe.turn())
-            called[name].append(_seconds(call))
-            turn = graphs[name].turn() if in_a_graph else called[name][-1:]
-            taken[name] += turn
-            ratios[name].append(np.median(turn) / beside)
-    return {n: (Timing.of(taken[n]), Timing.of(called[n]), float(np.median(ratios[n]))) for n in calls}
-
-
-def _seconds(call):
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin
+    return min(seconds(functools.partial(call, FEW)) for _ in range(3))

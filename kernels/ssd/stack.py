@@ -219,7 +219,7 @@ def _prefill(stack, seqlen):
     del theirs, ours, _
     checked = f"chunk {chunk}, the faster", f"{off:.1e} from mamba_ssm's", "not checked"
     figures = []
-    for (name, (timing, called, ratio)), said in zip(_timed(calls, seqlen <= IN_A_GRAPH).items(), checked):
+    for (name, (timing, called, ratio)), said in zip(timed(calls, seqlen <= IN_A_GRAPH).items(), checked):
         moved, flops = work(seqlen, ssd=name != "no SSD at all")
         figures.append(
             Figure(
@@ -248,10 +248,10 @@ def _seconds_of_few(stack, hidden, chunk):
     """Seconds of a few layers with mamba_ssm's SSD, the least of three times."""
     call = functools.partial(forward, stack[:FEW], hidden, _in_chunks(chunk))
     call()  # tunes
-    return min(_seconds(call) for _ in range(3))
+    return min(seconds(call) for _ in range(3))
 
 
-def _timed(calls, in_a_graph):
+def timed(calls, in_a_graph):
     """{name: (Timing, Timing as called, time over the probe's)}, in turns. Without a graph both are as called."""
     probe = cuda_timing.Graph([cuda_timing.flops_probe()[0]])
     graphs = {name: cuda_timing.Graph([call]) for name, call in calls.items()} if in_a_graph else {}
@@ -259,14 +259,15 @@ def _timed(calls, in_a_graph):
     for _ in range(ROUNDS):
         for name, call in calls.items():
             beside = np.median(probe.turn())
-            called[name].append(_seconds(call))
+            called[name].append(seconds(call))
             turn = graphs[name].turn() if in_a_graph else called[name][-1:]
             taken[name] += turn
             ratios[name].append(np.median(turn) / beside)
     return {n: (Timing.of(taken[n]), Timing.of(called[n]), float(np.median(ratios[n]))) for n in calls}
 
 
-def _seconds(call):
+def seconds(call):
+    """Of one call, until the card is done."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     call()
