@@ -31,8 +31,8 @@ if "layers" in case:
     import dataclasses
     shape = dataclasses.replace(shape, n_layers=case["layers"], **case["sizes"])
 wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-config = Config("mistral", shape.hidden, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.ffn,
-                shape.vocab, shape.eps, shape.theta, shape.scaling, None, 8192, shape.tied, (), None)
+sizes = "hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "eps", "theta", "scaling", "tied"
+config = Config(kind="mistral", context=8192, stops=(), begin=None, **{name: getattr(shape, name) for name in sizes})
 with torch.inference_mode():
     weights = shapes.random_weights(shape, 16, device)
     place = cache.make(config, max(case["lengths"]), shape.dtype, device, 16)
