@@ -78,11 +78,15 @@ def prompts(processes=None, shape=shapes.MISTRAL_7B):
 
 
 def table(found, shape=shapes.MISTRAL_7B):
-    """found: {name: {tokens: Timing}}, "ours" among them."""
-    rows = {}
+    """found: {name: {tokens: Timing}}, "ours" among them. Ours come first, and last how many times faster they are than
+    the best peer."""
+    rows, theirs = {}, sorted(found.keys() - {"ours"})
     for n in sorted(found["ours"]):
-        row = rows[f"{n} tokens"] = {f"{name}, ms": 1e3 * taken[n].median for name, taken in found.items()}
-        row["ours, TFLOP/s"] = flops_of(shape, n) / found["ours"][n].median / 1e12
+        ours = found["ours"][n].median
+        row = rows[f"{n} tokens"] = {"ours, ms": 1e3 * ours, "ours, TFLOP/s": flops_of(shape, n) / ours / 1e12}
+        row |= {f"{name}, ms": 1e3 * found[name][n].median for name in theirs}
+        if theirs:
+            row["times faster"] = min(found[name][n].median for name in theirs) / ours
     models = "gpu", "prefill", "positions", "cache"
     sources = ("kernels/llm/prompts.py", *(f"models/{name}.py" for name in models))
     return Table(f"Prompts, {shape.name}, fp16", rows, sources)
