@@ -207,9 +207,7 @@ class Kernel:
                     error.add_note("printed until then:\n" + "".join(launch.printed))
                 raise error from None
             counts = program.counts() if launch.counted else None
-            report = Report(
-                self.name, self.module.source, counts, "".join(launch.printed), grid, block, launch.by_warp
-            )
+            report = Report(self.name, self.module.source, counts, "".join(launch.printed), grid, block, launch.by_warp)
             report.waited, report.waits_first = launch.waited, program.waits_first
             report.ahead = (
                 None if launch.written is None else after(launch.written, [s.bytes for s in spaces.values()] + mapped)

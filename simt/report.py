@@ -92,12 +92,19 @@ class Report:
         """Wavefronts of loads and stores that would not be needed if no two words lay in one bank."""
         return sum(self.counters[CONFLICTS.format(op)] for op in SHARED_OPS)
 
+    @property
+    def counted(self):
+        """Whether the launch counted: one within simt.uncounted() did not."""
+        return "counters" in vars(self)
+
     def __repr__(self):
-        if "counters" not in vars(self):
+        if not self.counted:
             return f"<Report of {self.title()}: nothing was counted>"
         return f"<Report of {self.title()}: {self.counters[INSTRUCTIONS]} warp instructions>"
 
     def __str__(self):
+        if not self.counted:
+            return "\n".join([repr(self), *(["printed:", self.printed.rstrip("\n")] if self.printed else [])])
         rows = self.rows()
         texts = [text for _, text, _ in rows]
         columns = self.columns()
@@ -114,6 +121,8 @@ class Report:
         return "\n".join([*out, *beside, NOTE, *said])
 
     def _repr_html_(self):
+        if not self.counted:
+            return f'<pre style="{MONO}">{html.escape(str(self))}</pre>'
         head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in self.columns())
         body = []
         rows = self.rows()
