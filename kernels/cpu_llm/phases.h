@@ -7,6 +7,9 @@
 #include "team.h"
 enum { LEAST = 1 << 16 }; /* bytes of weights in a task, about, at the least */
 
+/* So many floats, and what is left of the last one's cache line. */
+static int64_t lines(int64_t floats) { return (floats + 15) / 16 * 16; }
+
 /* A product: rows of up to three matrices one above another; of a pair, the same row of two. */
 typedef struct {
     const NUMBER *W[3];
@@ -15,10 +18,10 @@ typedef struct {
 } Product;
 
 static Product product_of(const uint64_t *at, int64_t a, int64_t b, int64_t c, int64_t cols, int pair) {
-    const int64_t units = LEAST / (STREAMS * cols * (int64_t)sizeof(NUMBER));
+    const int64_t streams = streams_of(cols), units = LEAST / (streams * cols * (int64_t)sizeof(NUMBER));
     Product p = {.rows = {a, b, c}, .all = pair ? a : a + b + c, .cols = cols, .pair = pair};
     for (int i = 0; i < 3; i++) p.W[i] = (const NUMBER *)at[i];
-    p.unit = pair ? STREAMS / 2 : STREAMS;
+    p.unit = pair ? streams / 2 : streams;
     p.least = p.unit * (units > 1 ? units : 1);
     return p;
 }
@@ -69,7 +72,7 @@ static void ask_for_first(const Team *team, int me, const Product *p) {
     const Task task = first_task(team, me, p);
     if (task.each <= 0) return;
     const Rows rows = rows_of(p, &task, 0);
-    ask_for(&rows, p->cols);
+    ask_for(&rows, streams_of(p->cols), p->cols);
 }
 
 /* A phase: tasks of a product until there is none left; then the thread asks for its first rows of the next one. */
@@ -82,7 +85,7 @@ static void multiply(Team *team, int phase, int me, const Product *p, const Prod
             float y[STREAMS];
             if (i + 1 < task.each) there = rows_of(p, &task, i + 1);
             else if (following.each > 0) there = rows_of(p, &following, 0);
-            multiply_rows(&here, &there, x, y, p->cols);
+            (streams_of(p->cols) == FEW ? few_rows : many_rows)(&here, &there, x, y, p->cols);
             put(p, &task, i, y, out, bias, add);
         }
     }

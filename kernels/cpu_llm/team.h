@@ -60,8 +60,9 @@ static void run(Team *team, int threads, void (*work)(void *what, int me), void 
 
 /* How many of the things that are left a thread takes at a time. */
 static inline int64_t share(const Team *team, int64_t left, int64_t least) {
-    const int64_t found = left / (2 * team->threads) / least * least;
-    return found > least ? found : least;
+    int64_t times = left / (2 * team->threads) / least;
+    if (times > 24) times = 24;
+    return times > 1 ? times * least : least;
 }
 
 static inline Span span(int64_t begin, int64_t count, int64_t all) {

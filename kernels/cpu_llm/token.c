@@ -14,8 +14,8 @@
    addresses  for each layer those of PER_LAYER arrays (0: none); then those of the last norm and of the head
    sizes      see Sizes
    turn       cos, then sin, of the token's position: head_dim / 2 floats each
-   scratch    threads · max(hidden, n_heads · head_dim), then the heads of Q, K and V, ffn, and for each part of
-              attention n_heads · (head_dim + 2) floats */
+   scratch    threads times max(hidden, n_heads · head_dim), then the heads of Q, K and V, ffn, and for each part of
+              attention n_heads · (head_dim + 2) floats; each in whole cache lines, at the beginning of one */
 #include "phases.h"
 #include "tile.h"
 enum { ATTENTION_NORM, WQ, WK, WV, BIAS, Q_NORM, K_NORM, WO, FFN_NORM, GATE, UP, DOWN, KEYS, VALUES, PER_LAYER };
@@ -140,9 +140,9 @@ void token(const uint64_t *addresses, const int64_t *sizes, const float *turn, f
     memcpy(&t.s, sizes, sizeof t.s);
     const Sizes *s = &t.s;
     const int64_t q_rows = s->n_heads * s->head_dim, kv_rows = s->n_kv_heads * s->head_dim;
-    t.own = s->hidden > q_rows ? s->hidden : q_rows;
+    t.own = lines(s->hidden > q_rows ? s->hidden : q_rows);
     t.heads = scratch + threads * t.own;
-    t.glu = t.heads + q_rows + 2 * kv_rows;
-    t.partial = t.glu + s->ffn;
+    t.glu = t.heads + lines(q_rows + 2 * kv_rows);
+    t.partial = t.glu + lines(s->ffn);
     run(&t.team, threads, work, &t);
 }

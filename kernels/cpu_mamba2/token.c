@@ -10,7 +10,8 @@
    addresses  for each layer those of PER_LAYER arrays (0: none); then those of the last norm and of the head
    sizes      see Sizes
    limits     the least and the largest step size
-   scratch    for each thread max(hidden, d_inner) + 2 · ngroups · dstate + headdim floats; then in_rows, then d_inner */
+   scratch    for each thread max(hidden, d_inner) + 2 · ngroups · dstate + headdim floats; then in_rows, then d_inner;
+              each in whole cache lines, at the beginning of one */
 #include "phases.h"
 #include "state.h"
 enum { NORM, W_IN, B_IN, CONV_WEIGHT, CONV_BIAS, DT_BIAS, A, D, GATED_NORM, W_OUT, B_OUT, CONV, SSM, PER_LAYER };
@@ -28,6 +29,8 @@ typedef struct {
     float *x, *scratch, *projected, *y, *logits, eps;
     int64_t own; /* floats of scratch that each thread has for itself */
 } Token;
+
+static int64_t wide_of(const Token *t) { return t->s.hidden > t->d_inner ? t->s.hidden : t->d_inner; }
 
 static const float *floats(uint64_t address) { return (const float *)address; }
 
@@ -94,12 +97,11 @@ static void gated_norm(const Token *t, const uint64_t *at, float *out) {
 /* A layer's three phases. mine: this thread's scratch */
 static int layer(Token *t, int phase, int me, const uint64_t *at, const Product *next, float *mine) {
     const Sizes *s = &t->s;
-    const int64_t wide = s->hidden > t->d_inner ? s->hidden : t->d_inner;
     const Product in = product_of(at + W_IN, t->in_rows, 0, 0, s->hidden, 0);
     const Product out = product_of(at + W_OUT, s->hidden, 0, 0, t->d_inner, 0);
     norm(t->x, floats(at[NORM]), mine, s->hidden, t->eps);
     multiply(&t->team, phase++, me, &in, 0, mine, t->projected, floats(at[B_IN]), 0); /* 1 */
-    step_states(t, phase++, me, at, &out, mine + wide);                               /* 2 */
+    step_states(t, phase++, me, at, &out, mine + wide_of(t));                         /* 2 */
     move_on(t, me, at);
     gated_norm(t, at, mine);
     multiply(&t->team, phase++, me, &out, next, mine, t->x, floats(at[B_OUT]), 1); /* 3 */
@@ -130,8 +132,8 @@ void token(const uint64_t *addresses, const int64_t *sizes, const float *limits,
     t.d_inner = s->nheads * s->headdim;
     t.channels = t.d_inner + 2 * s->ngroups * s->dstate;
     t.in_rows = t.d_inner + t.channels + s->nheads;
-    t.own = (s->hidden > t.d_inner ? s->hidden : t.d_inner) + 2 * s->ngroups * s->dstate + s->headdim;
+    t.own = lines(wide_of(&t) + 2 * s->ngroups * s->dstate + s->headdim);
     t.projected = scratch + threads * t.own;
-    t.y = t.projected + t.in_rows;
+    t.y = t.projected + lines(t.in_rows);
     run(&t.team, threads, work, &t);
 }
