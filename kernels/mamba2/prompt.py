@@ -1,4 +1,4 @@
-"""A prompt's tokens at once through the layers of a Mamba-2 model on a card: products by cuBLAS, the rest by ours.
+"""A prompt's tokens at once through the layers of a Mamba-2 model on a card.
 
 step 1   residual += what the layer before gives, RMSNorm     add_norm
 step 2   in_proj                                              torch.nn.functional.linear
@@ -6,14 +6,17 @@ step 3   causal convolution and silu of x, B, C               conv1d, where in_p
 step 4   the scan                                             kernels.ssd.fused, where conv1d left them
 step 5   gated norm                                           gated_norm
 step 6   out_proj                                             torch.nn.functional.linear
+
+Or, where `refusal` has nothing against it, steps 1 to 3 and 6 in products of our own (prompt_products.py).
 """
 
 import torch.nn.functional as F
 
-from kernels import mamba2, ssd
+from kernels import lowbit, mamba2, ssd
+from kernels.mamba2 import prompt_products
 
 
-def layers(config, weights, residual, state=None, *, attend=None, product=F.linear):
+def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, joined=None):
     """All layers for a run of tokens of one sequence: residual (n, hidden), float32 or like the weights, is written in
     place. Returns the model's last norm of it, (n, hidden) like the weights.
 
@@ -22,7 +25,14 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
                       Mamba-2 layer, written in place; None: zeros, and nothing is kept
     attend            attend(layer, i, normed) → (n, hidden): the i-th attention layer of a hybrid
     product           product(x, W) = x Wᵀ
+    joined            whether norms and convolution go into the products; None: where it can be done and pays. ValueError
+                      where True cannot be
     """
+    why = refusal(config, weights, residual)
+    if joined and why:
+        raise ValueError(f"layers: joined must not be True: {why}")
+    if joined or (joined is None and not why and len(residual) >= prompt_products.LEAST):
+        return joined_layers(config, weights, residual, state)
     more, seen = None, {"mamba": 0, "attention": 0}
     for layer in weights.layers:
         index = seen[layer.kind]
@@ -40,14 +50,59 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
     return mamba2.add_norm(more, residual, weights.norm, config.eps)
 
 
+def refusal(config, weights, residual):
+    """Why norms and convolution cannot go into the products; None if they can."""
+    if any(layer.kind != "mamba" for layer in weights.layers) or config.ffn or not weights.layers:
+        return "there are layers of another kind"
+    if any(layer.b_in is not None or layer.b_out is not None for layer in weights.layers):
+        return "products have a bias"
+    if any(isinstance(W, lowbit.QuantizedWeight) for layer in weights.layers for W in (layer.W_in, layer.W_out)):
+        return "weights have fewer than 16 bits"
+    if str(residual.dtype) != "torch.float32" or not residual.is_contiguous():
+        return f"the residual is {residual.dtype}, or not contiguous"
+    return prompt_products.refusal(config, weights.layers[0].W_in.dtype, residual.device)
+
+
+def joined_layers(config, weights, residual, state=None):
+    """`layers`, of Mamba-2 layers alone, with norms, convolution and residual stream in the products."""
+    c, n, every = config, len(residual), weights.layers
+    made = prompt_products.between(c, n, every[0].conv_weight.shape[1], every[0].W_in)
+    x, squares, before = mamba2.add_norm(None, residual, every[0].norm, c.eps), None, None
+    for index, layer in enumerate(every):
+        root = made.roots[index % 2]
+        conv_state, ssm_state = (None, None) if state is None else (state.conv[index], state.ssm[index])
+        prompt_products.in_proj(
+            x, layer.W_in, layer.conv_weight, layer.conv_bias, conv_state, made, c.d_inner, squares=squares,
+            before=before, after=None if squares is None else root, eps=c.eps, pdl=True,
+        )  # fmt: skip
+        z, xBC, dt = made.projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
+        gated = _scan(c, layer, z, xBC, dt, ssm_state)
+        if index + 1 < len(every):
+            before = None if squares is None else root  # of the norm ahead of this layer
+            prompt_products.out_proj(
+                gated, layer.W_out, residual, every[index + 1].norm, made, before=before, pdl=True
+            )  # fmt: skip
+            x, squares = made.normed, made.squares
+    return mamba2.add_norm(F.linear(gated, layer.W_out), residual, weights.norm, c.eps)
+
+
 def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear):
     """A Mamba-2 block for a run of tokens, u (n, hidden) → like u. States are written; None: zeros, not kept."""
-    c, n = config, len(u)
+    c = config
     projected = product(u, layer.W_in)
     if layer.b_in is not None:
         projected += layer.b_in
     z, xBC, dt = projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
     xBC, last = mamba2.conv1d(xBC, layer.conv_weight, layer.conv_bias, initial_state=conv_state)
+    if conv_state is not None:
+        conv_state.copy_(last)
+    out = product(_scan(c, layer, z, xBC, dt, ssm_state), layer.W_out)
+    return out if layer.b_out is None else out + layer.b_out
+
+
+def _scan(c, layer, z, xBC, dt, ssm_state):
+    """Steps 4 and 5, (n, d_inner): the state is written, if one is given."""
+    n = xBC.shape[1]
     x, B, C = xBC.split((c.d_inner, c.ngroups * c.dstate, c.ngroups * c.dstate), dim=-1)
     B, C = (t.view(1, n, c.ngroups, c.dstate) for t in (B, C))
     y = ssd.fused(
@@ -56,7 +111,5 @@ def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear):
     )  # fmt: skip
     if ssm_state is not None:
         y, final = y
-        conv_state.copy_(last), ssm_state.copy_(final)
-    normed = mamba2.gated_norm(y.view(n, -1), z[0], layer.gated_norm, c.eps, ngroups=c.ngroups)
-    out = product(normed, layer.W_out)
-    return out if layer.b_out is None else out + layer.b_out
+        ssm_state.copy_(final)
+    return mamba2.gated_norm(y.view(n, -1), z[0], layer.gated_norm, c.eps, ngroups=c.ngroups)
