@@ -10,7 +10,7 @@
    tile above. The first and last WIDTH - 1 rows of inputs go to edges (m / 64, rounded up; 2 (WIDTH - 1); channels), and
    conv_edges.cu does those. Inputs are rounded to T first, as if they had been stored.
 
-   W (n, k), y (m, n) of T; n, inner and channels multiples of 8; inner and channels of 64, so that a box of 64 columns is
+   W (n, k), y (m, n) of T, y with `stride` numbers from row to row; n, inner and channels multiples of 8; inner and channels of 64, so that a box of 64 columns is
    of one kind. taps (channels, WIDTH), bias (channels,) float. Compile with SHAPE and WIDTH; launch as planned.cu. */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
@@ -35,6 +35,7 @@ struct Convolution {
     const float *taps, *bias;
     T *edges, *y;
     int inner, channels;
+    long long stride; // of y
 };
 
 /* The sums of a thread's two rows times the rest of the norm. */
@@ -59,7 +60,7 @@ __device__ __forceinline__ void scale_rows(Sums<S> &sums, const Norm &norm, int 
 
 /* A box of inputs, from `row` and channel `c` on, in shared memory: RUN tokens of VEC channels. */
 __device__ __forceinline__ void convolve(const unsigned char *box, const Convolution &conv, int row, int c,
-                                         long long m, int n, int thread) {
+                                         long long m, int thread) {
     const int first = thread / 8 * RUN, word = thread % 8, rows = (int)min(64ll, m - row);
     c += word * VEC;
     uint4 words[PAST + RUN];
@@ -101,13 +102,13 @@ __device__ __forceinline__ void convolve(const unsigned char *box, const Convolu
         if (first + i < PAST || first + i >= rows) continue;
         const uint4 out = {pack(sum[0], sum[1], T()), pack(sum[2], sum[3], T()), pack(sum[4], sum[5], T()),
                            pack(sum[6], sum[7], T())};
-        *reinterpret_cast<uint4 *>(conv.y + (row + first + i) * (long long)n + conv.inner + c) = out;
+        *reinterpret_cast<uint4 *>(conv.y + (row + first + i) * conv.stride + conv.inner + c) = out;
     }
 }
 
 /* A tile's sums to y, box by box: as they are, or by way of the convolution. */
 __device__ __forceinline__ void store_parts(const CUtensorMap &y, const Sums<S> &sums, Shared<S> &shared,
-                                            const Convolution &conv, int row, int column, long long m, int n,
+                                            const Convolution &conv, int row, int column, long long m,
                                             int &buffer, int consumer, int thread) {
 #pragma unroll
     for (int c = 0; c < S::COLUMNS / BOX; c++) {
@@ -121,14 +122,13 @@ __device__ __forceinline__ void store_parts(const CUtensorMap &y, const Sums<S> 
         named_barrier<128>(1 + consumer); // and all have read what the convolution had there
         put_box<S>(box, sums, 0, c, thread);
         named_barrier<128>(1 + consumer);
-        if (row < m) convolve(box, conv, row, channel, m, n, thread);
+        if (row < m) convolve(box, conv, row, channel, m, thread);
         buffer ^= 1;
     }
 }
 
 __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y, const Norm &norm,
-                                        const Convolution &conv, long long m, int n, int k, Work<S> work, int consumer,
-                                        int thread) {
+                                        const Convolution &conv, long long m, int k, Work<S> work, int consumer, int thread) {
     const unsigned sharer = work.sharer(thread % 32);
     Phase<S::STAGES> phase;
     int buffer = 0;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y,
         multiply<S>(sums, shared, phase, work.end, consumer * 64, 0, sharer, thread % 32);
         const int row = work.row + consumer * 64;
         scale_rows(sums, norm, row, work.column, m, k, thread);
-        store_parts(y, sums, shared, conv, row, work.column, m, n, buffer, consumer, thread);
+        store_parts(y, sums, shared, conv, row, work.column, m, buffer, consumer, thread);
     }
     if (thread == 0) store_wait();
 }
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(S::THREADS, 1)
 prompt_in(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W,
           const __grid_constant__ CUtensorMap y_map, T *y, const float *squares, const float *before, float *after,
           const float *taps, const float *bias, T *edges, long long m, int n, int k, int parts, int inner, int channels,
-          float eps) {
+          long long stride, float eps) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
     const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
@@ -161,8 +161,8 @@ prompt_in(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtenso
         if (thread == 0) fill_stages<S>(shared, x, W, work);
     } else {
         take_registers<232>();
-        consume(shared, y_map, {squares, before, after, parts, eps}, {taps, bias, edges, y, inner, channels}, m, n, k,
-                work, group, thread);
+        consume(shared, y_map, {squares, before, after, parts, eps}, {taps, bias, edges, y, inner, channels, stride}, m, k, work,
+                group, thread);
     }
     __syncwarp();
     if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody leaves while the other may still write here

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 from kernels.fusion.arguments import expect_eps
-from kernels.mamba2.arguments import expect_taps
-from kernels.mamba2.launches import HALVES, HERE
+from kernels.mamba2.arguments import expect_inner, expect_rows_of, expect_taps
+from kernels.mamba2.launches import HALVES, HERE, flat
 from kernels.matmul.launching import BOX, tensor_map
 from kernels.matmul.plan import plan
 from lab import cuda, cuda_driver
@@ -23,6 +23,7 @@ from lab.card import multiprocessors, shared_memory
 from lab.tensors import DTYPES, expect, expect_first
 
 TILE, CLUSTER, STRIP = (128, 256, 2), (2, 1), 64  # of planned.cu; tokens that a warpgroup convolves by itself
+LINE = 64  # numbers in 128 bytes: a row that begins within a line of L2 makes each reader ask for one line more
 LEAST = 1024  # tokens: with fewer, tiles of another size are faster than what is saved
 
 
@@ -30,7 +31,7 @@ class Between(NamedTuple):
     """Of `tokens` tokens on their way through the layers."""
 
     normed: torch.Tensor  # (tokens, hidden): in_proj's factor
-    projected: torch.Tensor  # (tokens, in_rows): z, x, B, C, dt
+    projected: torch.Tensor  # (tokens, in_rows): z, x, B, C, dt, each row at a multiple of 128 bytes
     squares: torch.Tensor  # (tokens, parts) float32: sums of residual² over columns
     roots: tuple  # two (tokens,) float32: of this norm and of the one before, by turns
     edges: torch.Tensor  # (strips, 2 (width - 1), channels): inputs of the convolution, which two tiles need
@@ -53,8 +54,9 @@ def between(shape, tokens, width, like):
     """Between, of one sequence, on the device of `like` and of its dtype."""
     make = functools.partial(torch.empty, device=like.device)
     parts, strips = -(-shape.hidden // TILE[1]), -(-tokens // STRIP)
+    projected = make(tokens, -(-shape.in_rows // LINE) * LINE, dtype=like.dtype)[:, : shape.in_rows]
     return Between(
-        make(tokens, shape.hidden, dtype=like.dtype), make(tokens, shape.in_rows, dtype=like.dtype),
+        make(tokens, shape.hidden, dtype=like.dtype), projected,
         make(tokens, parts), (make(tokens), make(tokens)),
         make(strips, 2 * (width - 1), shape.channels, dtype=like.dtype),
     )  # fmt: skip
@@ -79,7 +81,8 @@ def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, squares=None, b
     expect_eps(where, eps)
     if inner % STRIP or channels % STRIP or not 0 <= inner <= rows - channels:
         raise ValueError(f"{where}: inner and channels must be multiples of {STRIP} in {rows} rows, got {inner}, {channels}")
-    expect(where, "made.projected", made.projected, W, (tokens, rows))
+    expect_rows_of(where, "made.projected", made.projected, W, (tokens, rows))
+    expect_inner(where, "made.projected", made.projected, 1)
     expect(where, "made.edges", made.edges, W, (-(-tokens // STRIP), 2 * (width - 1), channels))
     if state is not None:
         expect(where, "state", state, W, (1, width - 1, channels))
@@ -92,13 +95,14 @@ def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, squares=None, b
             expect(where, "before", before, W, (tokens,), (torch.float32,))
     y, dtype = made.projected, DTYPES[W.dtype]
     args = squares, before, after, conv_weight, conv_bias, made.edges
-    sizes = tokens, rows, hidden, parts, inner, channels, float(eps)
-    report = _launch("prompt_in", x, W, y, (y, *args), sizes, pdl, options, WIDTH=width)
+    sizes = tokens, rows, hidden, parts, inner, channels, y.stride(0), float(eps)
+    report = _launch("prompt_in", x, W, y, (flat(y), *args), sizes, pdl, options, WIDTH=width)
     edges = _kernel("conv_edges", DTYPE=dtype, WIDTH=width)
     grid = len(made.edges), -(-channels // 1024)
     more = {k: v for k, v in options.items() if k == "check_races"}
-    from_inner = y.view(-1)[inner:]
-    edges(grid, 128, made.edges, state, conv_weight, conv_bias, from_inner, state, tokens, channels, rows, pdl=pdl, **more)
+    convolved = flat(y[:, inner:])
+    sizes = tokens, channels, y.stride(0)
+    edges(grid, 128, made.edges, state, conv_weight, conv_bias, convolved, state, *sizes, pdl=pdl, **more)
     return report if options else y
 
 
