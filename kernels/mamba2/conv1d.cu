@@ -19,6 +19,9 @@
 #include "../device/half2.cuh"
 #include "../device/words.cuh"
 
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 3
+#endif
 using T = DTYPE;
 constexpr int PAST = WIDTH - 1;
 using Channels = Word<T, VEC>;
@@ -38,7 +41,7 @@ __device__ __forceinline__ void widen(const Channels &word, float (&to)[VEC]) {
     for (int i = 0; i < VEC; i++) to[i] = element(word, i);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
+extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
 conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *seq_idx, T *out, T *final,
        int batch, int seqlen, int channels, int tokens, long long x_batch, long long x_token) {
     let_next_kernel_start();

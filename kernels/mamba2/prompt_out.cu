@@ -2,7 +2,7 @@
    x Wᵀ the residual is added in place, and the next in_proj's factor is made of it, but for the norm's root, which
    waits until whole rows are summed.
 
-       residual += x Wᵀ
+       residual += root[row] · x Wᵀ              root: of the gated norm, where x comes without it, or null for 1
        y = residual · weight · before[row]       before: the root of the norm before this one, or null for 1, so that y
                                                  stays of a norm's size, whatever the residual's is
        squares[row][j]: the sum of residual² over the j-th COLUMNS columns (prompt_in.cu makes the root of them)
@@ -19,12 +19,15 @@ using S = SHAPE;
 using T = S::T;
 static_assert(S::PART_ROWS == 64 && S::PART_COLUMNS == S::COLUMNS);
 
-constexpr int AHEAD = 8; // pairs of the residual on their way, of each of a thread's two rows
+#ifndef PAIRS_AHEAD
+#define PAIRS_AHEAD 8
+#endif
+constexpr int AHEAD = PAIRS_AHEAD; // pairs of the residual on their way, of each of a thread's two rows
 
 struct Stream {
     float *residual;
     const T *weight;
-    const float *before;
+    const float *root, *before;
     float *squares;
 };
 
@@ -46,11 +49,12 @@ __device__ __forceinline__ void add_residual(Sums<S> &sums, const Stream &stream
                                              int n, int thread) {
     const int lane = thread % 32;
     row += thread / 32 * 16 + lane / 4, column += lane % 4 * 2;
-    float scale[2], squares[2] = {};
+    float root[2], scale[2], squares[2] = {};
     float *at[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const long long r = row + 8 * half;
+        root[half] = stream.root && r < m ? __ldg(stream.root + r) : 1;
         scale[half] = stream.before && r < m ? __ldg(stream.before + r) : 1;
         at[half] = stream.residual + r * n + column;
     }
@@ -72,7 +76,7 @@ __device__ __forceinline__ void add_residual(Sums<S> &sums, const Stream &stream
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float *d = sums[0] + 4 * (j + i) + 2 * half;
-                const float2 now = {old[i][half].x + d[0], old[i][half].y + d[1]};
+                const float2 now = {old[i][half].x + root[half] * d[0], old[i][half].y + root[half] * d[1]};
                 if (there && row + 8 * half < m) *reinterpret_cast<float2 *>(at[half] + 8 * (j + i)) = now;
                 squares[half] += now.x * now.x + now.y * now.y; // outside of x and W all is 0
                 d[0] = now.x * by.x * scale[half], d[1] = now.y * by.y * scale[half];
@@ -107,8 +111,8 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y,
 
 extern "C" __global__ void __launch_bounds__(S::THREADS, 1)
 prompt_out(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W,
-           const __grid_constant__ CUtensorMap y, float *residual, const T *weight, const float *before,
-           float *squares, long long m, int n, int k) {
+           const __grid_constant__ CUtensorMap y, float *residual, const T *weight, const float *root,
+           const float *before, float *squares, long long m, int n, int k) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
     const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
@@ -123,7 +127,7 @@ prompt_out(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtens
         if (thread == 0) fill_stages<S>(shared, x, W, work);
     } else {
         take_registers<232>();
-        consume(shared, y, {residual, weight, before, squares}, m, n, work, group, thread);
+        consume(shared, y, {residual, weight, root, before, squares}, m, n, work, group, thread);
     }
     __syncwarp();
     if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody leaves while the other may still write here

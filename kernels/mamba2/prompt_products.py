@@ -106,11 +106,11 @@ def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, squares=None, b
     return report if options else y
 
 
-def out_proj(x, W, residual, norm_weight, made, *, before=None, pdl=False, **options):
-    """residual += x Wᵀ in place; made.normed = residual · norm_weight · before, made.squares = its sums of squares.
+def out_proj(x, W, residual, norm_weight, made, *, root=None, before=None, pdl=False, **options):
+    """residual += root · x Wᵀ in place; made.normed = residual · norm_weight · before, made.squares = its sums of squares.
 
     x (tokens, d_inner), W (hidden, d_inner) float16 or bfloat16, residual (tokens, hidden) float32, norm_weight (hidden,)
-    like x: of the next norm; before (tokens,) float32: the root of the norm ahead, or None for 1. Returns residual.
+    like x: of the next norm; root (tokens,) float32: of a norm of x that is still to come, or None for 1; before: the root of the norm ahead, or None for 1. Returns residual.
     """
     where = "out_proj"
     expect_first(where, "W", W, ("hidden", "d_inner"), HALVES)
@@ -121,9 +121,10 @@ def out_proj(x, W, residual, norm_weight, made, *, before=None, pdl=False, **opt
     expect(where, "norm_weight", norm_weight, W, (hidden,))
     expect(where, "made.normed", made.normed, W, (tokens, hidden))
     expect(where, "made.squares", made.squares, W, (tokens, -(-hidden // TILE[1])), (torch.float32,))
-    if before is not None:
-        expect(where, "before", before, W, (tokens,), (torch.float32,))
-    args = residual, norm_weight, before, made.squares
+    for name, value in (("root", root), ("before", before)):
+        if value is not None:
+            expect(where, name, value, W, (tokens,), (torch.float32,))
+    args = residual, norm_weight, root, before, made.squares
     report = _launch("prompt_out", x, W, made.normed, args, (tokens, hidden, cols), pdl, options)
     return report if options else residual
 
