@@ -16,7 +16,7 @@ from kernels import lowbit, mamba2, ssd
 from kernels.mamba2 import prompt_products
 
 
-def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, joined=None):
+def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, joined=False):
     """All layers for a run of tokens of one sequence: residual (n, hidden), float32 or like the weights, is written in
     place. Returns the model's last norm of it, (n, hidden) like the weights.
 
@@ -25,13 +25,11 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
                       Mamba-2 layer, written in place; None: zeros, and nothing is kept
     attend            attend(layer, i, normed) → (n, hidden): the i-th attention layer of a hybrid
     product           product(x, W) = x Wᵀ
-    joined            whether norms and convolution go into the products; None: where it can be done and pays. ValueError
-                      where True cannot be
+    joined            whether norms and convolution go into the products; ValueError where they cannot
     """
-    why = refusal(config, weights, residual)
-    if joined and why:
+    if joined and (why := refusal(config, weights, residual)):
         raise ValueError(f"layers: joined must not be True: {why}")
-    if joined or (joined is None and not why and len(residual) >= prompt_products.LEAST):
+    if joined:
         return joined_layers(config, weights, residual, state)
     more, seen = None, {"mamba": 0, "attention": 0}
     for layer in weights.layers:
