@@ -10,13 +10,19 @@ step 6   out_proj                                             torch.nn.functiona
 Or, where `refusal` has nothing against it, steps 1 to 3 and 6 in products of our own (prompt_products.py).
 """
 
+import torch
 import torch.nn.functional as F
 
 from kernels import lowbit, mamba2, ssd
 from kernels.mamba2 import prompt_products
 
 
-def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, joined=False):
+LINE = 128  # bytes
+
+
+def layers(
+    config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None, joined=False
+):
     """All layers for a run of tokens of one sequence: residual (n, hidden), float32 or like the weights, is written in
     place. Returns the model's last norm of it, (n, hidden) like the weights.
 
@@ -24,7 +30,10 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
     state             .conv[i] (1, width - 1, channels) and .ssm[i] (1, nheads, headdim, dstate) float32 of the i-th
                       Mamba-2 layer, written in place; None: zeros, and nothing is kept
     attend            attend(layer, i, normed) → (n, hidden): the i-th attention layer of a hybrid
-    product           product(x, W) = x Wᵀ
+    product           product(x, W) = x Wᵀ, for what is no tensor of 16 bits, and for in_proj where rows are whole lines
+    cu_seqlens        (sequences + 1,) int32: several sequences end to end, each from its beginning; then .conv[i] is
+                      (sequences, width - 1, channels), .ssm[i] (sequences, nheads, headdim, dstate), only written. A
+                      hybrid's attend must know of it
     joined            whether norms and convolution go into the products; ValueError where they cannot
     """
     if joined and (why := refusal(config, weights, residual)):
@@ -35,12 +44,12 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
     for layer in weights.layers:
         index = seen[layer.kind]
         seen[layer.kind] += 1
-        normed = mamba2.add_norm(more, residual, layer.norm, config.eps)
+        normed = mamba2.add_norm(more, residual, layer.norm, config.eps, pdl=True)
         if layer.kind == "attention":
             more = attend(layer, index, normed)
         else:
             states = (None, None) if state is None else (state.conv[index], state.ssm[index])
-            more = block(config, layer, normed, *states, product)
+            more = block(config, layer, normed, *states, product, cu_seqlens)
         if config.ffn:
             normed = mamba2.add_norm(more, residual, layer.ffn_norm, config.eps)
             gate, up = product(normed, layer.W_glu).chunk(2, dim=1)
@@ -84,30 +93,47 @@ def joined_layers(config, weights, residual, state=None):
     return mamba2.add_norm(F.linear(gated, layer.W_out), residual, weights.norm, c.eps)
 
 
-def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear):
-    """A Mamba-2 block for a run of tokens, u (n, hidden) → like u. States are written; None: zeros, not kept."""
+def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear, cu_seqlens=None):
+    """A Mamba-2 block for a run of tokens, u (n, hidden) → like u. States are written; None: zeros, not kept.
+
+    cu_seqlens (sequences + 1,) int32: where several sequences begin that lie end to end, each at its own beginning;
+    states are then one for each, and only written. conv_state then (sequences, width - 1, channels), and so ssm_state.
+    """
     c = config
-    projected = product(u, layer.W_in)
+    projected = project(u, layer.W_in, product)
     if layer.b_in is not None:
         projected += layer.b_in
     z, xBC, dt = projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
-    xBC, last = mamba2.conv1d(xBC, layer.conv_weight, layer.conv_bias, initial_state=conv_state)
+    initial = None if cu_seqlens is not None else conv_state
+    xBC, last = mamba2.conv1d(
+        xBC, layer.conv_weight, layer.conv_bias, initial_state=initial, cu_seqlens=cu_seqlens, pdl=True
+    )
     if conv_state is not None:
         conv_state.copy_(last)
-    out = product(_scan(c, layer, z, xBC, dt, ssm_state), layer.W_out)
+    out = product(_scan(c, layer, z, xBC, dt, ssm_state, cu_seqlens), layer.W_out)
     return out if layer.b_out is None else out + layer.b_out
 
 
-def _scan(c, layer, z, xBC, dt, ssm_state):
+def project(u, W, product=F.linear):
+    """product(u, W), u (n, hidden), W (rows, hidden) → (n, rows). Of numbers of 16 bits each row begins at a line of L2,
+    128 bytes, though rows are no multiple of that: else who reads a part of each row asks for a line more."""
+    rows, per_line = len(W), LINE // 2
+    if not isinstance(W, torch.Tensor) or W.itemsize != 2 or rows % per_line == 0:
+        return product(u, W)
+    return torch.mm(u, W.T, out=u.new_empty(len(u), -(-rows // per_line) * per_line)[:, :rows])
+
+
+def _scan(c, layer, z, xBC, dt, ssm_state, cu_seqlens=None):
     """Steps 4 and 5, (n, d_inner): the state is written, if one is given."""
-    n = xBC.shape[1]
+    n, kept, varlen = xBC.shape[1], ssm_state is not None, cu_seqlens is not None
     x, B, C = xBC.split((c.d_inner, c.ngroups * c.dstate, c.ngroups * c.dstate), dim=-1)
     B, C = (t.view(1, n, c.ngroups, c.dstate) for t in (B, C))
     y = ssd.fused(
         x.view(1, n, c.nheads, c.headdim), dt, layer.A, B, C, D=layer.D, dt_bias=layer.dt_bias, dt_softplus=True,
-        dt_limit=c.dt_limit, initial_states=ssm_state, return_final_states=ssm_state is not None,
+        dt_limit=c.dt_limit, initial_states=None if varlen else ssm_state, cu_seqlens=cu_seqlens,
+        return_final_states=kept and not varlen, return_varlen_states=kept and varlen,
     )  # fmt: skip
-    if ssm_state is not None:
+    if kept:
         y, final = y
         ssm_state.copy_(final)
-    return mamba2.gated_norm(y.view(n, -1), z[0], layer.gated_norm, c.eps, ngroups=c.ngroups)
+    return mamba2.gated_norm(y.view(n, -1), z[0], layer.gated_norm, c.eps, ngroups=c.ngroups, pdl=True)
