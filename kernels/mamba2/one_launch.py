@@ -18,7 +18,8 @@ from lab.tensors import DTYPES, expect
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/mamba2/one_launch.cu", "kernels/mamba2/one_launch.py")  # headers: by what it includes
-MOST_THREADS, MOST_WORDS, MOST_SLOTS, TEAMS = 512, 4, 24, 4  # TEAMS: of warps that finish, as token_line.cuh has them
+MOST_THREADS, MOST_WORDS, MOST_SLOTS = 512, 4, 24
+TEAMS = 4  # of warps that finish, as token_line.cuh has them
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "norm W_in gated_norm W_out".split()  # as token_line.cuh has them
 
