@@ -30,6 +30,7 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
            as above */ long long norm_at,
            long long head_at, float eps, float lowest, float highest) {
     extern __shared__ __align__(128) unsigned char slots[];
+    static_assert(S::SLOTS * SLOT + sizeof(Memory) <= 227 * 1024, "as one_launch.py reckons");
     Memory &memory = *reinterpret_cast<Memory *>(slots + S::SLOTS * SLOT);
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(turn + 1);
