@@ -43,6 +43,10 @@ static_assert(HALF % 2 == 0 && S::HEADDIM % 2 == 0, "channels are two by two");
 constexpr int HEAD_TASKS = (S::HEADDIM + HALF - 1) / HALF;
 constexpr int SLOT = (most(HiddenRows::ROWS * S::HIDDEN, InnerRows::ROWS * S::INNER) * 2 + 127) / 128 * 128;
 
+/* Slots that are on their way at a time. More would bring weights no sooner: this many keep memory busy. But what
+   blocks hand to each other would wait behind them. */
+constexpr int AT_A_TIME = least(S::SLOTS, most(2, 80 * 1024 / SLOT));
+
 /* Warps that finish what the others have multiplied: teams take the tasks by turns, a warp of a team has two channels. */
 constexpr int TEAMS = 4, PAIRS = HALF / 2, FINISHERS = TEAMS * PAIRS;
 constexpr int BLOCK = S::THREADS + 32 * FINISHERS + 32; // one warp more copies
@@ -120,13 +124,18 @@ struct Loader {
     Taken &taken;
     Model model;
     Line line;
-    Phase<S::SLOTS> phase;
+    Phase<S::SLOTS> phase, oldest; // of those that are on their way
+    int asked = 0;
 
     __device__ __forceinline__ unsigned take() const { return take_ticket(ticket, lane); }
     /* The task of a ticket, and what it reads, into a slot. */
     __device__ __forceinline__ bool put(unsigned number) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
         const Source needs = source(task); // looked up here, in front of the wait
+        if (asked++ >= AT_A_TIME) {
+            taken.ring.wait_full(oldest);
+            oldest.advance();
+        }
         taken.ring.wait_empty(phase);
         Barrier &full = taken.ring.full[phase.stage];
         if (lane == 0) {
