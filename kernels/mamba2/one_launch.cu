@@ -43,13 +43,15 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
     const Model model = {weights, constants, places, windows, states, norm_at, head_at};
     Dated *mixed = vectors + Spread<8>::size(S::HIDDEN), *shared = mixed + Spread<4>::size(S::INNER);
     const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
-    if (warp < S::WARPS) {
-        Multiplier multiplier = {model, slots, vectors, mixed, memory, date, n_layers, vocab, eps, thread, *token};
+    if (warp < GROUPS * S::WARPS) {
+        const int group = warp / S::WARPS, of_group = thread - group * S::THREADS;
+        Multiplier multiplier = {model, slots, vectors,  mixed,  memory, date,
+                                 vocab, eps,   group,    of_group, *token};
         multiplier.run();
         return;
     }
-    if (warp < S::WARPS + FINISHERS) {
-        const int i = warp - S::WARPS;
+    if (warp < GROUPS * S::WARPS + FINISHERS) {
+        const int i = warp - GROUPS * S::WARPS;
         Finisher finisher = {model,  logits,  vectors,   mixed,     shared, memory, date,
                              lowest, highest, i / PAIRS, i % PAIRS, lane};
         finisher.run();

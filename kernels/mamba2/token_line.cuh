@@ -49,7 +49,10 @@ constexpr int AT_A_TIME = least(S::SLOTS, most(2, 80 * 1024 / SLOT));
 
 /* Warps that finish what the others have multiplied: teams take the tasks by turns, a warp of a team has two channels. */
 constexpr int TEAMS = 4, PAIRS = HALF / 2, FINISHERS = TEAMS * PAIRS;
-constexpr int BLOCK = S::THREADS + 32 * FINISHERS + 32; // one warp more copies
+/* Groups of S::THREADS threads that multiply, by turns, too: one's loads fill the time of the other's waits. */
+constexpr int GROUPS = 2;
+static_assert(TEAMS % GROUPS == 0, "a team is of one group");
+constexpr int BLOCK = GROUPS * S::THREADS + 32 * FINISHERS + 32; // one warp more copies
 
 enum Kind { EMBED, SHARED, CHANNEL, OUT, HEAD, END };
 struct Task {
@@ -147,7 +150,7 @@ struct Loader {
                 if (needs.more) copy_bulk(to + HALF * S::HIDDEN * 2, needs.more, needs.bytes, full);
             } else full.arrive();
         }
-        if (task.kind == CHANNEL) fetch_states(task);
+        if (task.kind == CHANNEL) fetch(task);
         phase.advance();
         if (task.kind != END) return true;
         for (int team = 1; team < TEAMS; team++) { // each is told
@@ -184,11 +187,20 @@ struct Loader {
         default: return {nullptr, nullptr, 0};
         }
     }
-    /* The states of a task's channels, as far as L2. */
-    __device__ __forceinline__ void fetch_states(Task task) const {
-        const char *from = reinterpret_cast<const char *>(model.state(task.layer, first_channel(task)));
-        for (int at = lane * 128; at < task.count * S::DSTATE * 4; at += 32 * 128)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
+    /* What else a task's channels need, as far as L2: states, windows and constants. */
+    __device__ __forceinline__ void fetch(Task task) const {
+        const int channel = first_channel(task), head = task.number / HEAD_TASKS;
+        const float *states = model.state(task.layer, channel);
+        for (int at = lane * 32; at < task.count * S::DSTATE; at += 32 * 32) fetch_line(states + at);
+        if (lane < S::WIDTH - 1)
+            fetch_line(model.windows + ((long long)task.layer * (S::WIDTH - 1) + lane) * S::CHANNELS + channel);
+        else if (lane >= 27) {
+            const int which = lane == 27 ? CONV_WEIGHT : lane == 28 ? CONV_BIAS : lane == 29 ? A_AT : lane == 30 ? D_AT : DT_BIAS;
+            fetch_line(model.constant(task.layer, which) + (lane == 27 ? channel * S::WIDTH : lane == 28 ? channel : head));
+        }
+    }
+    static __device__ __forceinline__ void fetch_line(const void *at) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     }
     static __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full) {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "

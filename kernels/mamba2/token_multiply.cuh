@@ -17,7 +17,7 @@ struct Sums {
 struct Memory {
     Taken taken;
     Sums sums;
-    float squares[2][S::WARPS]; // by turns, so that one may be read meanwhile
+    float squares[GROUPS][2][S::WARPS]; // of a group by turns, so that one may be read meanwhile
 };
 
 /* What a thread holds of a vector that is multiplied with rows: words of 8 numbers, in T. */
@@ -25,10 +25,10 @@ template <class R> struct Part {
     unsigned at[R::WORDS][4];
 
     /* vector · weight / √(mean of squares + eps), as soon as it is there. EACH: dated numbers of a word; 4 are two of 16
-       bits each. By all threads that multiply. */
+       bits each. By all threads of a group. */
     template <int EACH>
     __device__ __forceinline__ void load(const Dated *from, unsigned date, const T *weight, float eps,
-                                         float (&squares)[S::WARPS], int thread) {
+                                         float (&squares)[S::WARPS], int group, int thread) {
         uint4 norm[R::WORDS];
 #pragma unroll
         for (int k = 0; k < R::WORDS; k++)
@@ -55,7 +55,7 @@ template <class R> struct Part {
             }
         sum = warp_sum(sum);
         if (thread % 32 == 0) squares[thread / 32] = sum;
-        asm volatile("bar.sync 1, %0;" ::"n"(S::THREADS) : "memory");
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(S::THREADS) : "memory");
         float total = 0;
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) total += squares[w];
@@ -77,9 +77,9 @@ struct Multiplier {
     Dated *x, *mixed; // residual stream (Spread<8>), y · silu(z) in pairs (Spread<4>)
     Memory &memory;
     unsigned first_date;
-    int n_layers, vocab;
+    int vocab;
     float eps;
-    int thread;
+    int group, thread;
     long long token;
     Phase<S::SLOTS> phase;
     Phase<TEAMS> to;
@@ -94,9 +94,17 @@ struct Multiplier {
         release_by_warp(memory.taken.ring, phase, thread);
         if (thread % 32 == 0) memory.sums.ring.full[to.stage].arrive();
         to.advance();
+        pass_others();
+    }
+
+    /* Over the tasks of the other groups. */
+    __device__ __forceinline__ void pass_others() {
+#pragma unroll
+        for (int i = 1; i < GROUPS; i++) phase.advance(), to.advance();
     }
 
     __device__ __forceinline__ void run() {
+        for (int i = 0; i < group; i++) phase.advance(), to.advance();
         for (Task task = wait_task(); task.kind != END;) {
             const unsigned now = first_date + task.layer;
             if (task.kind == EMBED) {
@@ -111,8 +119,9 @@ struct Multiplier {
                 task = multiply_all<HiddenRows, 8>(task, x, weight, now);
             }
         }
-        for (int team = 1; team < TEAMS; team++) { // the end is told to each
+        for (int team = GROUPS; team < TEAMS; team += GROUPS) { // the end is told to each
             release_by_warp(memory.taken.ring, phase, thread);
+            pass_others();
             wait_task();
         }
     }
@@ -128,7 +137,7 @@ struct Multiplier {
     template <class R, int EACH>
     __device__ __forceinline__ Task multiply_all(Task first, const Dated *vector, const T *weight, unsigned now) {
         Part<R> by;
-        by.template load<EACH>(vector, now, weight, eps, memory.squares[norms++ % 2], thread);
+        by.template load<EACH>(vector, now, weight, eps, memory.squares[group][norms++ % 2], group, thread);
         Task task = first;
         do {
             multiply(by, task);
