@@ -70,26 +70,30 @@ def refusal(config, weights, residual):
     return prompt_products.refusal(config, weights.layers[0].W_in.dtype, residual.device)
 
 
-def joined_layers(config, weights, residual, state=None):
-    """`layers`, of Mamba-2 layers alone, with norms, convolution and residual stream in the products."""
+def joined_layers(config, weights, residual, state=None, convolve=False):
+    """`layers`, of Mamba-2 layers alone, with norms and residual stream in the products, and the convolution, too, if
+    `convolve`."""
     c, n, every = config, len(residual), weights.layers
     made = prompt_products.between(c, n, every[0].conv_weight.shape[1], every[0].W_in)
-    x, squares, before = mamba2.add_norm(None, residual, every[0].norm, c.eps), None, None
+    x, rest, before = mamba2.add_norm(None, residual, every[0].norm, c.eps), None, None
     for index, layer in enumerate(every):
-        root = made.roots[index % 2]
         conv_state, ssm_state = (None, None) if state is None else (state.conv[index], state.ssm[index])
-        prompt_products.in_proj(
-            x, layer.W_in, layer.conv_weight, layer.conv_bias, conv_state, made, c.d_inner, squares=squares,
-            before=before, after=None if squares is None else root, eps=c.eps, pdl=True,
-        )  # fmt: skip
-        z, xBC, dt = made.projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
+        taps = layer.conv_weight, layer.conv_bias
+        projected = prompt_products.in_proj(
+            x, layer.W_in, *taps, conv_state, made, c.d_inner, rest=rest, convolve=convolve, pdl=True
+        )
+        z, xBC, dt = projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
+        if not convolve:
+            xBC, last = mamba2.conv1d(xBC, *taps, initial_state=conv_state, pdl=True)
+            if conv_state is not None:
+                conv_state.copy_(last)
         gated = _scan(c, layer, z, xBC, dt, ssm_state)
         if index + 1 < len(every):
-            before = None if squares is None else root  # of the norm ahead of this layer
-            prompt_products.out_proj(
-                gated, layer.W_out, residual, every[index + 1].norm, made, before=before, pdl=True
-            )  # fmt: skip
-            x, squares = made.normed, made.squares
+            following = every[index + 1].norm
+            prompt_products.out_proj(gated, layer.W_out, residual, following, made, before=before, pdl=True)
+            root = made.roots[index % 2]
+            rest = prompt_products.norm_root(made, c.hidden, c.eps, before=before, root=root, pdl=True)
+            x, before = made.normed, root
     return mamba2.add_norm(F.linear(gated, layer.W_out), residual, weights.norm, c.eps)
 
 

@@ -2,9 +2,8 @@
 
        y = root[row] · x Wᵀ, and of it `channels` columns from `inner` on: silu(bias + Σ taps[k] y[t - WIDTH + 1 + k])
 
-   x (m, k) comes without the norm's root, as prompt_out.cu makes it: times `before`, and with squares (m, parts), whose
-   sum over parts is a row's sum of squares. root = 1 / √(sum / k + eps), which goes to `after`, over `before`. Where
-   squares is null, x has been normed already.
+   x (m, k) comes without the norm's root, as prompt_out.cu makes it; root (m,) is what it lacks (norm_root.cu), or null
+   where it has been normed already.
 
    A consumer has 64 rows of a tile: of its channels it can do all but the first WIDTH - 1 rows, whose inputs lie in the
    tile above. The first and last WIDTH - 1 rows of inputs go to edges (m / 64, rounded up; 2 (WIDTH - 1); channels), and
@@ -25,38 +24,12 @@ static_assert(S::PART_ROWS == 64 && S::PART_COLUMNS == S::COLUMNS);
 constexpr int PAST = WIDTH - 1, VEC = 8; // inputs before a token's own; numbers in a word of 16 bytes
 constexpr int RUN = 4;                   // rows of a box that a thread does, in one word of columns
 
-struct Norm {
-    const float *squares, *before;
-    float *after;
-    int parts;
-    float eps;
-};
 struct Convolution {
     const float *taps, *bias;
     T *edges, *y;
     int inner, channels;
     long long stride; // of y
 };
-
-/* The sums of a thread's two rows times the rest of the norm. */
-__device__ __forceinline__ void scale_rows(Sums<S> &sums, const Norm &norm, int row, int column, long long m, int k,
-                                           int thread) {
-    if (!norm.squares) return;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const long long r = row + thread / 32 * 16 + thread % 32 / 4 + 8 * half;
-        float scale = 0;
-        if (r < m) {
-            float sum = 0;
-            for (int i = 0; i < norm.parts; i++) sum += __ldg(norm.squares + r * norm.parts + i);
-            const float root = rsqrtf(sum / k + norm.eps);
-            scale = norm.before ? root / __ldg(norm.before + r) : root;
-            if (column == 0 && thread % 4 == 0) norm.after[r] = root;
-        }
-#pragma unroll
-        for (int j = 0; j < S::COLUMNS / 8; j++) sums[0][4 * j + 2 * half] *= scale, sums[0][4 * j + 2 * half + 1] *= scale;
-    }
-}
 
 /* A box of inputs, from `row` and channel `c` on, in shared memory: RUN tokens of VEC channels. */
 __device__ __forceinline__ void convolve(const unsigned char *box, const Convolution &conv, int row, int c,
@@ -82,8 +55,12 @@ __device__ __forceinline__ void convolve(const unsigned char *box, const Convolu
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
         start[v] = conv.bias ? __ldg(conv.bias + c + v) : 0;
+        if constexpr (WIDTH == 4) {
+            const float4 four = __ldg(reinterpret_cast<const float4 *>(conv.taps) + c + v);
+            taps[v][0] = four.x, taps[v][1] = four.y, taps[v][2] = four.z, taps[v][3] = four.w;
+        } else
 #pragma unroll
-        for (int i = 0; i < WIDTH; i++) taps[v][i] = __ldg(conv.taps + (long long)(c + v) * WIDTH + i);
+            for (int i = 0; i < WIDTH; i++) taps[v][i] = __ldg(conv.taps + (long long)(c + v) * WIDTH + i);
     }
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
@@ -127,16 +104,24 @@ __device__ __forceinline__ void store_parts(const CUtensorMap &y, const Sums<S> 
     }
 }
 
-__device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y, const Norm &norm,
-                                        const Convolution &conv, long long m, int k, Work<S> work, int consumer, int thread) {
+__device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y, const float *root,
+                                        const Convolution &conv, long long m, Work<S> work, int consumer, int thread) {
     const unsigned sharer = work.sharer(thread % 32);
     Phase<S::STAGES> phase;
     int buffer = 0;
     Sums<S> sums;
     for (; work.exists(); work.next()) {
-        multiply<S>(sums, shared, phase, work.end, consumer * 64, 0, sharer, thread % 32);
         const int row = work.row + consumer * 64;
-        scale_rows(sums, norm, row, work.column, m, k, thread);
+        float scale[2] = {1, 1}; // of a thread's two rows, 8 apart
+        if (root)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const long long r = row + thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+                if (r < m) asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(scale[half]) : "l"(root + r));
+            }
+        multiply<S>(sums, shared, phase, work.end, consumer * 64, 0, sharer, thread % 32);
+#pragma unroll
+        for (int i = 0; i < S::COLUMNS / 2; i++) sums[0][i] *= scale[i / 2 % 2];
         store_parts(y, sums, shared, conv, row, work.column, m, buffer, consumer, thread);
     }
     if (thread == 0) store_wait();
@@ -144,9 +129,7 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y,
 
 extern "C" __global__ void __launch_bounds__(S::THREADS, 1)
 prompt_in(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W,
-          const __grid_constant__ CUtensorMap y_map, T *y, const float *squares, const float *before, float *after,
-          const float *taps, const float *bias, T *edges, long long m, int n, int k, int parts, int inner, int channels,
-          long long stride, float eps) {
+          const __grid_constant__ CUtensorMap y_map, T *y, const float *root, const float *taps, const float *bias, T *edges, long long m, int n, int k, int inner, int channels, long long stride) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
     const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
@@ -161,8 +144,7 @@ prompt_in(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtenso
         if (thread == 0) fill_stages<S>(shared, x, W, work);
     } else {
         take_registers<232>();
-        consume(shared, y_map, {squares, before, after, parts, eps}, {taps, bias, edges, y, inner, channels, stride}, m, k, work,
-                group, thread);
+        consume(shared, y_map, root, {taps, bias, edges, y, inner, channels, stride}, m, work, group, thread);
     }
     __syncwarp();
     if constexpr (S::CLUSTER > 1) cluster_barrier(); // nobody leaves while the other may still write here

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.fusion.arguments import expect_eps
 from kernels.mamba2.arguments import expect_inner, expect_rows_of, expect_taps
 from kernels.mamba2.launches import HALVES, HERE, flat
 from kernels.matmul.launching import BOX, tensor_map
@@ -34,6 +33,7 @@ class Between(NamedTuple):
     projected: torch.Tensor  # (tokens, in_rows): z, x, B, C, dt, each row at a multiple of 128 bytes
     squares: torch.Tensor  # (tokens, parts) float32: sums of residual² over columns
     roots: tuple  # two (tokens,) float32: of this norm and of the one before, by turns
+    rest: torch.Tensor  # (tokens,) float32: what `normed` lacks
     edges: torch.Tensor  # (strips, 2 (width - 1), channels): inputs of the convolution, which two tiles need
 
 
@@ -57,20 +57,19 @@ def between(shape, tokens, width, like):
     projected = make(tokens, -(-shape.in_rows // LINE) * LINE, dtype=like.dtype)[:, : shape.in_rows]
     return Between(
         make(tokens, shape.hidden, dtype=like.dtype), projected,
-        make(tokens, parts), (make(tokens), make(tokens)),
+        make(tokens, parts), (make(tokens), make(tokens)), make(tokens),
         make(strips, 2 * (width - 1), shape.channels, dtype=like.dtype),
     )  # fmt: skip
 
 
-def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, squares=None, before=None, after=None, eps=1e-5,
-            pdl=False, **options):  # fmt: skip
-    """made.projected = x Wᵀ with the norm's root, its channels behind the convolution and silu. Returns it.
+def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, rest=None, convolve=True, pdl=False, **options):
+    """made.projected = rest · x Wᵀ, its channels behind the convolution and silu if `convolve`. Returns it.
 
-    x            (tokens, hidden) float16 or bfloat16: normed, or, with squares, as out_proj leaves it
+    x            (tokens, hidden) float16 or bfloat16: normed, or, with rest, as out_proj leaves it
     W            (in_rows, hidden) like x, of which `inner` rows stand ahead of the convolution's channels
     conv_weight  (channels, width) float32, conv_bias (channels,) float32 or None
     state        (1, width - 1, channels) like x, or None for zeros: the inputs before the first, written in place
-    squares      (tokens, parts) float32, before (tokens,) float32 or None: of out_proj; after (tokens,): the root, written
+    rest         (tokens,) float32: what norm_root says that x lacks, or None for 1
     """
     where = "in_proj"
     expect_first(where, "W", W, ("in_rows", "hidden"), HALVES)
@@ -78,32 +77,36 @@ def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, squares=None, b
     expect(where, "x", x, W, ("tokens", hidden))
     tokens, channels = len(x), made.edges.shape[2]
     width = expect_taps(where, conv_weight, conv_bias, W, channels)
-    expect_eps(where, eps)
     if inner % STRIP or channels % STRIP or not 0 <= inner <= rows - channels:
-        raise ValueError(f"{where}: inner and channels must be multiples of {STRIP} in {rows} rows, got {inner}, {channels}")
+        wanted = f"multiples of {STRIP} in {rows} rows"
+        raise ValueError(f"{where}: inner and channels must be {wanted}, got {inner} and {channels}")
     expect_rows_of(where, "made.projected", made.projected, W, (tokens, rows))
     expect_inner(where, "made.projected", made.projected, 1)
     expect(where, "made.edges", made.edges, W, (-(-tokens // STRIP), 2 * (width - 1), channels))
     if state is not None:
         expect(where, "state", state, W, (1, width - 1, channels))
-    parts = 0
-    if squares is not None:
-        expect(where, "squares", squares, W, (tokens, "parts"), (torch.float32,))
-        expect(where, "after", after, W, (tokens,), (torch.float32,))
-        parts = squares.shape[1]
-        if before is not None:
-            expect(where, "before", before, W, (tokens,), (torch.float32,))
-    y, dtype = made.projected, DTYPES[W.dtype]
-    args = squares, before, after, conv_weight, conv_bias, made.edges
-    sizes = tokens, rows, hidden, parts, inner, channels, y.stride(0), float(eps)
-    report = _launch("prompt_in", x, W, y, (flat(y), *args), sizes, pdl, options, WIDTH=width)
-    edges = _kernel("conv_edges", DTYPE=dtype, WIDTH=width)
-    grid = len(made.edges), -(-channels // 1024)
-    more = {k: v for k, v in options.items() if k == "check_races"}
-    convolved = flat(y[:, inner:])
-    sizes = tokens, channels, y.stride(0)
-    edges(grid, 128, made.edges, state, conv_weight, conv_bias, convolved, state, *sizes, pdl=pdl, **more)
+    if rest is not None:
+        expect(where, "rest", rest, W, (tokens,), (torch.float32,))
+    y = made.projected
+    args = flat(y), rest, conv_weight, conv_bias, made.edges
+    sizes = tokens, rows, hidden, inner, channels if convolve else 0, y.stride(0)
+    report = _launch("prompt_in", x, W, y, args, sizes, pdl, options, WIDTH=width)
+    if convolve:
+        edges = _kernel("conv_edges", DTYPE=DTYPES[W.dtype], WIDTH=width)
+        grid = len(made.edges), -(-channels // 1024)
+        more = {k: v for k, v in options.items() if k == "check_races"}
+        convolved, sizes = flat(y[:, inner:]), (tokens, channels, y.stride(0))
+        edges(grid, 128, made.edges, state, conv_weight, conv_bias, convolved, state, *sizes, pdl=pdl, **more)
     return report if options else y
+
+
+def norm_root(made, hidden, eps, *, before=None, root, pdl=False):
+    """made.rest: what made.normed lacks of the norm of rows of `hidden` numbers, and root (tokens,) float32, the norm's
+    root. before: as out_proj was given it."""
+    tokens, parts = made.squares.shape
+    run = _kernel("norm_root")
+    run(-(-tokens // 256), 256, made.squares, before, root, made.rest, tokens, parts, hidden, float(eps), pdl=pdl)
+    return made.rest
 
 
 def out_proj(x, W, residual, norm_weight, made, *, root=None, before=None, pdl=False, **options):
@@ -124,7 +127,8 @@ def out_proj(x, W, residual, norm_weight, made, *, root=None, before=None, pdl=F
     for name, value in (("root", root), ("before", before)):
         if value is not None:
             expect(where, name, value, W, (tokens,), (torch.float32,))
-    args = residual, norm_weight, root, before, made.squares
+    boxes = tensor_map(residual, (TILE[0], 32))
+    args = boxes, residual, norm_weight, root, before, made.squares
     report = _launch("prompt_out", x, W, made.normed, args, (tokens, hidden, cols), pdl, options)
     return report if options else residual
 
@@ -140,6 +144,6 @@ def _launch(name, x, W, y, args, sizes, pdl, options, **macros):
 
 @functools.cache
 def _kernel(name, **options):
-    hopper = None if name == "conv_edges" else "sm_90a"
+    hopper = "sm_90a" if name.startswith("prompt") else None
     module = cuda.load(HERE / f"{name}.cu", [f"-D{key}={value}" for key, value in options.items()], arch=hopper)
     return module[name]

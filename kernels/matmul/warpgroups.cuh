@@ -21,10 +21,14 @@ __device__ __forceinline__ void load_shared(unsigned char *to, const CUtensorMap
     else load_tile_multicast(to + mine * PART * ROW, map, first + mine * PART, step * STEP, full, blocks);
 }
 
-/* The producer: stages of all units, one after another. */
-template <class S>
-__device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W,
-                                            Work<S> work) {
+struct Nothing {
+    template <class... Any> __device__ __forceinline__ void operator()(const Any &...) const {}
+};
+
+/* The producer: stages of all units, one after another; behind those of each unit then(phase, work), which may fill more. */
+template <class S, class Then = Nothing>
+__device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W, Work<S> work,
+                                            Then then = {}) {
     Phase<S::STAGES> phase;
     int beside = 0; // the blocks that share x's rows, a bit for each rank
 #pragma unroll
@@ -32,7 +36,7 @@ __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap
     const int below = ((1 << S::CLUSTER_ROWS) - 1) << S::CLUSTER_ROWS * work.across; // those that share W's
     prefetch(x);
     prefetch(W);
-    for (; work.exists(); work.next())
+    for (; work.exists(); work.next()) {
         for (int step = work.begin; step < work.end; step++) {
             auto &stage = shared.stages[phase.stage];
             Barrier &full = shared.ring.full[phase.stage];
@@ -42,6 +46,8 @@ __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap
             load_shared<S::COLUMNS, S::CLUSTER_ROWS>(stage.w, W, work.column, step, full, work.down, below);
             phase.advance();
         }
+        then(phase, work);
+    }
 }
 
 /* A lane for each block that fills this stage: `sharer` is its rank. */
