@@ -10,7 +10,7 @@
    conv_edges.cu does those. Inputs are rounded to T first, as if they had been stored.
 
    W (n, k), y (m, n) of T, y with `stride` numbers from row to row; n, inner and channels multiples of 8; inner and channels of 64, so that a box of 64 columns is
-   of one kind. taps (channels, WIDTH), bias (channels,) float. Compile with SHAPE and WIDTH; launch as planned.cu. */
+   of one kind. taps (channels, WIDTH), bias (channels,) float, at multiples of 16 bytes. Compile with SHAPE and WIDTH; launch as planned.cu. */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "../matmul/warpgroups.cuh"
@@ -31,9 +31,37 @@ struct Convolution {
     long long stride; // of y
 };
 
+/* Of a thread's VEC channels. */
+struct Taps {
+    float taps[VEC][WIDTH], start[VEC];
+
+    __device__ __forceinline__ Taps(const Convolution &conv, int c) {
+        float4 words[VEC * WIDTH / 4];
+#pragma unroll
+        for (int i = 0; i < VEC * WIDTH / 4; i++)
+            words[i] = __ldg(reinterpret_cast<const float4 *>(conv.taps + (long long)c * WIDTH) + i);
+        float4 first = {}, last = {};
+        if (conv.bias) {
+            first = __ldg(reinterpret_cast<const float4 *>(conv.bias + c));
+            last = __ldg(reinterpret_cast<const float4 *>(conv.bias + c) + 1);
+        }
+        const float bias[VEC] = {first.x, first.y, first.z, first.w, last.x, last.y, last.z, last.w};
+#pragma unroll
+        for (int v = 0; v < VEC; v++) {
+            start[v] = bias[v];
+#pragma unroll
+            for (int k = 0; k < WIDTH; k++) {
+                const float4 word = words[(v * WIDTH + k) / 4];
+                const int at = (v * WIDTH + k) % 4;
+                taps[v][k] = at == 0 ? word.x : at == 1 ? word.y : at == 2 ? word.z : word.w;
+            }
+        }
+    }
+};
+
 /* A box of inputs, from `row` and channel `c` on, in shared memory: RUN tokens of VEC channels. */
-__device__ __forceinline__ void convolve(const unsigned char *box, const Convolution &conv, int row, int c,
-                                         long long m, int thread) {
+__device__ __forceinline__ void convolve(const unsigned char *box, const Convolution &conv, const Taps &of, int row,
+                                         int c, long long m, int thread) {
     const int first = thread / 8 * RUN, word = thread % 8, rows = (int)min(64ll, m - row);
     c += word * VEC;
     uint4 words[PAST + RUN];
@@ -51,28 +79,17 @@ __device__ __forceinline__ void convolve(const unsigned char *box, const Convolu
         if (last >= 0 && last < PAST)
             *reinterpret_cast<uint4 *>(edge + (long long)(PAST + last) * conv.channels) = words[PAST + i];
     }
-    float taps[VEC][WIDTH], start[VEC];
-#pragma unroll
-    for (int v = 0; v < VEC; v++) {
-        start[v] = conv.bias ? __ldg(conv.bias + c + v) : 0;
-        if constexpr (WIDTH == 4) {
-            const float4 four = __ldg(reinterpret_cast<const float4 *>(conv.taps) + c + v);
-            taps[v][0] = four.x, taps[v][1] = four.y, taps[v][2] = four.z, taps[v][3] = four.w;
-        } else
-#pragma unroll
-            for (int i = 0; i < WIDTH; i++) taps[v][i] = __ldg(conv.taps + (long long)(c + v) * WIDTH + i);
-    }
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
         float sum[VEC];
 #pragma unroll
-        for (int v = 0; v < VEC; v++) sum[v] = start[v];
+        for (int v = 0; v < VEC; v++) sum[v] = of.start[v];
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) {
             float x[VEC];
             widen(words[i + k], x, T());
 #pragma unroll
-            for (int v = 0; v < VEC; v++) sum[v] += taps[v][k] * x[v];
+            for (int v = 0; v < VEC; v++) sum[v] += of.taps[v][k] * x[v];
         }
 #pragma unroll
         for (int v = 0; v < VEC; v++) sum[v] *= reciprocal_approx(1 + exp2_approx(-LOG2_E * sum[v]));
@@ -94,12 +111,13 @@ __device__ __forceinline__ void store_parts(const CUtensorMap &y, const Sums<S> 
             store_box<S>(y, sums, shared, 0, c, row, column, buffer, consumer, thread);
             continue;
         }
+        const Taps of(conv, channel + thread % 8 * VEC); // on their way while the sums are put down
         unsigned char *box = shared.y[consumer][buffer].rows;
         if (thread == 0) store_wait_read<0>();
         named_barrier<128>(1 + consumer); // and all have read what the convolution had there
         put_box<S>(box, sums, 0, c, thread);
         named_barrier<128>(1 + consumer);
-        if (row < m) convolve(box, conv, row, channel, m, thread);
+        if (row < m) convolve(box, conv, of, row, channel, m, thread);
         buffer ^= 1;
     }
 }

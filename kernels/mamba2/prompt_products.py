@@ -80,6 +80,9 @@ def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, rest=None, conv
     if inner % STRIP or channels % STRIP or not 0 <= inner <= rows - channels:
         wanted = f"multiples of {STRIP} in {rows} rows"
         raise ValueError(f"{where}: inner and channels must be {wanted}, got {inner} and {channels}")
+    for name, value in (("conv_weight", conv_weight), ("conv_bias", conv_bias)):
+        if value is not None and value.data_ptr() % 16:
+            raise ValueError(f"{where}: {name} must begin at a multiple of 16 bytes, got {value.data_ptr() % 16} behind")
     expect_rows_of(where, "made.projected", made.projected, W, (tokens, rows))
     expect_inner(where, "made.projected", made.projected, 1)
     expect(where, "made.edges", made.edges, W, (-(-tokens // STRIP), 2 * (width - 1), channels))
