@@ -224,7 +224,7 @@ def convolution(seconds):
         raise ValueError(f"{title}: conv1d is not right, so it is not timed: relative error {error:.2g}")
     del padded, wanted
     calls = [functools.partial(run, x, out=out) for x, out in zip(inputs, outs)]
-    sources = (HERE + "conv1d.cu", HERE + "operations.py")
+    sources = (HERE + "conv1d.cu", HERE + "convolution.py")
     ladder.plan("conv1d", calls, verdict=Verdict(shapes=1, error=error), sources=sources, **facts)
     _copying(ladder, facts["bytes"])
     benching.measure(ladder, seconds)

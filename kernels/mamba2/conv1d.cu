@@ -79,6 +79,21 @@ struct Sequence {
     }
 };
 
+/* The state of a sequence without tokens stays as it was. */
+__device__ __forceinline__ void keep_empty(const T *initial, const int *begins, T *final, int count, int channels,
+                                           int c) {
+    for (int sequence = 0; sequence < count; sequence++) {
+        if (begins[sequence] < begins[sequence + 1]) continue;
+#pragma unroll
+        for (int i = 0; i < PAST; i++) {
+            const long long at = ((long long)sequence * PAST + i) * channels + c;
+            float kept[VEC] = {};
+            if (initial) widen(load_word<VEC>(initial + at), kept);
+            store(final + at, kept);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
 conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *sequences, T *out, T *final,
        int batch, int seqlen, int channels, int tokens, int count, long long x_batch, long long x_token) {
@@ -115,18 +130,7 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
         return load_word<VEC>(x + t * x_token);
     };
 
-    if (SEQUENCES == BY_BEGIN && final && begin == 0) { // of sequences without tokens the state stays
-        const int first = now.number;
-        for (now.number = 0; now.number < count; now.number++)
-            if (sequences[now.number] >= sequences[now.number + 1])
-#pragma unroll
-                for (int i = 0; i < PAST; i++) {
-                    float kept[VEC];
-                    widen(before(i), kept);
-                    store(final + place(i), kept);
-                }
-        now.number = first;
-    }
+    if (SEQUENCES == BY_BEGIN && final && begin == 0) keep_empty(initial, sequences, final, count, channels, c);
     float past[WIDTH][VEC];
     Channels next[AHEAD] = {};
 #pragma unroll

@@ -1,9 +1,7 @@
 """The kernels of this folder as operators of torch.library, which say what they write to: mamba2_conv1d and so on, and
 mamba2_state_step_coded of a state's parts. torch.compile looks through a QuantizedState."""
 
-import torch
-
-from kernels.mamba2 import operations, stepping
+from kernels.mamba2 import convolution, operations, stepping
 from kernels.mamba2.states import QuantizedState
 from lab.operators import operator
 
@@ -15,7 +13,7 @@ TOKEN = (
 
 def _fake_conv1d(xBC, weight, bias=None, initial_state=None, seq_idx=None, cu_seqlens=None, pdl=False):
     others = xBC, weight, bias, initial_state, seq_idx, cu_seqlens
-    return operations.expect_conv1d("conv1d", *others, memory=False)[:2]
+    return convolution.expect_conv1d("conv1d", *others, memory=False)[:2]
 
 
 def _conv1d(
@@ -31,17 +29,17 @@ conv1d = operator(
     "Tensor xBC, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, Tensor? seq_idx=None, "
     "Tensor? cu_seqlens=None, bool pdl=False",
     fake=_fake_conv1d, results="(Tensor, Tensor)", unpack=_conv1d,
-)(operations.conv1d)  # fmt: skip
+)(convolution.conv1d)  # fmt: skip
 
 
 def _fake_conv_step(conv_state, xBC, weight, bias=None, pdl=False):
-    return operations.expect_conv_step("conv_step", conv_state, xBC, weight, bias, memory=False)[0]
+    return convolution.expect_conv_step("conv_step", conv_state, xBC, weight, bias, memory=False)[0]
 
 
 conv_step = operator(
     "mamba2_conv_step", "Tensor(s!) conv_state, Tensor xBC, Tensor weight, Tensor? bias=None, bool pdl=False",
     fake=_fake_conv_step,
-)(operations.conv_step)  # fmt: skip
+)(convolution.conv_step)  # fmt: skip
 
 
 def _fake_gated_norm(y, z, weight, eps=1e-5, ngroups=1, pdl=False):

@@ -16,13 +16,10 @@ import torch.nn.functional as F
 from kernels import lowbit, mamba2, ssd
 from kernels.mamba2 import prompt_products
 
-
 LINE = 128  # bytes
 
 
-def layers(
-    config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None, joined=False
-):
+def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None, joined=False):
     """All layers for a run of tokens of one sequence: residual (n, hidden), float32 or like the weights, is written in
     place. Returns the model's last norm of it, (n, hidden) like the weights.
 
@@ -119,8 +116,8 @@ def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear, c
 
 
 def project(u, W, product=F.linear):
-    """product(u, W), u (n, hidden), W (rows, hidden) → (n, rows). Of numbers of 16 bits each row begins at a line of L2,
-    128 bytes, though rows are no multiple of that: else who reads a part of each row asks for a line more."""
+    """product(u, W), u (n, hidden), W (rows, hidden) → (n, rows). Of numbers of 16 bits each row begins at a line of
+    L2, 128 bytes, though rows are no multiple of that: else who reads a part of each row asks for a line more."""
     rows, per_line = len(W), LINE // 2
     if not isinstance(W, torch.Tensor) or W.itemsize != 2 or rows % per_line == 0:
         return product(u, W)

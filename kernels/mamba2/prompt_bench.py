@@ -22,7 +22,7 @@ FEW = 4  # layers in which the faster is found
 TOLERANCE = 5e-3  # between ours and mamba_ssm's whole prompt, by the norm
 HERE = "kernels/mamba2/"
 SOURCES = (
-    tuple(HERE + name for name in ("prompt.py", "conv1d.cu", "operations.py", "add_norm.cu", "gated_norm.cu")) + SSD
+    tuple(HERE + name for name in ("prompt.py", "conv1d.cu", "convolution.py", "add_norm.cu", "gated_norm.cu")) + SSD
 )
 
 
@@ -32,8 +32,8 @@ def title_of(seqlen):
 
 def prefill(seqlen):
     """All layers of a prompt and the last norm, without embedding and head: mamba_ssm's, with its five kernels at the
-    faster of their chunk sizes, and ours; and in_proj and out_proj of all layers, and nothing else. Compared, then timed
-    in turns."""
+    faster of their chunk sizes, and ours; and in_proj and out_proj of all layers, and nothing else. Compared, then
+    timed in turns."""
     begin, title = time.perf_counter(), title_of(seqlen)
     ssd_peers.tune_anew()
     weights = shapes.random_weights(MODEL, benching.DEVICE)

@@ -38,7 +38,7 @@ class Between(NamedTuple):
 
 
 def refusal(shape, dtype, device):
-    """Why the layers of this shape (kernels/mamba2/shapes.py, or a model's config) cannot be done so; None if they can."""
+    """Why layers of this shape (kernels/mamba2/shapes.py, or a model's config) cannot be done so; None if they can."""
     if dtype not in HALVES:
         return f"weights are {dtype}"
     if shape.d_inner % STRIP or shape.channels % STRIP:
@@ -82,7 +82,7 @@ def in_proj(x, W, conv_weight, conv_bias, state, made, inner, *, rest=None, conv
         raise ValueError(f"{where}: inner and channels must be {wanted}, got {inner} and {channels}")
     for name, value in (("conv_weight", conv_weight), ("conv_bias", conv_bias)):
         if value is not None and value.data_ptr() % 16:
-            raise ValueError(f"{where}: {name} must begin at a multiple of 16 bytes, got {value.data_ptr() % 16} behind")
+            raise ValueError(f"{where}: {name} must begin at a multiple of 16 bytes, got {value.data_ptr() % 16} more")
     expect_rows_of(where, "made.projected", made.projected, W, (tokens, rows))
     expect_inner(where, "made.projected", made.projected, 1)
     expect(where, "made.edges", made.edges, W, (-(-tokens // STRIP), 2 * (width - 1), channels))
@@ -113,10 +113,12 @@ def norm_root(made, hidden, eps, *, before=None, root, pdl=False):
 
 
 def out_proj(x, W, residual, norm_weight, made, *, root=None, before=None, pdl=False, **options):
-    """residual += root · x Wᵀ in place; made.normed = residual · norm_weight · before, made.squares = its sums of squares.
+    """residual += root · x Wᵀ in place; made.normed = residual · norm_weight · before, made.squares = sums of squares.
 
-    x (tokens, d_inner), W (hidden, d_inner) float16 or bfloat16, residual (tokens, hidden) float32, norm_weight (hidden,)
-    like x: of the next norm; root (tokens,) float32: of a norm of x that is still to come, or None for 1; before: the root of the norm ahead, or None for 1. Returns residual.
+    x            (tokens, d_inner), W (hidden, d_inner) float16 or bfloat16;  residual (tokens, hidden) float32
+    norm_weight  (hidden,) like x: of the next norm
+    root         (tokens,) float32: of a norm of x that is still to come, or None for 1
+    before       (tokens,) float32: the root of the norm ahead, or None for 1. Returns residual.
     """
     where = "out_proj"
     expect_first(where, "W", W, ("hidden", "d_inner"), HALVES)
@@ -139,10 +141,12 @@ def out_proj(x, W, residual, norm_weight, made, *, root=None, before=None, pdl=F
 def _launch(name, x, W, y, args, sizes, pdl, options, **macros):
     """A product as planned.cu is launched, of tiles of one shape."""
     tokens, rows, cols = sizes[:3]
-    p = plan(tokens, rows, cols, multiprocessors(x.device), shared_memory(x.device), tile=TILE, cluster=CLUSTER, splits=1)
+    card = multiprocessors(x.device), shared_memory(x.device)
+    p = plan(tokens, rows, cols, *card, tile=TILE, cluster=CLUSTER, splits=1)
     run = _kernel(name, SHAPE=p.shape(DTYPES[W.dtype], "ThroughTma"), **macros)
     maps = tensor_map(x, p.x_box), tensor_map(W, p.w_box), tensor_map(y, BOX)
-    return run(p.blocks, p.threads, *maps, *args, *sizes, shared=p.shared, cluster=(p.together, 1, 1), pdl=pdl, **options)
+    how = dict(shared=p.shared, cluster=(p.together, 1, 1), pdl=pdl)
+    return run(p.blocks, p.threads, *maps, *args, *sizes, **how, **options)
 
 
 @functools.cache
