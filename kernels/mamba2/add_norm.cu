@@ -1,8 +1,9 @@
 /* residual += scale[token] · x, and out = RMSNorm of it: what stands between two layers of a prompt.
 
-   x, out (tokens, cols), residual (tokens, cols) in RESIDUAL, float or the type of x, scale (tokens,); x may be null, and
-   scale, for 1: it is the root of a norm of what x is a product of, which may as well come behind the product. A block for each
-   token: with a float residual it moves 12 bytes a number. Compile with DTYPE, RESIDUAL and WORDS, a thread's words. */
+   x, out (tokens, cols), residual (tokens, cols) in RESIDUAL, float or the type of x, scale (tokens,); x may be null,
+   and scale, for 1: it is the root of a norm of what x is a product of, which may as well come behind the product. A
+   block for each token: with a float residual it moves 12 bytes a number. Compile with DTYPE, RESIDUAL and WORDS, a
+   thread's words. */
 #include "row_norm.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -9,9 +9,9 @@
    need in registers and the next AHEAD on their way. What two neighbouring walks both read is in L2: they run at about
    the same time.
 
-   Sequences laid end to end (SEQUENCES): BY_NUMBER with seq_idx (batch, seqlen), where it changes another begins, and what
-   lies before counts as 0. BY_BEGIN with cu_seqlens (count + 1,), where each begins, of batch 1: initial and final are
-   then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory.
+   Sequences laid end to end (SEQUENCES): BY_NUMBER with seq_idx (batch, seqlen), where it changes another begins, and
+   what lies before counts as 0. BY_BEGIN with cu_seqlens (count + 1,), where each begins, of batch 1: initial and final
+   are then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory.
 
    Reads and writes 2 bytes of a channel and token, for which a processor has some 40 instructions' time in all: so no
    step of a walk branches, and steps past its end are taken, but neither read nor write.

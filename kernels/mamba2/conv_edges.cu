@@ -1,11 +1,11 @@
-/* The tokens that in_proj's tiles could not convolve (prompt_in.cu): the first WIDTH - 1 of each 64, of all channels, and
-   the convolution's state behind the last token.
+/* The tokens that in_proj's tiles could not convolve (prompt_in.cu): the first WIDTH - 1 of each 64, of all channels,
+   and the convolution's state behind the last token.
 
-   edges (strips, 2 (WIDTH - 1), channels): of each 64 tokens the first inputs, and the last; initial, final
-   (WIDTH - 1, channels), the inputs before the first token and the last ones, or null; taps (channels, WIDTH), bias
-   (channels,) or null; y (m, ·) with `stride` numbers from token to token, from the first channel on. channels a
-   multiple of 8. A thread for 8 channels of a strip; a row of blocks for each strip. initial and final may be the same
-   memory: one thread reads the one and writes the other. */
+   edges (strips, 2 (WIDTH - 1), channels): of each 64 tokens the first inputs, and the last; initial, final (WIDTH - 1,
+   channels), the inputs before the first token and the last ones, or null; taps (channels, WIDTH), bias (channels,) or
+   null; y (m, ·) with `stride` numbers from token to token, from the first channel on. channels a multiple of 8. A
+   thread for 8 channels of a strip; a row of blocks for each strip. initial and final may be the same memory: one
+   thread reads the one and writes the other. */
 #include "../device/half2.cuh"
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"

@@ -6,11 +6,12 @@
    where it has been normed already.
 
    A consumer has 64 rows of a tile: of its channels it can do all but the first WIDTH - 1 rows, whose inputs lie in the
-   tile above. The first and last WIDTH - 1 rows of inputs go to edges (m / 64, rounded up; 2 (WIDTH - 1); channels), and
-   conv_edges.cu does those. Inputs are rounded to T first, as if they had been stored.
+   tile above. The first and last WIDTH - 1 rows of inputs go to edges (m / 64, rounded up; 2 (WIDTH - 1); channels),
+   and conv_edges.cu does those. Inputs are rounded to T first, as if they had been stored.
 
-   W (n, k), y (m, n) of T, y with `stride` numbers from row to row; n, inner and channels multiples of 8; inner and channels of 64, so that a box of 64 columns is
-   of one kind. taps (channels, WIDTH), bias (channels,) float, at multiples of 16 bytes. Compile with SHAPE and WIDTH; launch as planned.cu. */
+   W (n, k), y (m, n) of T, y with `stride` numbers from row to row; n a multiple of 8, inner and channels of 64, so
+   that a box of 64 columns is of one kind. taps (channels, WIDTH), bias (channels,) float, at multiples of 16 bytes. Compile
+   with SHAPE and WIDTH; launch as planned.cu. */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "../matmul/warpgroups.cuh"
@@ -135,7 +136,7 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y,
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const long long r = row + thread / 32 * 16 + thread % 32 / 4 + 8 * half;
-                if (r < m) asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(scale[half]) : "l"(root + r));
+                if (r < m) asm volatile("ld.global.f32 %0, [%1];" : "=f"(scale[half]) : "l"(root + r));
             }
         multiply<S>(sums, shared, phase, work.end, consumer * 64, 0, sharer, thread % 32);
 #pragma unroll
@@ -147,7 +148,8 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y,
 
 extern "C" __global__ void __launch_bounds__(S::THREADS, 1)
 prompt_in(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W,
-          const __grid_constant__ CUtensorMap y_map, T *y, const float *root, const float *taps, const float *bias, T *edges, long long m, int n, int k, int inner, int channels, long long stride) {
+          const __grid_constant__ CUtensorMap y_map, T *y, const float *root, const float *taps, const float *bias,
+          T *edges, long long m, int n, int k, int inner, int channels, long long stride) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
     const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;

@@ -5,11 +5,11 @@
        residual += root[row] · x Wᵀ              root: of the gated norm, where x comes without it, or null for 1
        y = residual · weight · before[row]       before: the root of the norm before this one, or null for 1, so that y
                                                  stays of a norm's size, whatever the residual's is
-       squares[row][j]: the sum of residual² over the j-th COLUMNS columns (prompt_in.cu makes the root of them)
+       squares[row][j]: the sum of residual² over the j-th COLUMNS columns (norm_root.cu makes the root of them)
 
    x (m, k), W (n, k), y (m, n) of T, residual (m, n) float, weight (n,) of T, squares (m, n / COLUMNS, rounded up)
-   float. n a multiple of 8. The residual's map: boxes of (ROWS, 32). Compile with SHAPE, of tiles whose consumers lie one
-   below the other; launch as planned.cu, whose way to multiply it is. */
+   float. n a multiple of 8. The residual's map: boxes of (ROWS, 32). Compile with SHAPE, of tiles whose consumers lie
+   one below the other; launch as planned.cu, whose way to multiply it is. */
 #include "../device/pdl.cuh"
 #include "../matmul/warpgroups.cuh"
 #ifndef SHAPE
@@ -19,9 +19,10 @@ using S = SHAPE;
 using T = S::T;
 static_assert(S::PART_ROWS == 64 && S::PART_COLUMNS == S::COLUMNS);
 
-/* The residual's tile comes through the ring, behind the steps of k: boxes of all rows and LINE columns, BOXES in a stage. */
+/* The residual's tile comes through the ring, behind the steps of k: ALL_BOXES boxes of all rows and LINE columns,
+   BOXES in a stage. */
 constexpr int LINE = 32, BOX_BYTES = S::ROWS * 128, BOXES = sizeof(Shared<S>::Stage) / BOX_BYTES;
-constexpr int ALL_BOXES = S::COLUMNS / LINE, MORE_STAGES = (ALL_BOXES + BOXES - 1) / BOXES;
+constexpr int ALL_BOXES = S::COLUMNS / LINE;
 
 struct Stream {
     float *residual;
@@ -30,8 +31,8 @@ struct Stream {
     float *squares;
 };
 
-/* What a thread needs beside its sums: it has two rows, 8 apart, and pairs of neighbouring columns. Asked for before the
-   products, so that nobody waits for it behind them. */
+/* What a thread needs beside its sums: it has two rows, 8 apart, and pairs of neighbouring columns. Asked for before
+   the products, so that nobody waits for it behind them. */
 struct Beside {
     unsigned weight[S::COLUMNS / 8];
     float root[2], before[2];
@@ -46,8 +47,8 @@ struct Beside {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const bool inside = row + 8 * half < m;
-            root[half] = stream.root && inside ? __ldg(stream.root + row + 8 * half) : 1;
-            before[half] = stream.before && inside ? __ldg(stream.before + row + 8 * half) : 1;
+            root[half] = stream.root && inside ? stream.root[row + 8 * half] : 1;
+            before[half] = stream.before && inside ? stream.before[row + 8 * half] : 1;
         }
     }
 };
@@ -115,8 +116,8 @@ __device__ __forceinline__ void consume(Shared<S> &shared, const CUtensorMap &y,
 
 extern "C" __global__ void __launch_bounds__(S::THREADS, 1)
 prompt_out(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap W,
-           const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap residual_map, float *residual, const T *weight, const float *root,
-           const float *before, float *squares, long long m, int n, int k) {
+           const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap residual_map, float *residual,
+           const T *weight, const float *root, const float *before, float *squares, long long m, int n, int k) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared<S> &shared = *reinterpret_cast<Shared<S> *>(memory);
     const int group = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;

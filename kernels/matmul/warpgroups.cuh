@@ -25,7 +25,7 @@ struct Nothing {
     template <class... Any> __device__ __forceinline__ void operator()(const Any &...) const {}
 };
 
-/* The producer: stages of all units, one after another; behind those of each unit then(phase, work), which may fill more. */
+/* The producer: stages of all units, one after another; behind those of a unit then(phase, work), which may fill more. */
 template <class S, class Then = Nothing>
 __device__ __forceinline__ void fill_stages(Shared<S> &shared, const CUtensorMap &x, const CUtensorMap &W, Work<S> work,
                                             Then then = {}) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void multiply(Sums<S> &sums, Shared<S> &shared, Phase
     release<S>(shared.ring, before, sharer, lane);
 }
 
-/* A box of 64 x 64 sums, the c-th of the r-th 64 rows, rounded, to a consumer's place in shared memory, as TMA has it. */
+/* A box of 64 x 64 sums, the c-th of the r-th 64 rows, rounded, to a consumer's place in shared memory, as TMA does. */
 template <class S>
 __device__ __forceinline__ void put_box(unsigned char *box, const Sums<S> &sums, int r, int c, int thread) {
     using T = typename S::T;
