@@ -10,8 +10,8 @@
    and conv_edges.cu does those. Inputs are rounded to T first, as if they had been stored.
 
    W (n, k), y (m, n) of T, y with `stride` numbers from row to row; n a multiple of 8, inner and channels of 64, so
-   that a box of 64 columns is of one kind. taps (channels, WIDTH), bias (channels,) float, at multiples of 16 bytes. Compile
-   with SHAPE and WIDTH; launch as planned.cu. */
+   that a box of 64 columns is of one kind. taps (channels, WIDTH), bias (channels,) float, at multiples of 16 bytes.
+   Compile with SHAPE and WIDTH; launch as planned.cu. */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "../matmul/warpgroups.cuh"
