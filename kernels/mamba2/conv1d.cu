@@ -23,9 +23,6 @@
 #include "../device/half2.cuh"
 #include "../device/words.cuh"
 
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 3
-#endif
 using T = DTYPE;
 enum Sequences { ONE, BY_NUMBER, BY_BEGIN };
 constexpr int PAST = WIDTH - 1;
@@ -94,7 +91,7 @@ __device__ __forceinline__ void keep_empty(const T *initial, const int *begins, 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(256, 3)
 conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *sequences, T *out, T *final,
        int batch, int seqlen, int channels, int tokens, int count, long long x_batch, long long x_token) {
     let_next_kernel_start();

@@ -65,35 +65,25 @@ def expect_gated_norm(where, y, z, weight, eps, ngroups, out=None, *, memory=Tru
     return output(where, out, y, tuple(y.shape))
 
 
-def add_norm(x, residual, weight, eps=1e-5, *, scale=None, out=None, pdl=False):
-    """residual += scale · x, in place, and RMSNorm of it: x (tokens, hidden) float16 or bfloat16, or None for nothing
-    to add; residual (tokens, hidden) float32 or like weight, weight (hidden,), scale (tokens,) float32 or None for 1
-    → (tokens, hidden), like weight."""
+def add_norm(x, residual, weight, eps=1e-5, *, out=None, pdl=False):
+    """residual += x, in place, and RMSNorm of it: x (tokens, hidden) float16 or bfloat16, or None for nothing to add;
+    residual (tokens, hidden) float32 or like weight, weight (hidden,) → (tokens, hidden), like weight."""
     where, options = "add_norm", (eps, bool(pdl))
-    if (done := ADDED.run(options, out, residual, x, weight, scale)) is not None:
+    if (done := ADDED.run(options, out, residual, x, weight)) is not None:
         return done[0]
-    expect_add_norm(where, x, residual, weight, scale, eps)
-    result = output(where, out, weight, tuple(residual.shape), x=x, weight=weight, scale=scale, residual=residual)
-    expect_written(where, "residual", residual, x=x, weight=weight, scale=scale)
-    tokens, cols = residual.shape
-    with ADDED.preparing(options, (out, residual), (result, residual), (x, weight, scale)):
-        args = x, residual, weight, scale, result, cols, float(eps)
-        tensors = [t for t in (x, residual, weight, result) if t is not None]
-        _rows(where, cols, tensors, (cols,), (tokens,), args, pdl, RESIDUAL=DTYPES[residual.dtype])
-    return result
-
-
-def expect_add_norm(where, x, residual, weight, scale, eps):
-    """Raise unless add_norm can be called so."""
     expect_first(where, "weight", weight, ("hidden",), HALVES)
     expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
     if x is not None:
         expect(where, "x", x, weight, tuple(residual.shape))
-    if scale is not None:
-        if x is None:
-            raise ValueError(f"{where}: scale must be None where there is no x")
-        expect(where, "scale", scale, weight, (len(residual),), (torch.float32,))
     expect_eps(where, eps)
+    result = output(where, out, weight, tuple(residual.shape), x=x, weight=weight, residual=residual)
+    expect_written(where, "residual", residual, x=x, weight=weight)
+    tokens, cols = residual.shape
+    with ADDED.preparing(options, (out, residual), (result, residual), (x, weight)):
+        args = x, residual, weight, result, cols, float(eps)
+        tensors = [t for t in (x, residual, weight, result) if t is not None]
+        _rows(where, cols, tensors, (cols,), (tokens,), args, pdl, RESIDUAL=DTYPES[residual.dtype])
+    return result
 
 
 def _rows(name, cols, tensors, strides, grid, args, pdl, **options):

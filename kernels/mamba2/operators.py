@@ -1,9 +1,14 @@
 """The kernels of this folder as operators of torch.library, which say what they write to: mamba2_conv1d and so on, and
 mamba2_state_step_coded of a state's parts. torch.compile looks through a QuantizedState."""
 
+import torch
+
+from kernels.fusion.arguments import expect_eps
 from kernels.mamba2 import convolution, operations, stepping
+from kernels.mamba2.launches import HALVES
 from kernels.mamba2.states import QuantizedState
 from lab.operators import operator
+from lab.tensors import expect, expect_first
 
 TOKEN = (
     "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "
@@ -52,14 +57,18 @@ gated_norm = operator(
 )(operations.gated_norm)  # fmt: skip
 
 
-def _fake_add_norm(x, residual, weight, eps=1e-5, scale=None, pdl=False):
-    operations.expect_add_norm("add_norm", x, residual, weight, scale, eps)
+def _fake_add_norm(x, residual, weight, eps=1e-5, pdl=False):
+    where = "add_norm"
+    expect_first(where, "weight", weight, ("hidden",), HALVES)
+    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
+    if x is not None:
+        expect(where, "x", x, weight, tuple(residual.shape))
+    expect_eps(where, eps)
     return weight.new_empty(residual.shape)
 
 
 add_norm = operator(
-    "mamba2_add_norm",
-    "Tensor? x, Tensor(r!) residual, Tensor weight, float eps=1e-05, Tensor? scale=None, bool pdl=False",
+    "mamba2_add_norm", "Tensor? x, Tensor(r!) residual, Tensor weight, float eps=1e-05, bool pdl=False",
     fake=_fake_add_norm, watched="residual",
 )(operations.add_norm)  # fmt: skip
 

@@ -1,25 +1,26 @@
 """A prompt's tokens at once through the layers of a Mamba-2 model on a card.
 
 step 1   residual += what the layer before gives, RMSNorm     add_norm
-step 2   in_proj                                              torch.nn.functional.linear
+step 2   in_proj                                              torch.mm, whose rows begin at lines of L2
 step 3   causal convolution and silu of x, B, C               conv1d, where in_proj left them
 step 4   the scan                                             kernels.ssd.fused, where conv1d left them
 step 5   gated norm                                           gated_norm
 step 6   out_proj                                             torch.nn.functional.linear
 
-Or, where `refusal` has nothing against it, steps 1 to 3 and 6 in products of our own (prompt_products.py).
+The card is at its limit of power in the products: whatever is saved beside them also leaves it less time at less
+power, and the products' clock falls. Tried on an H200, and slower for whole prompts, though each moves fewer bytes: the
+residual stream and the norms in the products' own tiles (2 %), the convolution, too (5 %).
 """
 
 import torch
 import torch.nn.functional as F
 
-from kernels import lowbit, mamba2, ssd
-from kernels.mamba2 import prompt_products
+from kernels import mamba2, ssd
 
 LINE = 128  # bytes
 
 
-def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None, joined=False):
+def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None):
     """All layers for a run of tokens of one sequence: residual (n, hidden), float32 or like the weights, is written in
     place. Returns the model's last norm of it, (n, hidden) like the weights.
 
@@ -27,16 +28,11 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
     state             .conv[i] (1, width - 1, channels) and .ssm[i] (1, nheads, headdim, dstate) float32 of the i-th
                       Mamba-2 layer, written in place; None: zeros, and nothing is kept
     attend            attend(layer, i, normed) → (n, hidden): the i-th attention layer of a hybrid
-    product           product(x, W) = x Wᵀ, for what is no tensor of 16 bits, and for in_proj where rows are whole lines
+    product           product(x, W) = x Wᵀ; in_proj of 16 bits is torch.mm's where its rows are no whole lines
     cu_seqlens        (sequences + 1,) int32: several sequences end to end, each from its beginning; then .conv[i] is
                       (sequences, width - 1, channels), .ssm[i] (sequences, nheads, headdim, dstate), only written. A
                       hybrid's attend must know of it
-    joined            whether norms and convolution go into the products; ValueError where they cannot
     """
-    if joined and (why := refusal(config, weights, residual)):
-        raise ValueError(f"layers: joined must not be True: {why}")
-    if joined:
-        return joined_layers(config, weights, residual, state)
     more, seen = None, {"mamba": 0, "attention": 0}
     for layer in weights.layers:
         index = seen[layer.kind]
@@ -48,50 +44,10 @@ def layers(config, weights, residual, state=None, *, attend=None, product=F.line
             states = (None, None) if state is None else (state.conv[index], state.ssm[index])
             more = block(config, layer, normed, *states, product, cu_seqlens)
         if config.ffn:
-            normed = mamba2.add_norm(more, residual, layer.ffn_norm, config.eps)
+            normed = mamba2.add_norm(more, residual, layer.ffn_norm, config.eps, pdl=True)
             gate, up = product(normed, layer.W_glu).chunk(2, dim=1)
             more = product(F.silu(gate) * up, layer.W_down)
-    return mamba2.add_norm(more, residual, weights.norm, config.eps)
-
-
-def refusal(config, weights, residual):
-    """Why norms and convolution cannot go into the products; None if they can."""
-    if any(layer.kind != "mamba" for layer in weights.layers) or config.ffn or not weights.layers:
-        return "there are layers of another kind"
-    if any(layer.b_in is not None or layer.b_out is not None for layer in weights.layers):
-        return "products have a bias"
-    if any(isinstance(W, lowbit.QuantizedWeight) for layer in weights.layers for W in (layer.W_in, layer.W_out)):
-        return "weights have fewer than 16 bits"
-    if str(residual.dtype) != "torch.float32" or not residual.is_contiguous():
-        return f"the residual is {residual.dtype}, or not contiguous"
-    return prompt_products.refusal(config, weights.layers[0].W_in.dtype, residual.device)
-
-
-def joined_layers(config, weights, residual, state=None, convolve=False):
-    """`layers`, of Mamba-2 layers alone, with norms and residual stream in the products, and the convolution, too, if
-    `convolve`."""
-    c, n, every = config, len(residual), weights.layers
-    made = prompt_products.between(c, n, every[0].conv_weight.shape[1], every[0].W_in)
-    x, rest, before = mamba2.add_norm(None, residual, every[0].norm, c.eps), None, None
-    for index, layer in enumerate(every):
-        conv_state, ssm_state = (None, None) if state is None else (state.conv[index], state.ssm[index])
-        taps = layer.conv_weight, layer.conv_bias
-        projected = prompt_products.in_proj(
-            x, layer.W_in, *taps, conv_state, made, c.d_inner, rest=rest, convolve=convolve, pdl=True
-        )
-        z, xBC, dt = projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
-        if not convolve:
-            xBC, last = mamba2.conv1d(xBC, *taps, initial_state=conv_state, pdl=True)
-            if conv_state is not None:
-                conv_state.copy_(last)
-        gated = _scan(c, layer, z, xBC, dt, ssm_state)
-        if index + 1 < len(every):
-            following = every[index + 1].norm
-            prompt_products.out_proj(gated, layer.W_out, residual, following, made, before=before, pdl=True)
-            root = made.roots[index % 2]
-            rest = prompt_products.norm_root(made, c.hidden, c.eps, before=before, root=root, pdl=True)
-            x, before = made.normed, root
-    return mamba2.add_norm(F.linear(gated, layer.W_out), residual, weights.norm, c.eps)
+    return mamba2.add_norm(more, residual, weights.norm, config.eps, pdl=True)
 
 
 def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear, cu_seqlens=None):
