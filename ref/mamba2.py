@@ -36,7 +36,7 @@ from ref.ssd_steps import silu
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(llm.Heads):
     """Sizes of a model. attention_layers: indices of the layers with attention, (): none; n_heads to scaling are
     theirs, and rotary says how many numbers of a head turn; ffn is the feed-forward block's width, 0: there is none."""
 
@@ -66,6 +66,7 @@ class Config:
 
     @property
     def channels(self):
+        """What the convolution runs over: x, B and C."""
         return self.d_inner + 2 * self.ngroups * self.dstate
 
 
