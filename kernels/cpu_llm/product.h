@@ -9,10 +9,9 @@
    addresses a loop walks along, and fetches what lies ahead. Neighbouring rows jump at their end, all at once,
    and it must begin anew: a fifth of the time where rows have 4 KB.
 
-   How many streams? Four come closest to reading alone. But with four, a quarter as many bytes of x as of W are
-   loaded in float, twice as wide; that is no matter while x stays in the first cache. A longer one comes from the second,
-   and six streams load it less often. (More find no place in the first cache beside it: rows that lie a multiple of 4 KB apart
-   meet in one set of 8 lines.) */
+   How many streams? With four, one comes closest to reading alone, as long as x stays in the first cache. A longer x comes
+   from the second each time, as a float for every four weights; six streams ask for it less often. (More than six find no
+   place beside it: rows that lie a multiple of 4 KB apart meet in one set of the first cache, of 8 lines or 12.) */
 #pragma once
 #include "bfloat.h"
 enum { FEW = 4, STREAMS = 6, FEW_COLS = 4096 }; /* FEW streams where x has at most FEW_COLS numbers, 16 KB */
@@ -46,17 +45,21 @@ __attribute__((always_inline)) static inline void streams_times(const int stream
         for (int s = 0; s < streams; s++) y[s] += WIDEN(row[s][c]) * x[c];
 }
 
-/* Either is a function of its own, in which the rows' addresses stay in registers. */
-__attribute__((noinline)) static void few_rows(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
+/* Functions of their own, as the addresses of all rows then find place in registers. */
+__attribute__((noinline)) static void few(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
     streams_times(FEW, rows, next, x, y, cols);
 }
 
-__attribute__((noinline)) static void many_rows(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
+__attribute__((noinline)) static void many(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
     streams_times(STREAMS, rows, next, x, y, cols);
 }
 
+static void multiply_rows(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
+    (streams_of(cols) == FEW ? few : many)(rows, next, x, y, cols);
+}
+
 /* Ask for rows, without using them. */
-static void ask_for(const Rows *rows, int streams, int64_t cols) {
+static void ask_for(const Rows *rows, int64_t cols) {
     for (int64_t c = 0; c < cols; c += LINE)
-        for (int s = 0; s < streams; s++) __builtin_prefetch(rows->at[s] + c, 0, 1);
+        for (int s = 0; s < streams_of(cols); s++) __builtin_prefetch(rows->at[s] + c, 0, 1);
 }
