@@ -32,7 +32,7 @@ static const NUMBER *row_of(const Product *p, int64_t r) {
     return p->W[i] + r * p->cols;
 }
 
-/* Rows begin to end - 1 of a product as streams of `each` rows; of a pair half of the streams are the other matrix's. */
+/* Rows begin to end - 1 of a product, as streams of `each` rows. Of a pair half of the streams are the other matrix. */
 typedef struct {
     int64_t begin, end, each;
 } Task;

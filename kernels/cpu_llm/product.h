@@ -6,12 +6,12 @@
 
    As in chapter 02 a vector of x is loaded once for several rows. But these rows are no neighbours: each is one of a
    stream, many rows that lie one behind another, and behind a row its stream simply goes on. The processor sees which
-   addresses a loop walks along, and fetches what lies ahead. Neighbouring rows jump at their end, all at once,
-   and it must begin anew: a fifth of the time where rows have 4 KB.
+   addresses a loop walks along, and fetches what lies ahead. Neighbouring rows all jump at their end, and it must
+   begin anew: that costs a fifth of the time where rows have 4 KB.
 
-   How many streams? With four, one comes closest to reading alone, as long as x stays in the first cache. A longer x comes
-   from the second each time, as a float for every four weights; six streams ask for it less often. (More than six find no
-   place beside it: rows that lie a multiple of 4 KB apart meet in one set of the first cache, of 8 lines or 12.) */
+   How many streams? Four come closest to reading alone, as long as x stays in the first cache. A longer x comes from
+   the second each time, a float for every four weights; six streams ask for it less often. (More than six find no
+   place beside it: rows that lie a multiple of 4 KB apart meet in one set of the first cache, which has few places.) */
 #pragma once
 #include "bfloat.h"
 enum { FEW = 4, STREAMS = 6, FEW_COLS = 4096 }; /* FEW streams where x has at most FEW_COLS numbers, 16 KB */
@@ -26,8 +26,9 @@ typedef struct {
 
 /* y[s] = rows.at[s] · x; asks for the first lines of the rows that come next, as a stream may end, or begin a page of
    memory, beyond which the processor does not look. */
-__attribute__((always_inline)) static inline void streams_times(const int streams, const Rows *rows, const Rows *next,
-                                                                const float *x, float *y, int64_t cols) {
+__attribute__((always_inline))
+static inline void streams_times(const int streams, const Rows *rows, const Rows *next, const float *x, float *y,
+                                 int64_t cols) {
     const NUMBER *row[STREAMS];
     vec acc[STREAMS];
     for (int s = 0; s < streams; s++) {
@@ -46,11 +47,13 @@ __attribute__((always_inline)) static inline void streams_times(const int stream
 }
 
 /* Functions of their own, as the addresses of all rows then find place in registers. */
-__attribute__((noinline)) static void few(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
+__attribute__((noinline))
+static void few(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
     streams_times(FEW, rows, next, x, y, cols);
 }
 
-__attribute__((noinline)) static void many(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
+__attribute__((noinline))
+static void many(const Rows *rows, const Rows *next, const float *x, float *y, int64_t cols) {
     streams_times(STREAMS, rows, next, x, y, cols);
 }
 

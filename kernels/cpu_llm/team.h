@@ -4,10 +4,10 @@
      Span span = take(team, phase, all, least)       the next ones that nobody has; none are left where it is empty
      meet(team, phase)                               wait until all have ended this phase
 
-   A thread takes half of its share of what is left, from `least` to LONGEST times that: long spans first, as memory gives
-   most along them, and short ones at the end, so that all end at about one time. The faster thread takes more, as other
-   programs may use the processors, too. Whoever waits spins for some microseconds, which is as long as a phase's end
-   takes, and then sleeps until it is woken, so that others run. */
+   A thread takes half of its share of what is left, from `least` to LONGEST times that: long spans first, as memory
+   gives most along them, and short ones at the end, so that all end at about one time. The faster thread takes more,
+   as other programs may use the processors, too. Whoever waits spins for some microseconds, which is as long as a
+   phase's end takes, and then sleeps until it is woken, so that others run. */
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>
