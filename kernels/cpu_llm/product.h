@@ -9,15 +9,18 @@
    addresses a loop walks along, and fetches what lies ahead. Neighbouring rows all jump at their end, and it must
    begin anew: that costs a fifth of the time where rows have 4 KB.
 
-   How many streams? Four come closest to reading alone, as long as x stays in the first cache. A longer x comes from
-   the second each time, a float for every four weights; six streams ask for it less often. (More than six find no
-   place beside it: rows that lie a multiple of 4 KB apart meet in one set of the first cache, which has few places.) */
+   How many streams? Four come closest to reading alone, as long as x stays in the first cache: as long as a row of each
+   stream and x fit into it together, since that much passes between two uses of a number of x. A longer x comes from
+   the second cache each time, a float for every four weights; six streams ask for it less often. (With eight, rows that
+   lie a multiple of 4 KB apart fill all places of a set of the first cache, and x has none there.) */
 #pragma once
 #include "bfloat.h"
-enum { FEW = 4, STREAMS = 6, FEW_COLS = 4096 }; /* FEW streams where x has at most FEW_COLS numbers, 16 KB */
-enum { LINE = 64 / sizeof(NUMBER), AHEAD = 2 };  /* LINE: numbers in a cache line of 64 bytes */
+enum { FEW = 4, STREAMS = 6, LINE = 64 / sizeof(NUMBER), AHEAD = 2 }; /* LINE: numbers in a cache line of 64 bytes */
+enum { FIRST_CACHE = 1 << 15 }; /* bytes, of most processors; where it is larger, little is lost */
 
-static inline int streams_of(int64_t cols) { return cols <= FEW_COLS ? FEW : STREAMS; }
+static inline int streams_of(int64_t cols) {
+    return cols * (FEW * sizeof(NUMBER) + sizeof(float)) <= FIRST_CACHE ? FEW : STREAMS;
+}
 
 /* A row of each stream. */
 typedef struct {
