@@ -35,7 +35,8 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(turn + 1);
     if (thread == 0) {
-        memory.taken.ring.init(1, S::WARPS + PAIRS);
+        memory.taken.ring.init(1, S::WARPS);
+        memory.announced.ring.init(1, PAIRS);
         memory.sums.ring.init(S::WARPS, PAIRS);
     }
     __syncthreads(); // behind it nobody needs the number of launches any more
@@ -57,8 +58,8 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
         finisher.run();
         return;
     }
-    Loader loader = {turn, lane, shared_address(slots), memory.taken, model, {n_layers, vocab}};
-    put_by_tickets(loader);
+    Loader loader = {turn, lane, shared_address(slots), memory.taken, memory.announced, model, {n_layers, vocab}};
+    loader.run();
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (lane == 0 && add_acquire_release(turn + 2, 1) == gridDim.x - 1) {
         turn[0] = turn[2] = 0;

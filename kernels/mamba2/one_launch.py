@@ -19,7 +19,7 @@ from lab.tensors import DTYPES, expect
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/mamba2/one_launch.cu", "kernels/mamba2/one_launch.py")  # headers: by what it includes
 MOST_THREADS, MOST_WORDS, MOST_SLOTS = 352, 4, 24
-TEAMS, GROUPS = 4, 2  # of warps that finish, of those that multiply, as token_line.cuh has them
+TEAMS, GROUPS = 8, 1  # of warps that finish, of those that multiply, as token_line.cuh has them
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "norm W_in gated_norm W_out".split()  # as token_line.cuh has them
 
@@ -68,7 +68,7 @@ def plan(hidden, d_inner, room):
         return None
     groups = [rows.get(n, 2) for n in longest]
     slot = -(-max(2 * n * cols for n, cols in zip(groups, (hidden, d_inner))) // 128) * 128
-    fixed = TEAMS * max(groups) * threads // 4 * 4 + 2 * GROUPS * threads // 32 * 4 + 256  # sums, squares, and what aligns them
+    fixed = TEAMS * max(groups) * threads + 2 * GROUPS * threads // 32 * 4 + 1024  # sums, squares, barriers
     slots = min(MOST_SLOTS, (room - fixed) // (slot + 32))
     return Plan(threads, GROUPS * threads + 32 * (TEAMS * groups[0] // 4 + 1), slots, room) if slots >= 2 else None
 

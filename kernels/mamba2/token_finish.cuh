@@ -1,6 +1,6 @@
 /* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. A team takes
-   every fourth task of its block, and knows of it as soon as its rows are in their slot: so states, windows and what
-   else it needs are on their way to its registers while the product is still to come. What it must wait for itself, B,
+   every TEAMS-th task of its block, and knows of it as soon as the block has taken it: so states, windows and what else
+   it needs are in its registers long before the product is there. What it must wait for itself, B,
    C and dt, it waits for beside those who multiply. */
 #pragma once
 #include "../device/copy.cuh"
@@ -19,17 +19,15 @@ struct Finisher {
     unsigned first_date;
     float lowest, highest;
     int team, pair, lane;
-    Phase<S::SLOTS> phase;
-    unsigned parity = 0, date = 0; // of B and C below
+    unsigned parity = 0, date = 0; // of the team's tasks; of B and C below
     float B[WORDS][4], C[WORDS][4];
 
     __device__ __forceinline__ void run() {
-        for (int i = 0; i < team; i++) phase.advance();
-        for (;;) {
-            memory.taken.ring.wait_full(phase);
-            const Task task = memory.taken.tasks[phase.stage];
-            release_by_warp(memory.taken.ring, phase, lane);
-            for (int i = 1; i < TEAMS; i++) phase.advance();
+        for (;; parity ^= 1) {
+            memory.announced.ring.full[team].wait(parity);
+            const Task task = memory.announced.tasks[team];
+            __syncwarp();
+            if (lane == 0) memory.announced.ring.empty[team].arrive();
             const unsigned now = first_date + task.layer;
             switch (task.kind) {
             case EMBED:
@@ -50,7 +48,6 @@ struct Finisher {
     __device__ __forceinline__ void take_sums() {
         __syncwarp();
         if (lane == 0) memory.sums.ring.empty[team].arrive();
-        parity ^= 1;
     }
     /* The sums of rows row(0) … row(N - 1) of the task, that of the r-th in lanes 32 r / N and on. */
     template <int N, class Row> __device__ __forceinline__ float add_up(Row row) {

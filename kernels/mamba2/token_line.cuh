@@ -48,9 +48,9 @@ constexpr int SLOT = (most(HiddenRows::ROWS * S::HIDDEN, InnerRows::ROWS * S::IN
 constexpr int AT_A_TIME = least(S::SLOTS, most(2, 80 * 1024 / SLOT));
 
 /* Warps that finish what the others have multiplied: teams take the tasks by turns, a warp of a team has two channels. */
-constexpr int TEAMS = 4, PAIRS = HALF / 2, FINISHERS = TEAMS * PAIRS;
+constexpr int TEAMS = 8, PAIRS = HALF / 2, FINISHERS = TEAMS * PAIRS;
 /* Groups of S::THREADS threads that multiply, by turns, too: one's loads fill the time of the other's waits. */
-constexpr int GROUPS = 2;
+constexpr int GROUPS = 1;
 static_assert(TEAMS % GROUPS == 0, "a team is of one group");
 constexpr int BLOCK = GROUPS * S::THREADS + 32 * FINISHERS + 32; // one warp more copies
 
@@ -116,8 +116,23 @@ __device__ __forceinline__ int first_channel(Task task) {
     return task.number / HEAD_TASKS * S::HEADDIM + task.number % HEAD_TASKS * HALF;
 }
 
-/* What a block has taken: tasks, and with each a slot of shared memory for what it reads. */
+/* What a block has taken: tasks, and with each a slot of shared memory for what it reads; and the task that each team
+   will finish next, which it is told at once, long before the slot is filled. */
 using Taken = TakenTasks<Task, S::SLOTS>;
+struct Announced {
+    Ring<TEAMS> ring;
+    Task tasks[TEAMS];
+};
+
+/* Where a layer's matrices are. */
+struct Matrices {
+    int layer;
+    const T *in, *out;
+
+    __device__ __forceinline__ void find(const Model &model, int of) {
+        layer = of, in = model.part(of, W_IN), out = model.part(of, W_OUT);
+    }
+};
 
 /* The warp that takes tickets and copies. All its lanes call. */
 struct Loader {
@@ -125,16 +140,20 @@ struct Loader {
     int lane;
     unsigned slots; // where they are in shared memory
     Taken &taken;
+    Announced &announced;
     Model model;
     Line line;
     Phase<S::SLOTS> phase, oldest; // of those that are on their way
+    Phase<TEAMS> next; // team
     int asked = 0;
+    Matrices here = {-1}, ahead = {-1};
 
     __device__ __forceinline__ unsigned take() const { return take_ticket(ticket, lane); }
     /* The task of a ticket, and what it reads, into a slot. */
     __device__ __forceinline__ bool put(unsigned number) {
         const Task task = line.task(__shfl_sync(~0u, number, 0));
-        const Source needs = source(task); // looked up here, in front of the wait
+        const Source needs = source(task); // looked up here, in front of the waits
+        announce(task);
         if (asked++ >= AT_A_TIME) {
             taken.ring.wait_full(oldest);
             oldest.advance();
@@ -150,10 +169,9 @@ struct Loader {
                 if (needs.more) copy_bulk(to + HALF * S::HIDDEN * 2, needs.more, needs.bytes, full);
             } else full.arrive();
         }
-        if (task.kind == CHANNEL) fetch(task);
         phase.advance();
         if (task.kind != END) return true;
-        for (int team = 1; team < TEAMS; team++) { // each is told
+        for (int group = 1; group < GROUPS; group++) { // each is told
             taken.ring.wait_empty(phase);
             if (lane == 0) {
                 taken.tasks[phase.stage] = task;
@@ -161,7 +179,30 @@ struct Loader {
             }
             phase.advance();
         }
+        for (int team = 1; team < TEAMS; team++) announce(task);
         return false;
+    }
+    __device__ __forceinline__ void announce(Task task) {
+        announced.ring.wait_empty(next);
+        if (lane == 0) {
+            announced.tasks[next.stage] = task;
+            announced.ring.full[next.stage].arrive();
+        }
+        next.advance();
+    }
+    /* One ticket after another, so many of them asked for ahead: an answer stands behind the weights that are on their
+       way. */
+    __device__ __forceinline__ void run() {
+        constexpr int AHEAD = 4;
+        unsigned numbers[AHEAD];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) numbers[i] = take();
+        for (;;)
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (!put(numbers[i])) return;
+                numbers[i] = take();
+            }
     }
 
     /* A group of rows, which lie one behind another, and as many more, or null. */
@@ -169,38 +210,26 @@ struct Loader {
         const T *rows, *more;
         int bytes; // of each
     };
-    __device__ __forceinline__ Source source(Task task) const {
+    __device__ __forceinline__ Source source(Task task) {
+        if (task.layer != here.layer && task.layer < line.n_layers) { // places are read a layer ahead, or take a while
+            if (ahead.layer == task.layer) here = ahead;
+            else here.find(model, task.layer);
+            ahead.find(model, least(task.layer + 1, line.n_layers - 1));
+        }
         const int of_hidden = task.count * S::HIDDEN * 2;
         auto row = [&](const T *matrix, int first) { return matrix + (long long)first * S::HIDDEN; };
         switch (task.kind) {
         case SHARED:
-            return {row(model.part(task.layer, W_IN), S::SHARED_AT + task.number * HiddenRows::ROWS), nullptr,
-                    of_hidden};
+            return {row(here.in, S::SHARED_AT + task.number * HiddenRows::ROWS), nullptr, of_hidden};
         case CHANNEL: {
-            const T *z = row(model.part(task.layer, W_IN), first_channel(task));
+            const T *z = row(here.in, first_channel(task));
             return {row(z, S::INNER), z, of_hidden};
         }
         case OUT:
-            return {model.part(task.layer, W_OUT) + (long long)task.number * InnerRows::ROWS * S::INNER, nullptr,
-                    task.count * S::INNER * 2};
+            return {here.out + (long long)task.number * InnerRows::ROWS * S::INNER, nullptr, task.count * S::INNER * 2};
         case HEAD: return {row(model.weights + model.head, task.number * HiddenRows::ROWS), nullptr, of_hidden};
         default: return {nullptr, nullptr, 0};
         }
-    }
-    /* What else a task's channels need, as far as L2: states, windows and constants. */
-    __device__ __forceinline__ void fetch(Task task) const {
-        const int channel = first_channel(task), head = task.number / HEAD_TASKS;
-        const float *states = model.state(task.layer, channel);
-        for (int at = lane * 32; at < task.count * S::DSTATE; at += 32 * 32) fetch_line(states + at);
-        if (lane < S::WIDTH - 1)
-            fetch_line(model.windows + ((long long)task.layer * (S::WIDTH - 1) + lane) * S::CHANNELS + channel);
-        else if (lane >= 27) {
-            const int which = lane == 27 ? CONV_WEIGHT : lane == 28 ? CONV_BIAS : lane == 29 ? A_AT : lane == 30 ? D_AT : DT_BIAS;
-            fetch_line(model.constant(task.layer, which) + (lane == 27 ? channel * S::WIDTH : lane == 28 ? channel : head));
-        }
-    }
-    static __device__ __forceinline__ void fetch_line(const void *at) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     }
     static __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full) {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "

@@ -16,6 +16,7 @@ struct Sums {
 
 struct Memory {
     Taken taken;
+    Announced announced;
     Sums sums;
     float squares[GROUPS][2][S::WARPS]; // of a group by turns, so that one may be read meanwhile
 };
@@ -118,11 +119,6 @@ struct Multiplier {
                 const T *weight = task.kind == HEAD ? model.weights + model.norm : model.part(task.layer, NORM);
                 task = multiply_all<HiddenRows, 8>(task, x, weight, now);
             }
-        }
-        for (int team = GROUPS; team < TEAMS; team += GROUPS) { // the end is told to each
-            release_by_warp(memory.taken.ring, phase, thread);
-            pass_others();
-            wait_task();
         }
     }
 
