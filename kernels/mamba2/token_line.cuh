@@ -3,8 +3,8 @@
    ticket as soon as it has a slot free, and its rows are copied then, long before what it waits for is there.
 
    in_proj's rows do not stand in the line as they stand in the matrix. First come B, C and dt, which all heads need;
-   then, for a few channels of a head at a time, the rows of x and those of z: who has both can move these channels'
-   states at once, and nothing of x and z goes from one block to another. */
+   then, two channels at a time, their rows of x and of z: who has both can move these channels' states at once, and
+   nothing of x and z goes from one block to another. */
 #pragma once
 #include "../device/half2.cuh"
 #include "../device/hopper/tickets.cuh"
@@ -24,10 +24,10 @@ using T = S::T;
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 
-/* All threads stand along a row, WORDS words of 16 bytes each; a task has ROWS rows. */
-template <int Cols> struct Rows {
-    static constexpr int COLS = Cols, ROW_WORDS = Cols / 8, WORDS = (ROW_WORDS + S::THREADS - 1) / S::THREADS;
-    static constexpr int ROWS = WORDS == 1 ? 8 : WORDS == 2 ? 4 : 2;
+/* All threads that multiply stand along a row, WORDS words of 16 bytes each; a task has PerTask rows. */
+template <int Cols, int PerTask> struct Rows {
+    static constexpr int COLS = Cols, ROWS = PerTask;
+    static constexpr int ROW_WORDS = Cols / 8, WORDS = (ROW_WORDS + S::THREADS - 1) / S::THREADS;
     static_assert(Cols % 8 == 0, "rows are whole words");
     static __device__ __forceinline__ bool has_word(int k, int thread) { return k * S::THREADS + thread < ROW_WORDS; }
     /* The k-th word of a thread; past the end, the row's last. */
@@ -36,33 +36,29 @@ template <int Cols> struct Rows {
     }
     static constexpr int groups(int rows) { return (rows + ROWS - 1) / ROWS; }
 };
-using HiddenRows = Rows<S::HIDDEN>;
-using InnerRows = Rows<S::INNER>;
-constexpr int HALF = HiddenRows::ROWS / 2; // rows of x in a slot, and as many of z
-static_assert(HALF % 2 == 0 && S::HEADDIM % 2 == 0, "channels are two by two");
-constexpr int HEAD_TASKS = (S::HEADDIM + HALF - 1) / HALF;
-constexpr int SLOT = (most(HiddenRows::ROWS * S::HIDDEN, InnerRows::ROWS * S::INNER) * 2 + 127) / 128 * 128;
+using HiddenRows = Rows<S::HIDDEN, 4>;
+using InnerRows = Rows<S::INNER, 3 * S::HIDDEN < 2 * S::INNER ? 2 : 4>;
+static_assert(S::HEADDIM % 2 == 0, "both channels of a task are of one head");
+/* A slot: rows, and behind them the states of two channels. */
+constexpr int STATES_AT = most(HiddenRows::ROWS * S::HIDDEN, InnerRows::ROWS * S::INNER) * 2;
+constexpr int STATES = 2 * S::DSTATE * 4, SLOT = (STATES_AT + STATES + 127) / 128 * 128;
 
 /* Slots that are on their way at a time. More would bring weights no sooner: this many keep memory busy. But what
    blocks hand to each other would wait behind them. */
 constexpr int AT_A_TIME = least(S::SLOTS, most(2, 80 * 1024 / SLOT));
 
-/* Warps that finish what the others have multiplied: teams take the tasks by turns, a warp of a team has two channels. */
-constexpr int TEAMS = 8, PAIRS = HALF / 2, FINISHERS = TEAMS * PAIRS;
-/* Groups of S::THREADS threads that multiply, by turns, too: one's loads fill the time of the other's waits. */
-constexpr int GROUPS = 1;
-static_assert(TEAMS % GROUPS == 0, "a team is of one group");
-constexpr int BLOCK = GROUPS * S::THREADS + 32 * FINISHERS + 32; // one warp more copies
+/* Warps finish what the others have multiplied, a task each, by turns. No more of them than slots: none may ask for a
+   slot's next round but one. */
+constexpr int FINISHERS = least(8, S::SLOTS);
+constexpr int BLOCK = S::THREADS + 32 * FINISHERS + 32; // one warp more copies
 
 enum Kind { EMBED, SHARED, CHANNEL, OUT, HEAD, END };
 struct Task {
-    int kind, layer, number, count; // count: rows that there are, of those of a group; of CHANNEL, of x
+    int kind, layer, number, count; // count: rows that there are, of those of a group
     /* Whether both multiply the same vector. */
     __device__ __forceinline__ bool like(Task other) const {
         return layer == other.layer && (kind == OUT) == (other.kind == OUT) && (kind == END) == (other.kind == END);
     }
-    /* Whether the slot has a row r. */
-    __device__ __forceinline__ bool has(int r) const { return (kind == CHANNEL ? r % HALF : r) < count; }
 };
 
 /* The line: one EMBED, then for each layer SHARED, CHANNEL and OUT, then HEAD. */
@@ -70,7 +66,7 @@ struct Line {
     int n_layers, vocab;
 
     __device__ __forceinline__ Task task(int n) const {
-        constexpr int all = HiddenRows::groups(S::SHARED_ROWS), channels = S::HEADS * HEAD_TASKS,
+        constexpr int all = HiddenRows::groups(S::SHARED_ROWS), channels = S::INNER / 2,
                       out = InnerRows::groups(S::HIDDEN), of_layer = all + channels + out;
         if (n == 0) return {EMBED, 0, 0, 0};
         const int layer = least((n - 1) / of_layer, n_layers);
@@ -80,7 +76,7 @@ struct Line {
             return {HEAD, n_layers, i, least(HiddenRows::ROWS, vocab - i * HiddenRows::ROWS)};
         }
         if (i < all) return {SHARED, layer, i, least(HiddenRows::ROWS, S::SHARED_ROWS - i * HiddenRows::ROWS)};
-        if ((i -= all) < channels) return {CHANNEL, layer, i, least(HALF, S::HEADDIM - i % HEAD_TASKS * HALF)};
+        if ((i -= all) < channels) return {CHANNEL, layer, i, 4};
         i -= channels;
         return {OUT, layer, i, least(InnerRows::ROWS, S::HIDDEN - i * InnerRows::ROWS)};
     }
@@ -111,17 +107,12 @@ struct Model {
     }
 };
 
-/* The first channel of a task of CHANNEL. */
-__device__ __forceinline__ int first_channel(Task task) {
-    return task.number / HEAD_TASKS * S::HEADDIM + task.number % HEAD_TASKS * HALF;
-}
-
-/* What a block has taken: tasks, and with each a slot of shared memory for what it reads; and the task that each team
-   will finish next, which it is told at once, long before the slot is filled. */
+/* What a block has taken: tasks, and with each a slot of shared memory for what it reads; and the task that each
+   warp will finish next, which it is told at once, long before the slot is filled. */
 using Taken = TakenTasks<Task, S::SLOTS>;
 struct Announced {
-    Ring<TEAMS> ring;
-    Task tasks[TEAMS];
+    Ring<FINISHERS> ring;
+    Task tasks[FINISHERS];
 };
 
 /* Where a layer's matrices are. */
@@ -144,7 +135,7 @@ struct Loader {
     Model model;
     Line line;
     Phase<S::SLOTS> phase, oldest; // of those that are on their way
-    Phase<TEAMS> next; // team
+    Phase<FINISHERS> next; // who finishes
     int asked = 0;
     Matrices here = {-1}, ahead = {-1};
 
@@ -164,22 +155,17 @@ struct Loader {
             taken.tasks[phase.stage] = task;
             if (needs.bytes) {
                 const unsigned to = slots + phase.stage * SLOT;
-                full.expect(needs.more ? 2 * needs.bytes : needs.bytes);
+                full.expect(needs.more ? 2 * needs.bytes + STATES : needs.bytes);
                 copy_bulk(to, needs.rows, needs.bytes, full);
-                if (needs.more) copy_bulk(to + HALF * S::HIDDEN * 2, needs.more, needs.bytes, full);
+                if (needs.more) {
+                    copy_bulk(to + needs.bytes, needs.more, needs.bytes, full);
+                    copy_bulk(to + STATES_AT, model.state(task.layer, 2 * task.number), STATES, full);
+                }
             } else full.arrive();
         }
         phase.advance();
         if (task.kind != END) return true;
-        for (int group = 1; group < GROUPS; group++) { // each is told
-            taken.ring.wait_empty(phase);
-            if (lane == 0) {
-                taken.tasks[phase.stage] = task;
-                taken.ring.full[phase.stage].arrive();
-            }
-            phase.advance();
-        }
-        for (int team = 1; team < TEAMS; team++) announce(task);
+        for (int i = 1; i < FINISHERS; i++) announce(task); // each is told
         return false;
     }
     __device__ __forceinline__ void announce(Task task) {
@@ -205,7 +191,7 @@ struct Loader {
             }
     }
 
-    /* A group of rows, which lie one behind another, and as many more, or null. */
+    /* A group of rows, which lie one behind another, and as many more, of channels that have states, or null. */
     struct Source {
         const T *rows, *more;
         int bytes; // of each
@@ -222,8 +208,8 @@ struct Loader {
         case SHARED:
             return {row(here.in, S::SHARED_AT + task.number * HiddenRows::ROWS), nullptr, of_hidden};
         case CHANNEL: {
-            const T *z = row(here.in, first_channel(task));
-            return {row(z, S::INNER), z, of_hidden};
+            const T *z = row(here.in, 2 * task.number);
+            return {row(z, S::INNER), z, of_hidden / 2};
         }
         case OUT:
             return {here.out + (long long)task.number * InnerRows::ROWS * S::INNER, nullptr, task.count * S::INNER * 2};
