@@ -201,6 +201,7 @@ struct Loader {
             if (ahead.layer == task.layer) here = ahead;
             else here.find(model, task.layer);
             ahead.find(model, least(task.layer + 1, line.n_layers - 1));
+            fetch_norms(task.layer);
         }
         const int of_hidden = task.count * S::HIDDEN * 2;
         auto row = [&](const T *matrix, int first) { return matrix + (long long)first * S::HIDDEN; };
@@ -216,6 +217,15 @@ struct Loader {
         case HEAD: return {row(model.weights + model.head, task.number * HiddenRows::ROWS), nullptr, of_hidden};
         default: return {nullptr, nullptr, 0};
         }
+    }
+    /* The weights of a layer's norms, as far as L2: a line by each block. */
+    __device__ __forceinline__ void fetch_norms(int layer) const {
+        const int at = ((int)blockIdx.x + lane * (int)gridDim.x) * 64;
+        if (at < S::HIDDEN) fetch_line(model.part(layer, NORM) + at);
+        else if (at < S::HIDDEN + S::INNER) fetch_line(model.part(layer, GATED_NORM) + at - S::HIDDEN);
+    }
+    static __device__ __forceinline__ void fetch_line(const void *at) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     }
     static __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full) {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
