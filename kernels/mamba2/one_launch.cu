@@ -56,7 +56,7 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
         return;
     }
     Loader loader = {turn, lane, shared_address(slots), memory.taken, memory.announced, model, {n_layers, vocab}};
-    loader.run();
+    put_by_tickets(loader);
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (lane == 0 && add_acquire_release(turn + 2, 1) == gridDim.x - 1) {
         turn[0] = turn[2] = 0;
