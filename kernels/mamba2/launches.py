@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.fusion.launches import plan, shape_of
+from kernels.fusion.launches import MAX_THREADS, plan, shape_of
 from lab import cuda
+from lab.card import multiprocessors, shared_memory, starts_early
 from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
@@ -14,6 +15,10 @@ HALVES = (torch.float16, torch.bfloat16)
 CODES = torch.int8
 TYPES = DTYPES | {CODES: "signed char"}  # of states, in C++
 STAGES = 6  # of a ring: of 4, 5, 6, 8 and 10 a token of the 2.7B model is fastest so, by 1 to 7 %
+SLOTS = 5  # of a ring beside another: as many as fit twice for the 2.7B model
+SMALL = 4096  # bytes of shared memory that the blocks of a state's step take of a multiprocessor
+AHEAD = 5  # pieces of the next matrix that a block asks for
+PIECE, PER_BLOCK = 20480, 1024  # bytes of a piece; of shared memory that each block costs beside its own
 MOST_ROWS = 2**31 - 8  # of a matrix: kernels count rows, in whole groups, in 32 bits
 
 
@@ -37,6 +42,49 @@ def product(name, read, rows, cols, args, pdl, **options):
     fewer = max(0, stages - STAGES)
     shape, shared = shape_of(dtype, words, per_group, stages - fewer), shared - fewer * 16 * threads * words * per_group
     kernel(name, SHAPE=shape, **options)(grid, threads, *args, shared=shared, pdl=pdl)
+
+
+def ring_product(name, read, args, sizes, ahead, pdl, **options):
+    """Launch a product that leaves room for others beside it. Returns whether it did: the card, sizes and addresses
+    must allow it. read: as in `product`; args: the kernel's tensors, and `sizes` what follows the number of rows."""
+    W = read[0]
+    rows, cols = W.shape
+    if any(tensor.data_ptr() % 16 for tensor in read) or not starts_early(W.device):
+        return False
+    found = ring_plan(rows, cols, multiprocessors(W.device), shared_memory(W.device))
+    if found is None:
+        return False
+    grid, threads, per_group, stages, shared = found
+    shape = shape_of(W.dtype, cols, threads, per_group, stages)
+    behind = 0, 0, 0, 0
+    if ahead is not None and ahead.data_ptr() % 16 == 0 and ahead.shape[1] % 8 == 0:
+        next_one = ring_plan(*ahead.shape, multiprocessors(W.device), shared_memory(W.device))
+        skip = next_one[2] * next_one[3] * ahead.shape[1] * 2 if next_one else 0  # its own ring asks for these
+        behind = ahead.shape[0], 2 * ahead.shape[1], skip, AHEAD
+    kernel(name, SHAPE=shape, **options)(
+        grid, threads + 32, *args, rows, *sizes, ahead, *behind, shared=shared, pdl=pdl
+    )  # fmt: skip
+    return True
+
+
+@functools.lru_cache(maxsize=256)
+def ring_plan(rows, cols, processors, room):
+    """(blocks, threads that multiply, rows of a group, groups in the ring, bytes of shared memory) of rows_ring.cuh,
+    two of which share a multiprocessor; None where two groups of rows do not fit so.
+
+    processors: multiprocessors; room: bytes of shared memory that one block alone may have
+    """
+    if cols % 8:
+        return None
+    words = -(-cols // 8 // MAX_THREADS)
+    threads = -(-cols // 8 // words // 32) * 32
+    per_group = {1: 4, 2: 2}.get(words, 1)
+    grid = min(processors, -(-rows // per_group))
+    of_block = -(-rows // grid)
+    sums = -(-of_block // per_group) * per_group * (threads // 32 | 1) * 4
+    slot = per_group * cols * 2
+    stages = min(SLOTS, ((room + PER_BLOCK - SMALL) // 2 - 2 * PER_BLOCK - sums) // slot)
+    return (grid, threads, per_group, stages, stages * slot + sums) if stages >= 2 else None
 
 
 def flat(tensor):

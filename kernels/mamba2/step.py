@@ -31,11 +31,16 @@ from kernels.rotary import rope_frequencies
 
 
 class Step:
-    """token (1,) int64 and kv_len (1,) int32, tokens so far with this one: written by the caller. logits (vocab,)."""
+    """token (1,) int64 and kv_len (1,) int32, tokens so far with this one: written by the caller. logits (vocab,).
 
-    def __init__(self, config, weights, dtype, device, *, pdl=True):
+    beside  whether the products leave room for each other's blocks, and ask for each other's matrices: for dependent
+            launches, and layers of Mamba-2 without feed-forward blocks
+    """
+
+    def __init__(self, config, weights, dtype, device, *, pdl=True, beside=False):
         self.config, self.weights, self.pdl = config, weights, pdl
         self.device, hybrid = torch.device(device), bool(config.attention_layers)
+        self.beside = beside
         make = lambda *shape, dtype=dtype: torch.zeros(shape, dtype=dtype, device=self.device)  # noqa: E731
         self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
         self.state = make(2, dtype=torch.int64)  # of `choose`
@@ -64,8 +69,8 @@ class Step:
         """The launches, each a call. once: those of the first layer of each kind alone, which compile all that there
         is to compile."""
         yield self.begin
-        seen = {"mamba": 0, "attention": 0}
-        for layer in self.weights.layers:
+        seen, layers = {"mamba": 0, "attention": 0}, self.weights.layers
+        for number, layer in enumerate(layers):
             index = seen[layer.kind]
             seen[layer.kind] += 1
             if once and index:
@@ -74,7 +79,7 @@ class Step:
                 conv, ssm = state.conv[index], state.ssm[index]
                 yield functools.partial(self.enter, layer, conv)
                 yield functools.partial(self.move, layer, ssm)
-                yield functools.partial(self.leave, layer)
+                yield functools.partial(self.leave, layer, self.first_matrix(layers, number + 1))
             else:
                 yield functools.partial(self.project, layer)
                 yield functools.partial(self.attend, layer, *state.cache.layer(index))
@@ -82,6 +87,12 @@ class Step:
             if self.config.ffn:
                 yield functools.partial(self.feed, layer)
         yield self.end
+
+    def first_matrix(self, layers, number):
+        """What the launches of this layer multiply with first; behind the last layer, the head."""
+        if number == len(layers):
+            return self.weights.head
+        return layers[number].W_in if layers[number].kind == "mamba" else layers[number].Wqkv
 
     def begin(self):
         """Not a dependent launch: see above."""
@@ -91,8 +102,8 @@ class Step:
         """z, x, B, C and dt of the token, the convolution's step and silu behind it."""
         mamba2.norm_in_proj(
             self.residual, layer.norm, layer.W_in, self.config.eps, bias=layer.b_in, conv_state=conv[0],
-            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, out=self.projected,
-            pdl=self.pdl,
+            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, beside=self.beside,
+            ahead=layer.W_out if self.beside else None, out=self.projected, pdl=self.pdl,
         )  # fmt: skip
 
     def move(self, layer, ssm):
@@ -113,12 +124,14 @@ class Step:
             out=self.mixed.view(heads), pdl=self.pdl,
         )  # fmt: skip
 
-    def leave(self, layer):
-        """The gated norm, out_proj and the residual stream."""
+    def leave(self, layer, following):
+        """The gated norm, out_proj and the residual stream. following: the matrix of the product behind it."""
         one = self.config.ngroups == 1
         y, norm = (self.mixed, layer.gated_norm) if one else (self.gated, None)
-        eps, bias = self.config.eps, layer.b_out
-        mamba2.norm_out_proj(y, norm, layer.W_out, self.residual, eps, bias=bias, pdl=self.pdl)
+        mamba2.norm_out_proj(
+            y, norm, layer.W_out, self.residual, self.config.eps, bias=layer.b_out, beside=self.beside,
+            ahead=following if self.beside else None, pdl=self.pdl,
+        )  # fmt: skip
 
     def gate(self, layer):
         """The gated norm alone."""
@@ -155,7 +168,8 @@ class Step:
     def end(self):
         weights = self.weights
         mamba2.norm_in_proj(
-            self.residual, weights.norm, weights.head, self.config.eps, out=self.logits, pdl=self.pdl
+            self.residual, weights.norm, weights.head, self.config.eps, beside=self.beside, out=self.logits,
+            pdl=self.pdl,
         )  # fmt: skip
 
     def choose(self):
@@ -185,7 +199,7 @@ class OneOperationEach(Step):
     def move(self, layer, ssm):
         self.state_step(layer, ssm, self.conv, None)
 
-    def leave(self, layer):
+    def leave(self, layer, following):
         self.gate(layer)
         self.add(layer.W_out, self.gated, layer.b_out)
 
@@ -250,7 +264,7 @@ class TorchOperations(OneOperationEach):
         y = (h * C).sum(dim=-1, keepdim=True) + per_head(layer.D) * x
         self.mixed.copy_(y.view(-1))
 
-    def leave(self, layer):
+    def leave(self, layer, following):
         c = self.config
         gated = (self.mixed.float() * F.silu(self.z.float())).view(c.ngroups, -1)
         normed = F.rms_norm(gated, gated.shape[1:], eps=c.eps).view(-1) * layer.gated_norm.float()

@@ -1,0 +1,223 @@
+/* Rows of a matrix through a ring that one thread fills by TMA while the other warps multiply: for a product that
+   begins under PDL long before its x is there, beside the launch in front of it.
+
+   fusion/stream.cuh has a multiprocessor to itself: the next launch's block comes when this one has ended, and until
+   its first weights arrive, memory rests. Here a block takes less than half of the shared memory, and the next launch
+   may start at once. So two of them are resident, one of each on every multiprocessor: what comes third waits for the
+   room that the first leaves. The second has its ring full of weights while the first multiplies, and the room that the
+   first leaves is filled by the third while the second waits for its x.
+
+   There is more to wait for than a ring holds. So who has asked for all of its own rows asks, for each slot that is
+   read from then on, for a piece of the matrix that comes next, to be brought into L2 (Ahead).
+
+   A block has neighbouring rows, as many as any other or one more. Groups of ROWS of them lie one behind another in
+   memory, so a group is one copy. Compile with SHAPE. Launch with S::THREADS + 32 threads and S::STAGES * S::SLOT bytes,
+   behind which the rows' partial sums lie: PITCH floats for each row of a block, in whole groups. */
+#pragma once
+#include "../device/half2.cuh"
+#include "../device/hopper/bulk.cuh"
+#include "../device/hopper/mbarrier.cuh"
+#include "../device/hopper/warpgroup.cuh"
+#include "../device/pdl.cuh"
+#include "../device/reduce.cuh"
+
+/* What launches.py chooses. */
+template <typename Type, int Cols, int Threads, int Rows, int Stages> struct Shape {
+    using T = Type;                         // of weights and vectors: __half or __nv_bfloat16
+    static constexpr int COLS = Cols;       // of W, a multiple of 8
+    static constexpr int THREADS = Threads; // that multiply: whole warps, side by side along a row
+    static constexpr int ROWS = Rows;       // of a group: 1, 2 or 4
+    static constexpr int STAGES = Stages;   // groups in the ring
+    static constexpr int WARPS = Threads / 32, ROW_WORDS = Cols / 8;
+    static constexpr int WORDS = (ROW_WORDS + Threads - 1) / Threads; // of a row, for each thread
+    static constexpr int SLOT = Rows * Cols * 2;                      // bytes of a group
+    static constexpr int PITCH = WARPS | 1; // a row's partial sums, one of each warp; odd: rows lie in all banks
+};
+using S = SHAPE;
+using T = S::T;
+constexpr int KEPT = 1;       // groups that wait for x in registers, so that their slots are free for others
+constexpr int PIECE = 20480; // bytes of a request for L2
+
+/* The k-th word of a row that a thread has; past the end, the row's last. */
+__device__ __forceinline__ bool has_word(int k, int thread) { return k * S::THREADS + thread < S::ROW_WORDS; }
+__device__ __forceinline__ int word_of(int k, int thread) {
+    return has_word(k, thread) ? k * S::THREADS + thread : S::ROW_WORDS - 1;
+}
+
+/* What a thread holds of x, as floats; zeros past the end. */
+struct Part {
+    float at[S::WORDS][8];
+
+    __device__ __forceinline__ void load(const T *x, int thread) {
+#pragma unroll
+        for (int k = 0; k < S::WORDS; k++) {
+            const uint4 *from = reinterpret_cast<const uint4 *>(x) + word_of(k, thread);
+            widen(has_word(k, thread) ? __ldcg(from) : uint4{}, at[k], T());
+        }
+    }
+    __device__ __forceinline__ void load(const float *x, int thread) {
+#pragma unroll
+        for (int k = 0; k < S::WORDS; k++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const float4 *from = reinterpret_cast<const float4 *>(x) + 2 * word_of(k, thread) + half;
+                const float4 v = has_word(k, thread) ? __ldcg(from) : float4{};
+                float *to = at[k] + 4 * half;
+                to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+            }
+    }
+};
+
+/* RMSNorm with the root taken last: its weight comes early, apply in front of a product, scale behind it. */
+struct Norm {
+    float *squares; // in shared memory, of each warp
+    uint4 weight[S::WORDS];
+
+    __device__ __forceinline__ void load(const T *from, int thread) {
+#pragma unroll
+        for (int k = 0; k < S::WORDS; k++)
+            weight[k] = __ldg(reinterpret_cast<const uint4 *>(from) + word_of(k, thread));
+    }
+    /* Returns the thread's part of the sum of squares from before. */
+    __device__ __forceinline__ float apply(Part &x) const {
+        float sum = 0;
+#pragma unroll
+        for (int k = 0; k < S::WORDS; k++) {
+            float by[8];
+            widen(weight[k], by, T());
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum += x.at[k][i] * x.at[k][i], x.at[k][i] *= by[i];
+        }
+        return sum;
+    }
+    /* In front of the barrier behind the product. */
+    __device__ __forceinline__ void lay_down(float sum, int thread) const {
+        sum = warp_sum(sum);
+        if (thread % 32 == 0) squares[thread / 32] = sum;
+    }
+    /* 1 / √(mean of squares + eps) */
+    __device__ __forceinline__ float scale(float eps) const {
+        float total = 0;
+#pragma unroll
+        for (int warp = 0; warp < S::WARPS; warp++) total += squares[warp];
+        return rsqrtf(total / S::COLS + eps);
+    }
+};
+
+/* The first of a block's rows. */
+__device__ __forceinline__ int first_row(int rows, int block) {
+    return (int)((long long)rows * block / (int)gridDim.x);
+}
+
+/* The matrix of the next product, or null: each block asks for `pieces` of what the block with its number will read
+   there, behind the `skip` bytes that this one's ring asks for. */
+struct Ahead {
+    const T *W;
+    int rows, row_bytes, skip, pieces;
+
+    __device__ __forceinline__ void ask(int piece) const {
+        const long long from = (long long)first_row(rows, blockIdx.x) * row_bytes + skip + (long long)piece * PIECE;
+        const long long left = (long long)first_row(rows, blockIdx.x + 1) * row_bytes - from;
+        if (left > 0) prefetch_bulk(reinterpret_cast<const char *>(W) + from, (int)min(left, (long long)PIECE));
+    }
+};
+
+/* A block's rows times x. */
+struct Rows {
+    const T *W;
+    const int first, count; // the block's rows
+    const int thread;
+    unsigned char *const slots; // [STAGES][SLOT]
+    float *const partial;       // [rows, in whole groups][PITCH]: what each warp has of a row's sum
+    Ring<S::STAGES> &ring;
+    Phase<S::STAGES> phase;
+    uint4 kept[KEPT][S::ROWS][S::WORDS];
+
+    __device__ __forceinline__ Rows(unsigned char *shared, Ring<S::STAGES> &ring, const T *W, int rows)
+        : W(W), first(first_row(rows, blockIdx.x)), count(first_row(rows, blockIdx.x + 1) - first), thread(threadIdx.x),
+          slots(shared), partial(reinterpret_cast<float *>(shared + S::STAGES * S::SLOT)), ring(ring) {}
+
+    __device__ __forceinline__ int groups() const { return (count + S::ROWS - 1) / S::ROWS; }
+
+    /* By one thread: all copies of the block, and then some for the next launch. */
+    __device__ __forceinline__ void fill(Ahead ahead) {
+        const int all = groups();
+        const unsigned to = shared_address(slots);
+        const T *from = W + (long long)first * S::COLS;
+        for (int i = 0; i < all; i++, phase.advance(), from += S::ROWS * S::COLS) {
+            const int bytes = min(S::ROWS, count - i * S::ROWS) * S::COLS * 2;
+            ring.wait_empty(phase);
+            Barrier &full = ring.full[phase.stage];
+            full.expect(bytes);
+            copy_bulk(to + phase.stage * S::SLOT, from, bytes, full, LEAVES_FIRST);
+        }
+        if (!ahead.W) return;
+        for (int i = 0; i < ahead.pieces; i++, phase.advance()) {
+            if (i < S::STAGES) ring.wait_empty(phase); // a group has been read: as fast as they are, no faster
+            ahead.ask(i);
+        }
+    }
+
+    /* A group's words, behind the wait for them. */
+    __device__ __forceinline__ void take(uint4 (&w)[S::ROWS][S::WORDS], int rows) const {
+        ring.wait_full(phase);
+        const uint4 *words = reinterpret_cast<const uint4 *>(slots + phase.stage * S::SLOT);
+#pragma unroll
+        for (int r = 0; r < S::ROWS; r++) // of rows that there are not, whatever: the first
+#pragma unroll
+            for (int k = 0; k < S::WORDS; k++) w[r][k] = words[(r < rows ? r : 0) * S::ROW_WORDS + word_of(k, thread)];
+    }
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (thread % 32 == 0) ring.release(phase);
+        phase.advance();
+    }
+    /* The first groups, in front of the wait for x. */
+    __device__ __forceinline__ void keep_first() {
+#pragma unroll
+        for (int g = 0; g < KEPT; g++)
+            if (g < groups()) {
+                take(kept[g], count - g * S::ROWS);
+                fence_async_proxy(); // what was read has come (Ring::release)
+                release();
+            }
+    }
+    __device__ __forceinline__ void multiply_group(const uint4 (&w)[S::ROWS][S::WORDS], const Part &x,
+                                                   int group) const {
+        constexpr int EACH = 32 / S::ROWS; // lanes with the same row's sum
+        float sums[S::ROWS] = {};
+#pragma unroll
+        for (int r = 0; r < S::ROWS; r++)
+#pragma unroll
+            for (int k = 0; k < S::WORDS; k++) {
+                float v[8];
+                widen(w[r][k], v, T());
+#pragma unroll
+                for (int i = 0; i < 8; i++) sums[r] += v[i] * x.at[k][i];
+            }
+        const float sum = warp_sums(sums, thread % 32);
+        const int row = group * S::ROWS + thread % 32 / EACH;
+        if (thread % EACH == 0) partial[row * S::PITCH + thread / 32] = sum;
+    }
+    /* All groups. Behind a barrier of the threads that multiply, each may read sums. */
+    __device__ __forceinline__ void multiply(const Part &x) {
+        const int all = groups();
+#pragma unroll
+        for (int g = 0; g < KEPT; g++)
+            if (g < all) multiply_group(kept[g], x, g);
+#pragma unroll 1
+        for (int g = KEPT; g < all; g++) {
+            uint4 w[S::ROWS][S::WORDS];
+            take(w, count - g * S::ROWS);
+            multiply_group(w, x, g);
+            release();
+        }
+    }
+    /* The sum of the block's i-th row. */
+    __device__ __forceinline__ float sum(int i) const {
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < S::WARPS; w++) total += partial[i * S::PITCH + w];
+        return total;
+    }
+};
