@@ -25,7 +25,7 @@ in_proj_ring(const Residual *residual, const T *norm_weight, const T *W, const T
     }
     Norm norm = {squares};
     norm.load(norm_weight, thread);
-    const Window<T> conv = {weight, conv_bias, window, inner, channels};
+    const Window<T, WIDTH> conv = {weight, conv_bias, window, inner, channels};
     float before = 0, tap = 0; // of the thread's first row; of others, later
     if (thread < mine.count && conv.has(mine.first + thread))
         before = conv.before(mine.first + thread), tap = conv.newest_tap(mine.first + thread);

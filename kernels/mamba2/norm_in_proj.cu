@@ -22,7 +22,7 @@ norm_in_proj(const Residual *residual, const T *norm_weight, const T *W, const T
     let_next_kernel_start();
     const int thread = threadIdx.x;
     const Norm norm = {squares};
-    const Window<T> conv = {weight, conv_bias, window, inner, channels};
+    const Window<T, WIDTH> conv = {weight, conv_bias, window, inner, channels};
     const ResidualProduct<S::ROWS> product = {W, rows, cols};
     ThreadVector<S::WORDS> x_part, by;
     by.load(norm_weight, cols, thread);
@@ -70,6 +70,6 @@ extern "C" __global__ void norm_in_proj_any(const Residual *residual, const T *n
     squares = warp_sum(squares), total = warp_sum(total);
     if (lane != 0) return;
     const T now = (T)(total * rsqrtf(squares / cols + eps) + (bias ? (float)bias[row] : 0));
-    const Window<T> conv = {weight, conv_bias, window, inner, channels};
+    const Window<T, WIDTH> conv = {weight, conv_bias, window, inner, channels};
     out[row] = conv.has(row) ? conv.after(row, conv.before(row), conv.newest_tap(row), now) : now;
 }
