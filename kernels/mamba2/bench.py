@@ -28,7 +28,7 @@ LAUNCHES = ("kernels/fusion/launches.py", HERE + "launches.py")
 PRODUCTS = (HERE + "norm_in_proj.cu", HERE + "norm_out_proj.cu", *LAUNCHES)
 FUSED = (HERE + "step.py", HERE + "embed.cu", *PRODUCTS, *stepping.SOURCES)
 RINGS = (HERE + "in_proj_ring.cu", HERE + "out_proj_ring.cu", *LAUNCHES)
-BESIDE = (HERE + "step.py", HERE + "embed.cu", *RINGS, *stepping.SOURCES)
+BULK = (HERE + "step.py", HERE + "embed.cu", *RINGS, *stepping.SOURCES)
 NORMS = (HERE + "add_norm.cu", HERE + "gated_norm.cu")
 APART = (
     HERE + "step.py", HERE + "embed.cu", HERE + "conv1d.cu", *NORMS, *stepping.SOURCES, "kernels/gemv/gemv.cu",
@@ -103,8 +103,8 @@ def rungs(shape, weights, dtype=torch.float32, device=None):
         yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), APART)
     for pdl in (False, True):
         title = f"norms, convolution and addition in the products{', PDL' * pdl}"
-        yield title, (step(Step, pdl), FUSED)
-    yield "products that leave room for each other, PDL", (step(Step, True, beside=True), BESIDE)
+        yield title, (step(Step, pdl, bulk=False), FUSED)
+    yield "weights by TMA, some at a time, PDL", (step(Step, True), BULK)
     if dtype is torch.float32 and one_launch.refusal(shape, device=device or benching.DEVICE) is None:
         yield "one launch", (step(one_launch.OneLaunch), (HERE + "step.py", *one_launch.SOURCES))
 

@@ -1,4 +1,4 @@
-/* norm_in_proj.cu beside other launches: the same arguments and results, another ring (rows_ring.cuh).
+/* norm_in_proj.cu on another ring, which TMA fills (rows_ring.cuh): the same arguments and results.
 
    The window is read, and moved on, before the wait, as there. */
 #include "rows_ring.cuh"
@@ -9,7 +9,7 @@ using Residual = RESIDUAL;
 extern "C" __global__ void __launch_bounds__(S::THREADS + 32, 1)
 in_proj_ring(const Residual *residual, const T *norm_weight, const T *W, const T *bias, const float *weight,
              const float *conv_bias, T *window, T *out, int rows, int inner, int channels, float eps, const T *ahead,
-             int ahead_rows, int ahead_row_bytes, int ahead_skip, int ahead_pieces) {
+             int ahead_rows, int ahead_row_bytes, int ahead_pieces) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ Ring<S::STAGES> ring;
     __shared__ float squares[S::WARPS];
@@ -19,7 +19,7 @@ in_proj_ring(const Residual *residual, const T *norm_weight, const T *W, const T
     __syncthreads();
     Rows mine(shared, ring, W, rows);
     if (thread >= S::THREADS) {
-        if (thread == S::THREADS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_skip, ahead_pieces});
+        if (thread == S::THREADS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
         wait_for_previous_kernel();
         return;
     }

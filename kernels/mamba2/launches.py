@@ -15,10 +15,9 @@ HALVES = (torch.float16, torch.bfloat16)
 CODES = torch.int8
 TYPES = DTYPES | {CODES: "signed char"}  # of states, in C++
 STAGES = 6  # of a ring: of 4, 5, 6, 8 and 10 a token of the 2.7B model is fastest so, by 1 to 7 %
-SLOTS = 5  # of a ring beside another: as many as fit twice for the 2.7B model
-SMALL = 4096  # bytes of shared memory that the blocks of a state's step take of a multiprocessor
-AHEAD = 5  # pieces of the next matrix that a block asks for
-PIECE, PER_BLOCK = 20480, 1024  # bytes of a piece; of shared memory that each block costs beside its own
+# Bytes of a multiprocessor, of rows_ring.cuh: of its ring, on their way to it at a time, and asked for into L2. Of
+# rings from 100 to 180 KB, 40 to 80 KB on their way and 0 to 240 KB ahead a token of the 2.7B model is fastest so.
+RING, FLYING, NEAR = 7 * 20480, 3 * 20480, 6 * 20480
 MOST_ROWS = 2**31 - 8  # of a matrix: kernels count rows, in whole groups, in 32 bits
 
 
@@ -45,8 +44,8 @@ def product(name, read, rows, cols, args, pdl, **options):
 
 
 def ring_product(name, read, args, sizes, ahead, pdl, **options):
-    """Launch a product that leaves room for others beside it. Returns whether it did: the card, sizes and addresses
-    must allow it. read: as in `product`; args: the kernel's tensors, and `sizes` what follows the number of rows."""
+    """Launch a product on a ring that TMA fills. Returns whether it did: the card, sizes and addresses must allow it.
+    read: as in `product`; args: the kernel's tensors, and `sizes` what follows the number of rows."""
     W = read[0]
     rows, cols = W.shape
     if any(tensor.data_ptr() % 16 for tensor in read) or not starts_early(W.device):
@@ -54,13 +53,11 @@ def ring_product(name, read, args, sizes, ahead, pdl, **options):
     found = ring_plan(rows, cols, multiprocessors(W.device), shared_memory(W.device))
     if found is None:
         return False
-    grid, threads, per_group, stages, shared = found
-    shape = shape_of(W.dtype, cols, threads, per_group, stages)
-    behind = 0, 0, 0, 0
-    if ahead is not None and ahead.data_ptr() % 16 == 0 and ahead.shape[1] % 8 == 0:
-        next_one = ring_plan(*ahead.shape, multiprocessors(W.device), shared_memory(W.device))
-        skip = next_one[2] * next_one[3] * ahead.shape[1] * 2 if next_one else 0  # its own ring asks for these
-        behind = ahead.shape[0], 2 * ahead.shape[1], skip, AHEAD
+    grid, threads, per_group, stages, flying, shared = found
+    shape = shape_of(W.dtype, cols, threads, per_group, stages, flying)
+    if ahead is not None and (ahead.data_ptr() % 16 or ahead.shape[1] % 8):
+        ahead = None
+    behind = (0, 0, 0) if ahead is None else (len(ahead), 2 * ahead.shape[1], NEAR // (2 * cols * per_group))
     kernel(name, SHAPE=shape, **options)(
         grid, threads + 32, *args, rows, *sizes, ahead, *behind, shared=shared, pdl=pdl
     )  # fmt: skip
@@ -69,10 +66,10 @@ def ring_product(name, read, args, sizes, ahead, pdl, **options):
 
 @functools.lru_cache(maxsize=256)
 def ring_plan(rows, cols, processors, room):
-    """(blocks, threads that multiply, rows of a group, groups in the ring, bytes of shared memory) of rows_ring.cuh,
-    two of which share a multiprocessor; None where two groups of rows do not fit so.
+    """(blocks, threads that multiply, rows of a group, groups in the ring, of them on their way, bytes of shared
+    memory) of rows_ring.cuh; None where there is no room for two groups of rows.
 
-    processors: multiprocessors; room: bytes of shared memory that one block alone may have
+    processors: multiprocessors; room: bytes of shared memory that a block may have
     """
     if cols % 8:
         return None
@@ -83,8 +80,9 @@ def ring_plan(rows, cols, processors, room):
     of_block = -(-rows // grid)
     sums = -(-of_block // per_group) * per_group * (threads // 32 | 1) * 4
     slot = per_group * cols * 2
-    stages = min(SLOTS, ((room + PER_BLOCK - SMALL) // 2 - 2 * PER_BLOCK - sums) // slot)
-    return (grid, threads, per_group, stages, stages * slot + sums) if stages >= 2 else None
+    stages = min(max(2, RING // slot), (room - 2048 - sums) // slot)
+    flying = min(stages, max(2, FLYING // slot))
+    return (grid, threads, per_group, stages, flying, stages * slot + sums) if stages >= 2 else None
 
 
 def flat(tensor):

@@ -72,7 +72,7 @@ add_norm = operator(
 
 
 def _fake_in(residual, norm_weight, W, eps=1e-5, bias=None, conv_state=None, conv_weight=None, conv_bias=None, inner=0,
-             beside=False, ahead=None, pdl=False):  # fmt: skip
+             bulk=False, ahead=None, pdl=False):  # fmt: skip
     others = residual, norm_weight, W, bias, conv_weight, conv_bias
     products.expect_ahead("norm_in_proj", W, ahead)
     return products.expect_norm_in_proj("norm_in_proj", *others, eps, conv_state, inner, memory=False)[0]
@@ -81,20 +81,20 @@ def _fake_in(residual, norm_weight, W, eps=1e-5, bias=None, conv_state=None, con
 norm_in_proj = operator(
     "mamba2_norm_in_proj",
     "Tensor residual, Tensor norm_weight, Tensor W, float eps=1e-05, Tensor? bias=None, Tensor(s!)? conv_state=None, "
-    "Tensor? conv_weight=None, Tensor? conv_bias=None, int inner=0, bool beside=False, Tensor? ahead=None, "
+    "Tensor? conv_weight=None, Tensor? conv_bias=None, int inner=0, bool bulk=False, Tensor? ahead=None, "
     "bool pdl=False",
     fake=_fake_in,
 )(products.norm_in_proj)  # fmt: skip
 
 
 def _written(
-    operators, x, norm_weight, W, residual, eps=1e-5, *, bias=None, beside=False, ahead=None, pdl=False
+    operators, x, norm_weight, W, residual, eps=1e-5, *, bias=None, bulk=False, ahead=None, pdl=False
 ):  # fmt: skip
-    operators(x, norm_weight, W, residual, eps, bias, beside, ahead, pdl)
+    operators(x, norm_weight, W, residual, eps, bias, bulk, ahead, pdl)
     return residual
 
 
-def _fake_out(x, norm_weight, W, residual, eps=1e-5, bias=None, beside=False, ahead=None, pdl=False):
+def _fake_out(x, norm_weight, W, residual, eps=1e-5, bias=None, bulk=False, ahead=None, pdl=False):
     products.expect_ahead("norm_out_proj", W, ahead)
     products.expect_norm_out_proj("norm_out_proj", x, norm_weight, W, bias, residual, eps, memory=False)
 
@@ -106,7 +106,7 @@ def _call_out(**how):
 norm_out_proj = operator(
     "mamba2_norm_out_proj",
     "Tensor x, Tensor? norm_weight, Tensor W, Tensor(r!) residual, float eps=1e-05, Tensor? bias=None, "
-    "bool beside=False, Tensor? ahead=None, bool pdl=False",
+    "bool bulk=False, Tensor? ahead=None, bool pdl=False",
     fake=_fake_out, results="()", unpack=_written, call=_call_out,
 )(products.norm_out_proj)  # fmt: skip
 

@@ -1,11 +1,11 @@
-/* norm_out_proj.cu beside other launches: the same arguments and results, another ring (rows_ring.cuh). */
+/* norm_out_proj.cu on another ring, which TMA fills (rows_ring.cuh): the same arguments and results. */
 #include "rows_ring.cuh"
 
 using Residual = RESIDUAL;
 
 extern "C" __global__ void __launch_bounds__(S::THREADS + 32, 1)
 out_proj_ring(const T *x, const T *norm_weight, const T *W, const T *bias, Residual *residual, int rows, float eps,
-              const T *ahead, int ahead_rows, int ahead_row_bytes, int ahead_skip, int ahead_pieces) {
+              const T *ahead, int ahead_rows, int ahead_row_bytes, int ahead_pieces) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ Ring<S::STAGES> ring;
     __shared__ float squares[S::WARPS];
@@ -15,7 +15,7 @@ out_proj_ring(const T *x, const T *norm_weight, const T *W, const T *bias, Resid
     __syncthreads();
     Rows mine(shared, ring, W, rows);
     if (thread >= S::THREADS) {
-        if (thread == S::THREADS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_skip, ahead_pieces});
+        if (thread == S::THREADS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
         wait_for_previous_kernel();
         return;
     }

@@ -13,7 +13,7 @@ IN, OUT = Calls("norm_in_proj", outs=2), Calls("norm_out_proj")
 
 def norm_in_proj(
     residual, norm_weight, W, eps=1e-5, *, bias=None, conv_state=None, conv_weight=None, conv_bias=None, inner=0,
-    beside=False, ahead=None, out=None, pdl=False,
+    bulk=False, ahead=None, out=None, pdl=False,
 ):  # fmt: skip
     """W · RMSNorm(residual) + bias, and a step of the convolution of its channels, where there is one.
     residual     (hidden,) float32 or like W;  norm_weight (hidden,) like W
@@ -23,11 +23,12 @@ def norm_in_proj(
     conv_weight  (channels, width) float32;  conv_bias (channels,) float32 or None
     inner        rows in front of the channels
     pdl          as in kernels/fusion; conv_state, too, is read at once
-    beside       whether it leaves room for another product's blocks beside its own (rows_ring.cuh), where the card is
-                 of compute capability 9.0 or newer and sizes allow it: for launches with pdl, one behind another
-    ahead        the matrix of the next such product, like W, (rows, hidden): some of it is brought into L2. Or None
+    bulk         whether TMA brings the weights, some at a time (rows_ring.cuh), where the card is of compute capability
+                 9.0 or newer and sizes allow it: for launches with pdl among others
+    ahead        the matrix of the next such product, (rows, hidden) like W, some of which is then brought into L2, or
+                 None
     → (rows,) like W: z, silu of the convolution, dt. Moves 2 · rows · hidden bytes in one launch."""
-    where, options = "norm_in_proj", (eps, inner, bool(pdl), bool(beside))
+    where, options = "norm_in_proj", (eps, inner, bool(pdl), bool(bulk))
     others = residual, norm_weight, W, bias, conv_weight, conv_bias
     if (done := IN.run(options, out, conv_state, *others, ahead)) is not None:
         return done[0]
@@ -39,7 +40,7 @@ def norm_in_proj(
         args, sizes = (*others, conv_state, y), (inner, channels, float(eps))
         options = {"RESIDUAL": DTYPES[residual.dtype], "WIDTH": width}
         read = W, residual, norm_weight
-        if not (beside and ring_product("in_proj_ring", read, args, sizes, ahead, pdl, **options)):
+        if not (bulk and ring_product("in_proj_ring", read, args, sizes, ahead, pdl, **options)):
             product(where, read, rows, cols, (*args, rows, cols, *sizes), pdl, **options)
     return y
 
@@ -74,13 +75,13 @@ def expect_norm_in_proj(
     return output(where, out, W, (rows,), **(inputs if memory else {})), width
 
 
-def norm_out_proj(x, norm_weight, W, residual, eps=1e-5, *, bias=None, beside=False, ahead=None, pdl=False):
+def norm_out_proj(x, norm_weight, W, residual, eps=1e-5, *, bias=None, bulk=False, ahead=None, pdl=False):
     """residual += W · RMSNorm(x) + bias, in place. Returns residual.
     x (cols,) float16 or bfloat16, norm_weight (cols,) like x, or None for no norm, W (rows, cols) and bias (rows,) like
-    x, residual (rows,) float32 or like x; beside and ahead as in norm_in_proj. Moves 2 · rows · cols bytes, 2 · rows ·
+    x, residual (rows,) float32 or like x; bulk and ahead as in norm_in_proj. Moves 2 · rows · cols bytes, 2 · rows ·
     cols flops.
     """
-    where, options = "norm_out_proj", (eps, bool(pdl), bool(beside))
+    where, options = "norm_out_proj", (eps, bool(pdl), bool(bulk))
     others = x, norm_weight, W, bias
     if (done := OUT.run(options, residual, *others, ahead)) is not None:
         return done
@@ -91,7 +92,7 @@ def norm_out_proj(x, norm_weight, W, residual, eps=1e-5, *, bias=None, beside=Fa
         args = *others, residual
         read = (W, x) if norm_weight is None else (W, x, norm_weight)
         options = {"RESIDUAL": DTYPES[residual.dtype], "NORM": int(norm_weight is not None)}
-        if not (beside and ring_product("out_proj_ring", read, args, (float(eps),), ahead, pdl, **options)):
+        if not (bulk and ring_product("out_proj_ring", read, args, (float(eps),), ahead, pdl, **options)):
             product(where, read, rows, cols, (*args, rows, cols, float(eps)), pdl, **options)
     return residual
 

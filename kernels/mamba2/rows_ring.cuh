@@ -1,14 +1,11 @@
 /* Rows of a matrix through a ring that one thread fills by TMA while the other warps multiply: for a product that
-   begins under PDL long before its x is there, beside the launch in front of it.
+   begins under PDL before its x is there, and hands on what the next one waits for.
 
-   fusion/stream.cuh has a multiprocessor to itself: the next launch's block comes when this one has ended, and until
-   its first weights arrive, memory rests. Here a block takes less than half of the shared memory, and the next launch
-   may start at once. So two of them are resident, one of each on every multiprocessor: what comes third waits for the
-   room that the first leaves. The second has its ring full of weights while the first multiplies, and the room that the
-   first leaves is filled by the third while the second waits for its x.
-
-   There is more to wait for than a ring holds. So who has asked for all of its own rows asks, for each slot that is
-   read from then on, for a piece of the matrix that comes next, to be brought into L2 (Ahead).
+   In fusion/stream.cuh every thread asks for all that its ring has room for, 120 KB a multiprocessor, and then for x,
+   which lies in L2 and comes behind all of that all the same. Here the ring is as deep, so that memory has work through
+   the wait; but only FLYING groups are on their way at a time, as many as memory needs to be busy: x comes soon. And who
+   has asked for all of its own rows asks, for each slot that is read from then on, for a piece of the matrix that comes
+   next, to be brought into L2 (Ahead): from the end of this block to the first weights of the next, memory would rest.
 
    A block has neighbouring rows, as many as any other or one more. Groups of ROWS of them lie one behind another in
    memory, so a group is one copy. Compile with SHAPE. Launch with S::THREADS + 32 threads and S::STAGES * S::SLOT bytes,
@@ -22,12 +19,13 @@
 #include "../device/reduce.cuh"
 
 /* What launches.py chooses. */
-template <typename Type, int Cols, int Threads, int Rows, int Stages> struct Shape {
+template <typename Type, int Cols, int Threads, int Rows, int Stages, int Flying> struct Shape {
     using T = Type;                         // of weights and vectors: __half or __nv_bfloat16
     static constexpr int COLS = Cols;       // of W, a multiple of 8
     static constexpr int THREADS = Threads; // that multiply: whole warps, side by side along a row
     static constexpr int ROWS = Rows;       // of a group: 1, 2 or 4
     static constexpr int STAGES = Stages;   // groups in the ring
+    static constexpr int FLYING = Flying;   // of them on their way at a time: at most STAGES
     static constexpr int WARPS = Threads / 32, ROW_WORDS = Cols / 8;
     static constexpr int WORDS = (ROW_WORDS + Threads - 1) / Threads; // of a row, for each thread
     static constexpr int SLOT = Rows * Cols * 2;                      // bytes of a group
@@ -35,8 +33,7 @@ template <typename Type, int Cols, int Threads, int Rows, int Stages> struct Sha
 };
 using S = SHAPE;
 using T = S::T;
-constexpr int KEPT = 1;       // groups that wait for x in registers, so that their slots are free for others
-constexpr int PIECE = 20480; // bytes of a request for L2
+constexpr int KEPT = 1; // groups that wait for x in registers, so that their slots are free for others
 
 /* The k-th word of a row that a thread has; past the end, the row's last. */
 __device__ __forceinline__ bool has_word(int k, int thread) { return k * S::THREADS + thread < S::ROW_WORDS; }
@@ -110,15 +107,15 @@ __device__ __forceinline__ int first_row(int rows, int block) {
 }
 
 /* The matrix of the next product, or null: each block asks for `pieces` of what the block with its number will read
-   there, behind the `skip` bytes that this one's ring asks for. */
+   there first. */
 struct Ahead {
     const T *W;
-    int rows, row_bytes, skip, pieces;
+    int rows, row_bytes, pieces;
 
     __device__ __forceinline__ void ask(int piece) const {
-        const long long from = (long long)first_row(rows, blockIdx.x) * row_bytes + skip + (long long)piece * PIECE;
+        const long long from = (long long)first_row(rows, blockIdx.x) * row_bytes + (long long)piece * S::SLOT;
         const long long left = (long long)first_row(rows, blockIdx.x + 1) * row_bytes - from;
-        if (left > 0) prefetch_bulk(reinterpret_cast<const char *>(W) + from, (int)min(left, (long long)PIECE));
+        if (left > 0) prefetch_bulk(reinterpret_cast<const char *>(W) + from, (int)min(left, (long long)S::SLOT));
     }
 };
 
@@ -144,9 +141,14 @@ struct Rows {
         const int all = groups();
         const unsigned to = shared_address(slots);
         const T *from = W + (long long)first * S::COLS;
+        Phase<S::STAGES> oldest; // of those that are on their way
         for (int i = 0; i < all; i++, phase.advance(), from += S::ROWS * S::COLS) {
             const int bytes = min(S::ROWS, count - i * S::ROWS) * S::COLS * 2;
             ring.wait_empty(phase);
+            if (i >= S::FLYING) {
+                ring.wait_full(oldest);
+                oldest.advance();
+            }
             Barrier &full = ring.full[phase.stage];
             full.expect(bytes);
             copy_bulk(to + phase.stage * S::SLOT, from, bytes, full, LEAVES_FIRST);

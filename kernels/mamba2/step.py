@@ -33,14 +33,13 @@ from kernels.rotary import rope_frequencies
 class Step:
     """token (1,) int64 and kv_len (1,) int32, tokens so far with this one: written by the caller. logits (vocab,).
 
-    beside  whether the products leave room for each other's blocks, and ask for each other's matrices: for dependent
-            launches, and layers of Mamba-2 without feed-forward blocks
+    bulk  whether TMA brings what the products read (rows_ring.cuh); None: where launches are dependent
     """
 
-    def __init__(self, config, weights, dtype, device, *, pdl=True, beside=False):
+    def __init__(self, config, weights, dtype, device, *, pdl=True, bulk=None):
         self.config, self.weights, self.pdl = config, weights, pdl
         self.device, hybrid = torch.device(device), bool(config.attention_layers)
-        self.beside = beside
+        self.bulk = pdl if bulk is None else bulk
         make = lambda *shape, dtype=dtype: torch.zeros(shape, dtype=dtype, device=self.device)  # noqa: E731
         self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
         self.state = make(2, dtype=torch.int64)  # of `choose`
@@ -89,7 +88,9 @@ class Step:
         yield self.end
 
     def first_matrix(self, layers, number):
-        """What the launches of this layer multiply with first; behind the last layer, the head."""
+        """What is multiplied with behind the layer in front of this one; behind the last layer, the head."""
+        if self.config.ffn:
+            return None
         if number == len(layers):
             return self.weights.head
         return layers[number].W_in if layers[number].kind == "mamba" else layers[number].Wqkv
@@ -102,8 +103,8 @@ class Step:
         """z, x, B, C and dt of the token, the convolution's step and silu behind it."""
         mamba2.norm_in_proj(
             self.residual, layer.norm, layer.W_in, self.config.eps, bias=layer.b_in, conv_state=conv[0],
-            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, beside=self.beside,
-            ahead=layer.W_out if self.beside else None, out=self.projected, pdl=self.pdl,
+            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, bulk=self.bulk,
+            out=self.projected, pdl=self.pdl,
         )  # fmt: skip
 
     def move(self, layer, ssm):
@@ -129,8 +130,8 @@ class Step:
         one = self.config.ngroups == 1
         y, norm = (self.mixed, layer.gated_norm) if one else (self.gated, None)
         mamba2.norm_out_proj(
-            y, norm, layer.W_out, self.residual, self.config.eps, bias=layer.b_out, beside=self.beside,
-            ahead=following if self.beside else None, pdl=self.pdl,
+            y, norm, layer.W_out, self.residual, self.config.eps, bias=layer.b_out, bulk=self.bulk,
+            ahead=following, pdl=self.pdl,
         )  # fmt: skip
 
     def gate(self, layer):
@@ -143,7 +144,9 @@ class Step:
 
     def project(self, layer):
         """Queries, keys and values."""
-        mamba2.norm_in_proj(self.residual, layer.norm, layer.Wqkv, self.config.eps, out=self.qkv, pdl=self.pdl)
+        mamba2.norm_in_proj(
+            self.residual, layer.norm, layer.Wqkv, self.config.eps, bulk=self.bulk, out=self.qkv, pdl=self.pdl
+        )  # fmt: skip
 
     def attend(self, layer, keys, values):
         """Positions, the cache, and attention."""
@@ -157,19 +160,18 @@ class Step:
             attention.decode(self.q, keys[None], values[None], kv_lens=self.kv_len, out=self.heads, pdl=self.pdl)
 
     def back(self, layer):
-        mamba2.norm_out_proj(self.heads.view(-1), None, layer.Wo, self.residual, pdl=self.pdl)
+        mamba2.norm_out_proj(self.heads.view(-1), None, layer.Wo, self.residual, bulk=self.bulk, pdl=self.pdl)
 
     def feed(self, layer):
         """The feed-forward block, two launches."""
         matrices = layer.W_gate, layer.W_up
         fusion.norm_glu(self.residual, layer.ffn_norm, *matrices, self.config.eps, out=self.glu, pdl=self.pdl)
-        mamba2.norm_out_proj(self.glu, None, layer.W_down, self.residual, pdl=self.pdl)
+        mamba2.norm_out_proj(self.glu, None, layer.W_down, self.residual, bulk=self.bulk, pdl=self.pdl)
 
     def end(self):
         weights = self.weights
         mamba2.norm_in_proj(
-            self.residual, weights.norm, weights.head, self.config.eps, beside=self.beside, out=self.logits,
-            pdl=self.pdl,
+            self.residual, weights.norm, weights.head, self.config.eps, bulk=self.bulk, out=self.logits, pdl=self.pdl,
         )  # fmt: skip
 
     def choose(self):
