@@ -1,7 +1,7 @@
 """One token of a Mamba-2 model, or of a hybrid with attention layers, as launches: from a token and a length that lie
 on the card to the logits, also there.
 
-    Step              fused, 16 bits: three launches a Mamba-2 layer
+    Step              fused, 16 bits: three launches a Mamba-2 layer; with pdl, TMA brings the weights
     OneOperationEach  every operation a launch of its own, six a layer; weights in 16 bits, or fewer
     TorchOperations   the same by PyTorch's operations, for models without attention layers
 
