@@ -2,14 +2,18 @@
    begins under PDL before its x is there, and hands on what the next one waits for.
 
    In fusion/stream.cuh every thread asks for all that its ring has room for, 120 KB a multiprocessor, and then for x,
-   which lies in L2 and comes behind all of that all the same. Here the ring is as deep, so that memory has work through
-   the wait; but only FLYING groups are on their way at a time, as many as memory needs to be busy: x comes soon. And who
-   has asked for all of its own rows asks, for each slot that is read from then on, for a piece of the matrix that comes
-   next, to be brought into L2 (Ahead): from the end of this block to the first weights of the next, memory would rest.
+   which lies in L2 and comes behind all of that all the same. So do the few numbers that the state's step reads
+   meanwhile. Here the ring is as deep, so that memory has work through the wait; but until x is there, only FLYING
+   groups are on their way at a time: on an H200 two of 20 KB keep memory nearly busy, and leave L2 quick. From then on
+   nobody waits for anything but weights, and the ring is filled as it empties. Who has asked for all of its own rows
+   asks, for each slot that is read from then on, for a piece of the matrix that comes next, to be brought into L2
+   (Ahead): from the end of this block to the first weights of the next, memory would rest.
+
+   TEAMS of warps take the groups in turn: a ring that is full when x comes is emptied the faster.
 
    A block has neighbouring rows, as many as any other or one more. Groups of ROWS of them lie one behind another in
-   memory, so a group is one copy. Compile with SHAPE. Launch with S::THREADS + 32 threads and S::STAGES * S::SLOT bytes,
-   behind which the rows' partial sums lie: PITCH floats for each row of a block, in whole groups. */
+   memory, so a group is one copy. Compile with SHAPE. Launch with MULTIPLIERS + 32 threads and S::STAGES * S::SLOT
+   bytes, behind which the rows' partial sums lie: PITCH floats for each row of a block, in whole groups. */
 #pragma once
 #include "../device/half2.cuh"
 #include "../device/hopper/bulk.cuh"
@@ -19,13 +23,14 @@
 #include "../device/reduce.cuh"
 
 /* What launches.py chooses. */
-template <typename Type, int Cols, int Threads, int Rows, int Stages, int Flying> struct Shape {
+template <typename Type, int Cols, int Threads, int Teams, int Rows, int Stages, int Flying> struct Shape {
     using T = Type;                         // of weights and vectors: __half or __nv_bfloat16
     static constexpr int COLS = Cols;       // of W, a multiple of 8
-    static constexpr int THREADS = Threads; // that multiply: whole warps, side by side along a row
+    static constexpr int THREADS = Threads; // of a team: whole warps, side by side along a row
+    static constexpr int TEAMS = Teams;     // that multiply, a group each
     static constexpr int ROWS = Rows;       // of a group: 1, 2 or 4
     static constexpr int STAGES = Stages;   // groups in the ring
-    static constexpr int FLYING = Flying;   // of them on their way at a time: at most STAGES
+    static constexpr int FLYING = Flying;   // of them on their way at a time before x has come: at most STAGES
     static constexpr int WARPS = Threads / 32, ROW_WORDS = Cols / 8;
     static constexpr int WORDS = (ROW_WORDS + Threads - 1) / Threads; // of a row, for each thread
     static constexpr int SLOT = Rows * Cols * 2;                      // bytes of a group
@@ -33,7 +38,7 @@ template <typename Type, int Cols, int Threads, int Rows, int Stages, int Flying
 };
 using S = SHAPE;
 using T = S::T;
-constexpr int KEPT = 1; // groups that wait for x in registers, so that their slots are free for others
+constexpr int MULTIPLIERS = S::THREADS * S::TEAMS; // threads
 
 /* The k-th word of a row that a thread has; past the end, the row's last. */
 __device__ __forceinline__ bool has_word(int k, int thread) { return k * S::THREADS + thread < S::ROW_WORDS; }
@@ -90,7 +95,7 @@ struct Norm {
     /* In front of the barrier behind the product. */
     __device__ __forceinline__ void lay_down(float sum, int thread) const {
         sum = warp_sum(sum);
-        if (thread % 32 == 0) squares[thread / 32] = sum;
+        if (thread % 32 == 0 && thread < S::THREADS) squares[thread / 32] = sum; // of the first team
     }
     /* 1 / √(mean of squares + eps) */
     __device__ __forceinline__ float scale(float eps) const {
@@ -123,16 +128,17 @@ struct Ahead {
 struct Rows {
     const T *W;
     const int first, count; // the block's rows
-    const int thread;
+    const int thread, team; // of the team; or of those that fill, with no team
     unsigned char *const slots; // [STAGES][SLOT]
     float *const partial;       // [rows, in whole groups][PITCH]: what each warp has of a row's sum
     Ring<S::STAGES> &ring;
+    volatile int *const has_x; // in shared memory: 0 before the block has read x
     Phase<S::STAGES> phase;
-    uint4 kept[KEPT][S::ROWS][S::WORDS];
 
-    __device__ __forceinline__ Rows(unsigned char *shared, Ring<S::STAGES> &ring, const T *W, int rows)
-        : W(W), first(first_row(rows, blockIdx.x)), count(first_row(rows, blockIdx.x + 1) - first), thread(threadIdx.x),
-          slots(shared), partial(reinterpret_cast<float *>(shared + S::STAGES * S::SLOT)), ring(ring) {}
+    __device__ __forceinline__ Rows(unsigned char *shared, Ring<S::STAGES> &ring, volatile int *has_x, const T *W, int rows)
+        : W(W), first(first_row(rows, blockIdx.x)), count(first_row(rows, blockIdx.x + 1) - first),
+          thread(threadIdx.x % S::THREADS), team(threadIdx.x / S::THREADS), slots(shared),
+          partial(reinterpret_cast<float *>(shared + S::STAGES * S::SLOT)), ring(ring), has_x(has_x) {}
 
     __device__ __forceinline__ int groups() const { return (count + S::ROWS - 1) / S::ROWS; }
 
@@ -142,10 +148,11 @@ struct Rows {
         const unsigned to = shared_address(slots);
         const T *from = W + (long long)first * S::COLS;
         Phase<S::STAGES> oldest; // of those that are on their way
+        int come = 0;
         for (int i = 0; i < all; i++, phase.advance(), from += S::ROWS * S::COLS) {
             const int bytes = min(S::ROWS, count - i * S::ROWS) * S::COLS * 2;
             ring.wait_empty(phase);
-            if (i >= S::FLYING) {
+            for (; i - come >= (*has_x ? S::STAGES : S::FLYING); come++) {
                 ring.wait_full(oldest);
                 oldest.advance();
             }
@@ -160,59 +167,36 @@ struct Rows {
         }
     }
 
-    /* A group's words, behind the wait for them. */
-    __device__ __forceinline__ void take(uint4 (&w)[S::ROWS][S::WORDS], int rows) const {
+    /* A group's words times x: the sum of row l / (32 / ROWS) in lane l. Of rows that there are not, whatever comes of
+       the first. */
+    __device__ __forceinline__ float multiply_group(const Part &x, int rows) const {
+        float sums[S::ROWS] = {};
         ring.wait_full(phase);
         const uint4 *words = reinterpret_cast<const uint4 *>(slots + phase.stage * S::SLOT);
-#pragma unroll
-        for (int r = 0; r < S::ROWS; r++) // of rows that there are not, whatever: the first
-#pragma unroll
-            for (int k = 0; k < S::WORDS; k++) w[r][k] = words[(r < rows ? r : 0) * S::ROW_WORDS + word_of(k, thread)];
-    }
-    __device__ __forceinline__ void release() {
-        __syncwarp();
-        if (thread % 32 == 0) ring.release(phase);
-        phase.advance();
-    }
-    /* The first groups, in front of the wait for x. */
-    __device__ __forceinline__ void keep_first() {
-#pragma unroll
-        for (int g = 0; g < KEPT; g++)
-            if (g < groups()) {
-                take(kept[g], count - g * S::ROWS);
-                fence_async_proxy(); // what was read has come (Ring::release)
-                release();
-            }
-    }
-    __device__ __forceinline__ void multiply_group(const uint4 (&w)[S::ROWS][S::WORDS], const Part &x,
-                                                   int group) const {
-        constexpr int EACH = 32 / S::ROWS; // lanes with the same row's sum
-        float sums[S::ROWS] = {};
 #pragma unroll
         for (int r = 0; r < S::ROWS; r++)
 #pragma unroll
             for (int k = 0; k < S::WORDS; k++) {
-                float v[8];
-                widen(w[r][k], v, T());
+                float w[8];
+                widen(words[(r < rows ? r : 0) * S::ROW_WORDS + word_of(k, thread)], w, T());
 #pragma unroll
-                for (int i = 0; i < 8; i++) sums[r] += v[i] * x.at[k][i];
+                for (int i = 0; i < 8; i++) sums[r] += w[i] * x.at[k][i];
             }
-        const float sum = warp_sums(sums, thread % 32);
-        const int row = group * S::ROWS + thread % 32 / EACH;
-        if (thread % EACH == 0) partial[row * S::PITCH + thread / 32] = sum;
+        return warp_sums(sums, thread % 32);
     }
-    /* All groups. Behind a barrier of the threads that multiply, each may read sums. */
+    /* All groups, each by a team in its turn. Behind a barrier of the threads that multiply, each may read sums. */
     __device__ __forceinline__ void multiply(const Part &x) {
-        const int all = groups();
-#pragma unroll
-        for (int g = 0; g < KEPT; g++)
-            if (g < all) multiply_group(kept[g], x, g);
+        constexpr int EACH = 32 / S::ROWS; // lanes with the same row's sum
+        if (thread == 0 && team == 0) *has_x = x.at[0][0] == x.at[0][0] ? 1 : 2; // not before it is there
+        for (int t = 0; t < team; t++) phase.advance();
 #pragma unroll 1
-        for (int g = KEPT; g < all; g++) {
-            uint4 w[S::ROWS][S::WORDS];
-            take(w, count - g * S::ROWS);
-            multiply_group(w, x, g);
-            release();
+        for (int row = team * S::ROWS; row < count; row += S::TEAMS * S::ROWS) {
+            const float sum = multiply_group(x, count - row);
+            if (thread % EACH == 0) partial[(row + thread % 32 / EACH) * S::PITCH + thread / 32] = sum;
+            __syncwarp();
+            if (thread % 32 == 0) ring.release(phase);
+#pragma unroll
+            for (int t = 0; t < S::TEAMS; t++) phase.advance();
         }
     }
     /* The sum of the block's i-th row. */
