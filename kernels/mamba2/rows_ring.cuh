@@ -135,7 +135,8 @@ struct Rows {
     volatile int *const has_x; // in shared memory: 0 before the block has read x
     Phase<S::STAGES> phase;
 
-    __device__ __forceinline__ Rows(unsigned char *shared, Ring<S::STAGES> &ring, volatile int *has_x, const T *W, int rows)
+    __device__ __forceinline__ Rows(unsigned char *shared, Ring<S::STAGES> &ring, volatile int *has_x, const T *W,
+                                    int rows)
         : W(W), first(first_row(rows, blockIdx.x)), count(first_row(rows, blockIdx.x + 1) - first),
           thread(threadIdx.x % S::THREADS), team(threadIdx.x / S::THREADS), slots(shared),
           partial(reinterpret_cast<float *>(shared + S::STAGES * S::SLOT)), ring(ring), has_x(has_x) {}
