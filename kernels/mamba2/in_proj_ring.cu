@@ -21,6 +21,7 @@ in_proj_ring(const Residual *residual, const T *norm_weight, const T *W, const T
     Rows mine(shared, ring, &has_x, W, rows);
     if (thread >= MULTIPLIERS) {
         if (thread == MULTIPLIERS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
+        __syncwarp(); // the wait would hold up the whole warp
         wait_for_previous_kernel();
         return;
     }

@@ -17,7 +17,7 @@ TYPES = DTYPES | {CODES: "signed char"}  # of states, in C++
 STAGES = 6  # of a ring: of 4, 5, 6, 8 and 10 a token of the 2.7B model is fastest so, by 1 to 7 %
 # Bytes of a multiprocessor, of rows_ring.cuh: of its ring, on their way to it at a time, and asked for into L2. Of
 # rings from 100 to 180 KB, 40 to 80 KB on their way and 0 to 240 KB ahead a token of the 2.7B model is fastest so.
-RING, FLYING, NEAR, TEAMS, MOST_STAGES = 7 * 20480, 2 * 20480, 6 * 20480, 2, 24
+RING, FLYING, NEAR, TEAMS, MOST_STAGES = 7 * 20480, 2 * 20480, 6 * 20480, 1, 24
 MOST_ROWS = 2**31 - 8  # of a matrix: kernels count rows, in whole groups, in 32 bits
 
 
@@ -80,9 +80,9 @@ def ring_plan(rows, cols, processors, room):
     of_block = -(-rows // grid)
     sums = -(-of_block // per_group) * per_group * (threads // 32 | 1) * 4
     slot = per_group * cols * 2
-    stages = min(max(2, RING // slot), MOST_STAGES, (room - 2048 - sums) // slot)
-    flying = min(stages, max(2, FLYING // slot))
     teams = min(TEAMS, 1024 // threads - 1) or 1
+    stages = min(max(2, RING // slot), MOST_STAGES, (room - 2048 - sums) // slot) // teams * teams
+    flying = min(stages, max(2, FLYING // slot))
     return (grid, threads, teams, per_group, stages, flying, stages * slot + sums) if stages >= 2 else None
 
 

@@ -17,6 +17,7 @@ out_proj_ring(const T *x, const T *norm_weight, const T *W, const T *bias, Resid
     Rows mine(shared, ring, &has_x, W, rows);
     if (thread >= MULTIPLIERS) {
         if (thread == MULTIPLIERS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
+        __syncwarp(); // the wait would hold up the whole warp
         wait_for_previous_kernel();
         return;
     }

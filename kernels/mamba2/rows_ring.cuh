@@ -33,6 +33,8 @@ template <typename Type, int Cols, int Threads, int Teams, int Rows, int Stages,
     static constexpr int FLYING = Flying;   // of them on their way at a time before x has come: at most STAGES
     static constexpr int WARPS = Threads / 32, ROW_WORDS = Cols / 8;
     static constexpr int WORDS = (ROW_WORDS + Threads - 1) / Threads; // of a row, for each thread
+    // Else a team could wait for a slot whose last round, another team's, has not come: and take it for its own
+    static_assert(Stages % Teams == 0, "a slot is always the same team's");
     static constexpr int SLOT = Rows * Cols * 2;                      // bytes of a group
     static constexpr int PITCH = WARPS | 1; // a row's partial sums, one of each warp; odd: rows lie in all banks
 };
