@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from kernels import cpu_mamba2
-from kernels.cpu_llm.fused import HEADERS, NUMBERS, kept_plan
+from kernels.cpu_llm.fused import HEADERS, NUMBERS, aligned, kept_plan, lines
 from lab import machine
 from lab.arguments import expect_array
 from lab.compiler import compile_c
@@ -16,6 +16,7 @@ PER_LAYER = 13  # arrays of a layer in token.c
 ARRAYS = (
     "norm", "W_in", "b_in", "conv_weight", "conv_bias", "dt_bias", "A", "D", "gated_norm", "W_out", "b_out",
 )  # fmt: skip
+MAY_LACK = {"b_in", "conv_bias", "b_out"}  # of ARRAYS: those that may be None
 
 
 def takes(config, weights):
@@ -45,8 +46,8 @@ def token_logits(config, weights, x, conv, ssm, *, threads=None, isa=None):
     addresses = plan.addresses.copy()  # another thread may have the same weights and another state
     for place, state in ((-2, conv), (-1, ssm)):
         addresses[:layers, place] = state.ctypes.data + state.strides[0] * np.arange(layers)
-    own = max(c.hidden, c.d_inner) + 2 * c.ngroups * c.dstate + c.headdim
-    scratch = np.empty(threads * own + c.in_rows + c.d_inner, np.float32)
+    own = lines(max(c.hidden, c.d_inner) + 2 * c.ngroups * c.dstate + c.headdim)
+    scratch = aligned(threads * own + lines(c.in_rows) + c.d_inner)
     logits, x = np.empty(c.vocab, np.float32), x.copy()
     _library(plan.dtype, isa).token(
         addresses.reshape(-1), plan.sizes, plan.limits, x, scratch, logits, float(c.eps), threads
@@ -72,7 +73,7 @@ def _planned(config, weights):
     (dtype,) = _types(weights)
 
     def at(name, array, shape, dtype=np.float32):
-        if array is None:
+        if array is None and name in MAY_LACK:
             return 0
         expect_array(where, name, array, dtype=dtype, shape=shape)
         return array.ctypes.data
@@ -83,7 +84,7 @@ def _planned(config, weights):
         "conv_bias": (c.channels,), "dt_bias": (c.nheads,), "A": (c.nheads,), "D": (c.nheads,),
         "gated_norm": (c.d_inner,), "W_out": (c.hidden, c.d_inner), "b_out": (c.hidden,),
     }  # fmt: skip
-    for found, layer in zip(addresses, weights.layers, strict=False):
+    for found, layer in zip(addresses[:-1], weights.layers, strict=True):
         found[: len(shapes)] = [
             at(name, getattr(layer, name), shape, dtype.type if name.startswith("W_") else np.float32)
             for name, shape in shapes.items()

@@ -4,7 +4,7 @@ mamba2_state_step_coded of a state's parts. torch.compile looks through a Quanti
 import torch
 
 from kernels.fusion.arguments import expect_eps
-from kernels.mamba2 import operations, products, stepping
+from kernels.mamba2 import convolution, operations, products, stepping
 from kernels.mamba2.launches import HALVES
 from kernels.mamba2.states import QuantizedState
 from lab.operators import operator
@@ -16,33 +16,35 @@ TOKEN = (
 )
 
 
-def _fake_conv1d(xBC, weight, bias=None, initial_state=None, seq_idx=None, pdl=False):
-    y, final, _ = operations.expect_conv1d("conv1d", xBC, weight, bias, initial_state, seq_idx, memory=False)
-    return y, final
+def _fake_conv1d(xBC, weight, bias=None, initial_state=None, seq_idx=None, cu_seqlens=None, pdl=False):
+    others = xBC, weight, bias, initial_state, seq_idx, cu_seqlens
+    return convolution.expect_conv1d("conv1d", *others, memory=False)[:2]
 
 
 def _conv1d(
-    operators, xBC, weight, bias=None, *, initial_state=None, seq_idx=None, out=None, final_state=None, pdl=False
-):
-    y, final = operators(xBC, weight, bias, initial_state, seq_idx, pdl, out=out)
+    operators, xBC, weight, bias=None, *, initial_state=None, seq_idx=None, cu_seqlens=None, out=None, final_state=None,
+    pdl=False,
+):  # fmt: skip
+    y, final = operators(xBC, weight, bias, initial_state, seq_idx, cu_seqlens, pdl, out=out)
     return y, final if final_state is None else final_state.copy_(final)
 
 
 conv1d = operator(
     "mamba2_conv1d",
-    "Tensor xBC, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, Tensor? seq_idx=None, bool pdl=False",
+    "Tensor xBC, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, Tensor? seq_idx=None, "
+    "Tensor? cu_seqlens=None, bool pdl=False",
     fake=_fake_conv1d, results="(Tensor, Tensor)", unpack=_conv1d,
-)(operations.conv1d)  # fmt: skip
+)(convolution.conv1d)  # fmt: skip
 
 
 def _fake_conv_step(conv_state, xBC, weight, bias=None, pdl=False):
-    return operations.expect_conv_step("conv_step", conv_state, xBC, weight, bias, memory=False)[0]
+    return convolution.expect_conv_step("conv_step", conv_state, xBC, weight, bias, memory=False)[0]
 
 
 conv_step = operator(
     "mamba2_conv_step", "Tensor(s!) conv_state, Tensor xBC, Tensor weight, Tensor? bias=None, bool pdl=False",
     fake=_fake_conv_step,
-)(operations.conv_step)  # fmt: skip
+)(convolution.conv_step)  # fmt: skip
 
 
 def _fake_gated_norm(y, z, weight, eps=1e-5, ngroups=1, pdl=False):
