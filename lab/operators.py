@@ -28,6 +28,7 @@ from lab.tensors import expect, expect_no_gradient
 NAMESPACE = "matmul_to_mamba"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
+REFUSAL = "gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
 WRAPPER = """
 def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode, _calls):
     def {name}({parameters}):
@@ -41,7 +42,7 @@ PREPARED = """
             return {result}"""
 GRADIENTS = """
         try:
-            if ({ask}) and out is None and _grad_mode():
+            if ({ask}){without_out} and _grad_mode():
                 return _operators({arguments})
         except AttributeError:  # no tensor: the call says so
             pass"""
@@ -58,15 +59,19 @@ class Prepared(NamedTuple):
 
 
 def operator(
-    name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None,
-    prepared=None,
+    name, inputs, *, fake, backward=None, tracked=(), kept=(), refusal=REFUSAL, results="Tensor", unpack=None,
+    call=None, watched=None, prepared=None,
 ):  # fmt: skip
     """A decorator: the function, and operators `name` and `name_out` that run it.
 
     inputs    the schema of its arguments without out, by the function's names; Tensor(a!) of what it writes to
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
-    backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
-    tracked   names of the tensors that may have gradients
+    backward  backward(context, gradient): gradients of the inputs in `tracked`. context.saved_tensors holds these, and
+              those in `kept`; context.options has all other inputs by name. With several results: a gradient for each,
+              None where the loss does not depend on it
+    tracked   names of the tensors that may have gradients; with `unpack`, which then sees to out= itself
+    kept      names of further tensors that backward reads, such as whole numbers
+    refusal   without a backward: what is said, behind "name: ", when a gradient is asked for
     results   the schema of what comes back, y first; other than "Tensor" only with unpack
     unpack    unpack(operators, *args, **kwargs): for a function whose arguments or results are no operator's. It calls
               operators(..., out=...), and torch.compile looks through it
@@ -83,9 +88,9 @@ def operator(
         if not hasattr(space, name):  # or another copy of the course has defined it: the same
             _register(name, inputs, results, run, fake, has_out)
             if backward is None:
-                _refuse_backward(name)
+                _refuse_backward(name, refusal)
             else:
-                _register_backward(name, inputs, backward, tracked)
+                _register_backward(name, inputs, backward, tracked, kept)
         plain, into = getattr(space, name).default, getattr(space, f"{name}_out").default if has_out else None
 
         def operators(*args, out=None, **kwargs):
@@ -96,7 +101,7 @@ def operator(
 
         if unpack is not None:
             operators = functools.partial(unpack, operators)
-        return _wrapped(function, operators, tracked, watched, prepared)
+        return _wrapped(function, operators, tracked, watched, prepared, unpack is None)
 
     return decorate
 
@@ -183,12 +188,15 @@ def _look(fake, into, out=None, **how):
 # Gradients
 
 
-def _register_backward(name, inputs, backward, tracked):
+def _register_backward(name, inputs, backward, tracked, kept):
     names = _names(inputs)
-    kept = [names.index(one) for one in tracked]
+    saved = [names.index(one) for one in (*tracked, *kept)]
+    others = [index for index in range(len(names)) if index not in saved]
 
     def setup(ctx, inputs, output):
-        ctx.save_for_backward(*(inputs[index] for index in kept))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(inputs[index] for index in saved))
+        ctx.options = {names[index]: inputs[index] for index in others}
 
     def all_of_them(context, *gradients):
         found = dict(zip(tracked, backward(context, *gradients)))
@@ -202,18 +210,16 @@ class _Untracked(torch.autograd.Function):
     """A node of the graph that says, if it is ever reached, that it has no gradients."""
 
     @staticmethod
-    def forward(ctx, run, name, *inputs):
-        ctx.name = name
+    def forward(ctx, run, refusal, *inputs):
+        ctx.refusal = refusal
         return run(*inputs)
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError(
-            f"{ctx.name}: gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
-        )
+        raise NotImplementedError(ctx.refusal)
 
 
-def _refuse_backward(name):
+def _refuse_backward(name, refusal):
     """What register_autograd would do for such a backward, in a tenth of the time, which every import takes."""
     run = getattr(getattr(torch.ops, NAMESPACE), name).default
 
@@ -223,7 +229,7 @@ def _refuse_backward(name):
 
     def called(*inputs):
         asked = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
-        return _Untracked.apply(below, name, *inputs) if asked else below(*inputs)
+        return _Untracked.apply(below, f"{name}: {refusal}", *inputs) if asked else below(*inputs)
 
     _library().impl(name, called, "Autograd")
 
@@ -231,7 +237,7 @@ def _refuse_backward(name):
 # The function
 
 
-def _wrapped(function, operators, tracked, watched, prepared=None):
+def _wrapped(function, operators, tracked, watched, prepared=None, out_untracked=True):
     """The function, with a look at who calls: of its own signature, as *args and **kwargs would take 0.3 µs."""
     signature = inspect.signature(function)
     defaults, parameters, arguments, star = {}, [], [], False
@@ -247,14 +253,18 @@ def _wrapped(function, operators, tracked, watched, prepared=None):
             parameters.append(name)
         arguments.append(f"{name}={name}" if by_name else name)
     arguments = ", ".join(arguments)
-    ask = " or ".join(f"{name}.requires_grad" for name in tracked)
+    optional = {name for name in tracked if signature.parameters[name].default is None}
+    ask = " or ".join(
+        (f"{name} is not None and " if name in optional else "") + f"{name}.requires_grad" for name in tracked
+    )
+    without_out = " and out is None" if out_untracked and "out" in signature.parameters else ""
     text = WRAPPER.format(
         name=function.__name__,
         parameters=", ".join(parameters),
         arguments=arguments,
         watched=watched or next(iter(signature.parameters)),
         prepared=PREPARED.format(ask=prepared.ask, result=prepared.result) if prepared else "",
-        gradients=GRADIENTS.format(ask=ask, arguments=arguments) if tracked else "",
+        gradients=GRADIENTS.format(ask=ask, arguments=arguments, without_out=without_out) if tracked else "",
     )
     space = defaults | (prepared.names if prepared else {})  # no __name__: torch.compile would look for these there
     exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
