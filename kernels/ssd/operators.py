@@ -27,6 +27,7 @@ LADDER = f"{TENSORS}int? chunk_size=None, {OPTIONS}, ScalarType? state_dtype=Non
 RESULTS = "(Tensor, Tensor, Tensor)"
 TRACKED = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
 KEPT = "seq_idx", "cu_seqlens"
+UNSEEN = "dt_softplus", "return_final_states", "state_dtype", "stop"  # not looked at by expect_ssd, or otherwise
 
 
 def _results(x, y, final, varlen):
@@ -108,9 +109,19 @@ def _expect_trackable(where, tensors, out, how):
 
 def _unpack(where, operators, *tensors, dt_limit=NO_LIMIT, state_dtype=torch.float32, out=None, **how):
     _expect_trackable(where, tensors, out, how)
-    how["dt_limit"] = None if dt_limit == NO_LIMIT else list(dt_limit)
     how["state_dtype"] = None if state_dtype is torch.float32 else state_dtype
-    return _asked(operators(*tensors, **how, out=out), how)
+    return _asked(_run(where, operators, tensors, how, dt_limit, out=out), how)
+
+
+def _run(where, operators, tensors, how, dt_limit, **out):
+    """The operator; what its schema does not take is named as the function names it."""
+    try:
+        how["dt_limit"] = None if dt_limit == NO_LIMIT else list(dt_limit)
+        return operators(*tensors, **how, **out)
+    except (RuntimeError, TypeError):
+        named = {name: value for name, value in how.items() if name not in UNSEEN}
+        arguments.expect_ssd(where, *tensors, **named | {"dt_limit": dt_limit})
+        raise
 
 
 def _asked(results, how):
@@ -152,11 +163,12 @@ def _combined_unpack(
 ):  # fmt: skip
     how = dict(
         chunk_size=chunk_size, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
-        cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, dt_limit=None if dt_limit == NO_LIMIT else list(dt_limit),
-        return_final_states=return_final_states, return_varlen_states=return_varlen_states,
+        cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, return_final_states=return_final_states,
+        return_varlen_states=return_varlen_states,
     )  # fmt: skip
-    _expect_trackable("mamba_chunk_scan_combined", (x, dt, A, B, C), None, how)
-    return _asked(operators(x, dt, A, B, C, **how), how)
+    where, tensors = "mamba_chunk_scan_combined", (x, dt, A, B, C)
+    _expect_trackable(where, tensors, None, how)
+    return _asked(_run(where, operators, tensors, how, dt_limit), how)
 
 
 HOW = "chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states"

@@ -1,6 +1,7 @@
 """The rungs and gradients as operators of torch.library: ssd_backward_plain and the others, and ssd_backward.
 
-An operator returns nine tensors; what was not given has a gradient without elements.
+An operator returns nine tensors; what was not given has a gradient without elements. Where a tensor asks for gradients
+of these gradients, as with create_graph=True, the operator runs, and what it returns refuses to be differentiated.
 """
 
 import torch
@@ -56,7 +57,7 @@ def _unpack(operators, *tensors, dt_limit=NO_LIMIT, **how):
 def _rung(function, name):
     return operator(
         name, INPUTS, fake=_fake(function.__name__), results=RESULTS, unpack=_unpack, call=_caller(function),
-        refusal=REFUSAL,
+        refusal=REFUSAL, tracked=("dy", *Gradients._fields),
     )(function)  # fmt: skip
 
 
