@@ -23,6 +23,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from lab.operator_gradients import Learning, refuse_backward, register_backward
 from lab.tensors import expect, expect_no_gradient
 
 NAMESPACE = "matmul_to_mamba"
@@ -67,8 +68,8 @@ def operator(
     inputs    the schema of its arguments without out, by the function's names; Tensor(a!) of what it writes to
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
     backward  backward(context, gradient): gradients of the inputs in `tracked`. context.saved_tensors holds these, and
-              those in `kept`; context.options has all other inputs by name. With several results: a gradient for each,
-              None where the loss does not depend on it
+              those in `kept`; needs_input_grad says which of them ask; options has all other inputs by name. With
+              several results: a gradient for each, None where the loss does not depend on it
     tracked   names of the tensors that may have gradients; with `unpack`, which then sees to out= itself
     kept      names of further tensors that backward reads, such as whole numbers
     refusal   without a backward: what is said, behind "name: ", when a gradient is asked for
@@ -88,14 +89,15 @@ def operator(
         if not hasattr(space, name):  # or another copy of the course has defined it: the same
             _register(name, inputs, results, run, fake, has_out)
             if backward is None:
-                _refuse_backward(name, refusal)
+                refuse_backward(_library(), name, refusal)
             else:
-                _register_backward(name, inputs, backward, tracked, kept)
+                register_backward(_library(), name, _names(inputs), backward, tracked, kept)
         plain, into = getattr(space, name).default, getattr(space, f"{name}_out").default if has_out else None
+        learns = backward and Learning(_names(inputs), run, backward, tracked, kept)
 
         def operators(*args, out=None, **kwargs):
             if out is None:
-                return plain(*args, **kwargs)
+                return learns(args, kwargs) if learns and not _looked_at(args[0]) else plain(*args, **kwargs)
             found = into(*args, **kwargs, out=out)
             return out if found is None else (out, *found)
 
@@ -185,55 +187,6 @@ def _look(fake, into, out=None, **how):
         return tuple(rest) or None
 
 
-# Gradients
-
-
-def _register_backward(name, inputs, backward, tracked, kept):
-    names = _names(inputs)
-    saved = [names.index(one) for one in (*tracked, *kept)]
-    others = [index for index in range(len(names)) if index not in saved]
-
-    def setup(ctx, inputs, output):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(inputs[index] for index in saved))
-        ctx.options = {names[index]: inputs[index] for index in others}
-
-    def all_of_them(context, *gradients):
-        found = dict(zip(tracked, backward(context, *gradients)))
-        return tuple(found.get(name) for name in names)
-
-    library = _library()
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", all_of_them, setup_context=setup, lib=library)
-
-
-class _Untracked(torch.autograd.Function):
-    """A node of the graph that says, if it is ever reached, that it has no gradients."""
-
-    @staticmethod
-    def forward(ctx, run, refusal, *inputs):
-        ctx.refusal = refusal
-        return run(*inputs)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError(ctx.refusal)
-
-
-def _refuse_backward(name, refusal):
-    """What register_autograd would do for such a backward, in a tenth of the time, which every import takes."""
-    run = getattr(getattr(torch.ops, NAMESPACE), name).default
-
-    def below(*inputs):
-        with torch._C._AutoDispatchBelowAutograd():
-            return run(*inputs)
-
-    def called(*inputs):
-        asked = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
-        return _Untracked.apply(below, f"{name}: {refusal}", *inputs) if asked else below(*inputs)
-
-    _library().impl(name, called, "Autograd")
-
-
 # The function
 
 
@@ -272,6 +225,16 @@ def _wrapped(function, operators, tracked, watched, prepared=None, out_untracked
         function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, prepared and prepared.calls
     )
     return functools.update_wrapper(made, function)
+
+
+def _looked_at(tensor):
+    """Whether somebody traces, counts or transforms what is called, and so must see operators."""
+    return (
+        is_dynamo_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or (type(tensor) not in PLAIN and _stands_in(tensor))
+    )
 
 
 def _stands_in(value):

@@ -1,5 +1,6 @@
 """kernels.ssd under autograd: gradients against float64, torch.compile, checkpoints, what is kept, and bad input."""
 
+import functools
 import sys
 import timeit
 
@@ -7,7 +8,8 @@ import pytest
 import torch
 from ssd_backward_cases import CASES, Poisoned, check, compare, make
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kernels import ssd, ssd_backward
 from kernels.ssd import dropin
@@ -153,6 +155,34 @@ def test_activation_checkpoints(reentrant):
     again(**call).backward(dy)
     for k in names:
         assert torch.equal(call[k].grad, getattr(wanted, k)), k
+
+
+def test_who_looks_on_sees_operators():
+    """Eager training goes past PyTorch's dispatcher; selective checkpoints, counters of flops and the like do not."""
+    dy, call = make(SHORT, dtype=torch.float32)
+    del call["dfinal_states"]
+    wanted, seen = through(combined, dy, **call), []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    def must_save(context, function, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if "mamba_chunk" in str(function) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    leaves, names = leaves_of(call)
+    with Look():
+        combined(**leaves).backward(dy)
+    assert "matmul_to_mamba.mamba_chunk_scan_combined.default" in seen
+    contexts = functools.partial(create_selective_checkpoint_contexts, must_save)
+    others, names = leaves_of(call)
+    run = lambda x: combined(**others | {"x": x}).square()  # noqa: E731
+    checkpoint(run, others["x"], use_reentrant=False, context_fn=contexts).backward(dy)
+    plain, _ = leaves_of(call)
+    combined(**plain).square().backward(dy)
+    for k in names:
+        assert torch.equal(leaves[k].grad, getattr(wanted, k)) and torch.equal(others[k].grad, plain[k].grad), k
 
 
 def test_autocast_and_a_layer_that_learns():
