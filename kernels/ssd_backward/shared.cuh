@@ -1,0 +1,49 @@
+/* What the roles of chunks.cu hand each other in shared memory. Symbols: see chunks.cu. */
+#pragma once
+#include "../device/hopper/mbarrier.cuh"
+#include "shape.cuh"
+
+constexpr int STAGES = 3; // heads that shared memory has room for
+
+/* What the gradients of the steps are made of: sums over a chunk of a head. j and i are tokens; M_ij is what token j
+   gives to the loss through y_i: (dy_i x_j)(C_i B_j) decay dt_j. */
+struct StepSums {
+    float dt[CHUNK];
+    float over_inputs[4][CHUNK]; // sum over j of M_ij, of which each of 4 warps has 16 j
+    float over_outputs[CHUNK];   // sum over i of M_ij
+    float to_end[CHUNK];         // what token j gives through the state behind the chunk
+    float direct[CHUNK];         // d loss / d dt_j, where dt_j is a factor of x_j: decays are not counted
+    float from_start[CHUNK];     // what y_i gives of the state before the chunk
+    float state[4];              // dh . (decay of the chunk) h, of 4 warps: what goes through all of the chunk
+    float skip[4];               // dy . x, of 4 warps: the gradient of D
+};
+
+struct Shared {
+    unsigned char b[STATE_TILES][TILE], c[STATE_TILES][TILE]; // of the chunk
+    unsigned char x[STAGES][TILE];                            // and dx, when x has been read
+    unsigned char dy[STAGES][TILE];
+    unsigned char h[STAGES][STATE_TILES][TILE];  // before the chunk
+    unsigned char dh[STAGES][STATE_TILES][TILE]; // behind it
+    unsigned char turned[TILE];                  // S^T, at the end
+    float4 products[8][128];                     // B C^T: of each thread, as it needs it
+    Line lines[STAGES];
+    StepSums sums[2];
+    Ring<STAGES> ring;  // of heads
+    Ring<2> sums_ring;  // of the sums
+    Barrier chunk_full; // b and c
+    Barrier dx_full[STAGES];
+
+    /* By one thread; who arrives stands in brackets. */
+    __device__ __forceinline__ void init() {
+        ring.init(1 + 32, 4 + 1); // (bring: a lane for TMA, all for the line), (4 warps of outputs, store)
+        sums_ring.init(8, 1);     // (8 warps that multiply), (make_steps)
+        chunk_full.init(1);
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) dx_full[i].init(4); // (4 warps of inputs)
+        Barrier::init_done();
+    }
+};
+
+#ifdef SHARED_BYTES
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for too little shared memory");
+#endif
