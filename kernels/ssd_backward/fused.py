@@ -11,7 +11,6 @@ About 260 µs at the roof of an H200. States in 16 bits are what the products ta
 
 import functools
 import math
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,9 @@ from lab.card import multiprocessors
 from lab.tensor_map import TensorMap
 
 HERE = Path(__file__).resolve().parent
-SOURCES = tuple(f"kernels/ssd_backward/{name}" for name in ("decays.cu", "states.cu", "chunks.cu", "finish.cu", "fused.py"))
+SOURCES = tuple(
+    f"kernels/ssd_backward/{name}" for name in ("decays.cu", "states.cu", "chunks.cu", "finish.cu", "fused.py")
+)
 TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
 CHUNK, WIDTH = 64, 64
 TILE, LINE = 64 * 128, 512  # bytes
@@ -47,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a call is cut: heads in runs, which a block of `chunks` walks, and runs in parts, launched one after another."""
+    """How a call is cut: heads in runs, which a block of `chunks` walks, and runs in parts, launched in turn."""
 
     chunks: int
     run_heads: int  # at most: the last run of a group may have fewer
@@ -133,18 +134,32 @@ def fused(
     rung, why = choose(problem, x, B, C, dy, D, z, seq_idx is not None or cu_seqlens is not None)
     if rung != "fused":
         raise NotImplementedError(why)
-    return launch(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, dt_softplus, dt_limit)[0]
+    return launch(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, bool(dt_softplus), dt_limit)[
+        0
+    ]
 
 
-def launch(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, softplus, limit, *, chosen=None,
-           timed=None, **options):  # fmt: skip
-    """All launches. Returns (Gradients, the launches' reports, on the SIMT machine)."""
+class Launch(NamedTuple):
+    """A kernel, and all that it is given."""
+
+    name: str
+    kernel: object
+    grid: object
+    threads: int
+    arguments: tuple
+    shared: int = 0
+
+    def __call__(self, **options):
+        return self.kernel.unchecked(self.grid, self.threads, *self.arguments, shared=self.shared, **options)
+
+
+def launches(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, softplus, limit, **chosen):
+    """([Launch], Gradients that they write). chosen: what `plan` takes by name."""
     batch, seqlen, heads, headdim, groups, dstate = problem[:6]
-    p = plan(batch, seqlen, heads, groups, dstate, multiprocessors(x.device), **(chosen or {}))
+    p = plan(batch, seqlen, heads, groups, dstate, multiprocessors(x.device), **chosen)
     modules = _modules(TYPES[x.dtype], padded(dstate), TYPES[dt.dtype])
     rule = int(bool(softplus)), *map(float, limit)
-    bias, skip = (None if t is None else t.float() for t in (dt_bias, D))
-    start = None if initial_states is None else initial_states.float()
+    bias, skip, start = (None if t is None else t.float() for t in (dt_bias, D, initial_states))
     new = functools.partial(torch.empty, device=x.device, dtype=torch.float32)
     lines = new(batch, heads, p.chunks, 2, CHUNK)
     most = max(of_part for _, of_part, *_ in p.parts)
@@ -155,30 +170,66 @@ def launch(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_state
     db, dc = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (B, C))
     da, dskip, dbias = new(3, heads)
     dstart = None if start is None else torch.empty_like(start)
-    reports = []
 
-    def go(kernel, *arguments, **more):
-        reports.append(kernel(*arguments, **more, **options))
-
-    go(modules.decays.decays, (p.chunks, -(-heads // 32), batch), 256, _line(dt), A, bias, lines, seqlen, heads,
-       *dt.stride(), *rule)  # fmt: skip
-    inputs = [_tiles(t) for t in (x, B, dy, C)]
+    strided = _line(dt), *dt.stride()
+    decays = strided[0], A, bias, lines, seqlen, heads, *strided[1:], *rule
+    made = [Launch("decays", modules.decays.decays, (p.chunks, -(-heads // 32), batch), 256, decays)]
+    x_map, b_map, dy_map, c_map, dx_map = (_tiles(t) for t in (x, B, dy, C, dx))
     for first, of_part, first_run, runs in p.parts:
         shape = batch * p.chunks, of_part, WIDTH, padded(dstate)
-        size = math.prod(shape)
-        mine = [t[:size].view(shape) for t in (h, dh)]
+        mine = [t[: math.prod(shape)].view(shape) for t in (h, dh)]
         sizes = seqlen, p.chunks, heads, groups, headdim, dstate, first, of_part
-        stores = [_states(t, 16) for t in mine]
-        go(modules.states.states, (of_part, batch, 2), 160, *inputs, *stores, lines, start, dfinal_states, dstart, *sizes,
-           shared=modules.states_shared)  # fmt: skip
-        maps = inputs[0], inputs[2], inputs[1], inputs[3], *(_states(t, 64) for t in mine), _tiles(dx)
-        go(modules.chunks.chunks, (p.chunks, runs, batch), 384, *maps, lines, A, skip, b_sums, c_sums, dt_lines,
-           head_sums, *sizes, first_run, p.run_heads, batch, shared=modules.chunks_shared)  # fmt: skip
-    go(modules.finish.finish, heads + FINISHERS, 1024, _line(dt), bias, dt_lines, head_sums, b_sums, c_sums, ddt, da,
-       dskip, dbias, db, dc, seqlen, heads, p.chunks, batch, p.runs, db.numel(), *dt.stride(), *rule)  # fmt: skip
-    like = lambda gradient, t: None if t is None else gradient.to(t.dtype)  # noqa: E731
-    found = Gradients(dx, ddt, da, db, dc, like(dskip, D), None, like(dbias, dt_bias), like(dstart, initial_states))
-    return found, reports
+        walk = (
+            x_map,
+            b_map,
+            dy_map,
+            c_map,
+            *(_states(t, 16) for t in mine),
+            lines,
+            start,
+            dfinal_states,
+            dstart,
+            *sizes,
+        )
+        made.append(Launch("states", modules.states.states, (of_part, batch, 2), 160, walk, modules.states_shared))
+        chunks = x_map, dy_map, b_map, c_map, *(_states(t, 64) for t in mine), dx_map, lines, A, skip, b_sums, c_sums
+        chunks += dt_lines, head_sums, *sizes, first_run, p.run_heads, batch
+        grid = p.chunks, runs, batch
+        made.append(Launch("chunks", modules.chunks.chunks, grid, 384, chunks, modules.chunks_shared))
+    finish = (
+        strided[0],
+        bias,
+        dt_lines,
+        head_sums,
+        b_sums,
+        c_sums,
+        ddt,
+        da,
+        dskip,
+        dbias,
+        db,
+        dc,
+        seqlen,
+        heads,
+        p.chunks,
+    )
+    finish += batch, p.runs, db.numel(), *strided[1:], *rule
+    made.append(Launch("finish", modules.finish.finish, heads + FINISHERS, 1024, finish))
+
+    def like(gradient, t):
+        return None if t is None else gradient.to(t.dtype)
+
+    def found():  # behind the launches
+        return Gradients(dx, ddt, da, db, dc, like(dskip, D), None, like(dbias, dt_bias), like(dstart, initial_states))
+
+    return made, found
+
+
+def launch(*arguments, chosen=None, **options):
+    """All launches, of what `launches` takes. Returns (Gradients, the launches' reports, on the SIMT machine)."""
+    made, found = launches(*arguments, **(chosen or {}))
+    reports = [each(**options) for each in made]
+    return found(), reports
 
 
 class Modules(NamedTuple):
@@ -214,7 +265,9 @@ def _modules(dtype, state, dt):
 def _tiles(t):
     """A (batch, seqlen, n, columns) tensor in boxes of 64 tokens and 64 columns."""
     (batch, seqlen, n, columns), (b, s, h, _) = t.shape, t.stride()
-    return TensorMap(t.as_strided((1, batch, n, seqlen, columns), (b, b, h, s, 1)), (1, 1, 1, 64, 64), 128, l2_promotion=128)
+    return TensorMap(
+        t.as_strided((1, batch, n, seqlen, columns), (b, b, h, s, 1)), (1, 1, 1, 64, 64), 128, l2_promotion=128
+    )
 
 
 def _states(t, rows):
