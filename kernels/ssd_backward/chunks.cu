@@ -40,37 +40,54 @@ struct Run {
     }
 };
 
+// Tiles that two blocks read at about the same time: L2 treats them as any.
+constexpr CachePolicy STAYS = 0x1000000000000000;
+
 struct Maps {
     const CUtensorMap &x, &dy, &b, &c, &h, &dh;
 };
 
+__device__ __forceinline__ void copy_line(Line &to, const Line *from, int lane) {
+    copy_async_or_zero(shared_address(&to) + 16 * lane, reinterpret_cast<const char *>(from) + 16 * lane, true);
+}
+
 __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps, const Line *lines,
-                                      int batch, int chunk, int lane) {
-    const int token = chunk * CHUNK;
+                                      int batch, const Half &half, int lane) {
+    const int token = half.chunk * CHUNK, other = half.other() * CHUNK;
+    const int pair = (batch * sizes.chunks + half.chunk) / 2;
+    const CUtensorMap &other_columns = half.second() ? maps.b : maps.c, &other_rows = half.second() ? maps.x : maps.dy;
     if (lane == 0) {
-        s.chunk_full.expect(2 * STATE_TILES * TILE);
+        s.chunk_full.expect(3 * STATE_TILES * TILE);
         for (int i = 0; i < STATE_TILES; i++) {
             load_tile(s.b[i], maps.b, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
             load_tile(s.c[i], maps.c, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
+            load_tile(s.other_columns[i], other_columns, Place{{64 * i, other, run.group, batch, 0}}, s.chunk_full,
+                      LEAVES_LAST);
         }
     }
     Phase<STAGES> phase;
-    for (int head = run.first_head; head < run.last_head; head++, phase.advance()) {
-        const int stage = phase.stage, place = batch * sizes.chunks + chunk, of_part = head - sizes.first_head;
+    Phase<STATE_STAGES> state;
+    for (int head = run.first_head; head < run.last_head; head++, phase.advance(), state.advance()) {
+        const int stage = phase.stage, of_part = head - sizes.first_head;
         s.ring.wait_empty(phase);
-        Barrier &full = s.ring.full[stage];
+        Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
         if (lane == 0) {
-            full.expect((2 + 2 * STATE_TILES) * TILE);
-            load_tile(s.x[stage], maps.x, Place{{0, token, head, batch, 0}}, full, LEAVES_FIRST);
-            load_tile(s.dy[stage], maps.dy, Place{{0, token, head, batch, 0}}, full, LEAVES_FIRST);
+            full.expect(3 * TILE);
+            load_tile(s.other_rows[stage], other_rows, Place{{0, other, head, batch, 0}}, full, STAYS);
+            load_tile(s.x[stage], maps.x, Place{{0, token, head, batch, 0}}, full, STAYS);
+            load_tile(s.dy[stage], maps.dy, Place{{0, token, head, batch, 0}}, full, STAYS);
+        }
+        copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
+        copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
+        full.arrive_with_copies();
+        s.states_ring.wait_empty(state);
+        if (lane == 0) {
+            states_full.expect(2 * STATE_TILES * TILE);
             for (int i = 0; i < STATE_TILES; i++) {
-                load_tile(s.dh[stage][i], maps.dh, Place{{64 * i, 0, of_part, place, 0}}, full, LEAVES_FIRST);
-                load_tile(s.h[stage][i], maps.h, Place{{64 * i, 0, of_part, place, 0}}, full, LEAVES_FIRST);
+                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, of_part, pair, 0}}, states_full, STAYS);
+                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, of_part, pair, 0}}, states_full, STAYS);
             }
         }
-        const char *line = reinterpret_cast<const char *>(lines + sizes.line_of(batch, head, chunk));
-        copy_async_or_zero(shared_address(&s.lines[stage]) + 16 * lane, line + 16 * lane, true);
-        full.arrive_with_copies();
     }
     copy_async_wait<0>();
 }
@@ -97,7 +114,8 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, first_head, part_heads};
-    const int chunk = blockIdx.x, batch = blockIdx.z, warp = threadIdx.x / 32;
+    const Half half{(int)blockIdx.x};
+    const int chunk = half.chunk, batch = blockIdx.z, warp = threadIdx.x / 32;
     const Run run(sizes, first_run + blockIdx.y, run_heads);
     const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
     const long long first_sum = (row * groups + run.group) * dstate;
@@ -112,10 +130,10 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
         walk_inputs(s, sizes, d_skip, b_sums + first_sum, chunk, run.first_head, run.last_head, threadIdx.x % 128);
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
-        walk_outputs(s, sizes, c_sums + first_sum, chunk, run.last_head - run.first_head, threadIdx.x % 128);
+        walk_outputs(s, sizes, c_sums + first_sum, half, run.last_head - run.first_head, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
+        if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
         else if (warp == 9)
             make_steps(s, sizes, a, dt_gradients, head_sums, batch, chunk, run.first_head, run.last_head,
                        threadIdx.x % 32);

@@ -59,8 +59,8 @@ class Plan(NamedTuple):
 def plan(batch, seqlen, heads, groups, dstate, processors, state_bytes=STATE_BYTES, run_heads=None):
     """The Plan of a call. Runs are as long as they can be while all multiprocessors have about equal work: each run
     writes sums of dB and dC of its own. state_bytes: of states kept at a time, unless one run takes more."""
-    chunks, group_heads = -(-seqlen // CHUNK), heads // groups
-    head_bytes = 2 * 2 * batch * chunks * WIDTH * padded(dstate)
+    chunks, group_heads = 2 * -(-seqlen // (2 * CHUNK)), heads // groups
+    head_bytes = 2 * 2 * batch * chunks // 2 * WIDTH * padded(dstate)
     most = max(1, state_bytes // head_bytes)
 
     def cost(length):  # of the block that works longest, in heads; a run takes about two more for what it does once
@@ -163,7 +163,7 @@ def launches(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_sta
     new = functools.partial(torch.empty, device=x.device, dtype=torch.float32)
     lines = new(batch, heads, p.chunks, 2, CHUNK)
     most = max(of_part for _, of_part, *_ in p.parts)
-    h, dh = x.new_empty(2, batch * p.chunks * most * WIDTH * padded(dstate))
+    h, dh = x.new_empty(2, batch * p.chunks // 2 * most * WIDTH * padded(dstate))
     b_sums, c_sums = new(2, p.runs, batch, seqlen, groups, dstate)
     dt_lines, head_sums = new(batch, heads, p.chunks, CHUNK), new(batch, heads, p.chunks, 2)
     dx, ddt = torch.empty_like(x, memory_format=torch.contiguous_format), dt.new_empty(dt.shape)
@@ -176,7 +176,7 @@ def launches(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_sta
     made = [Launch("decays", modules.decays.decays, (p.chunks, -(-heads // 32), batch), 256, decays)]
     x_map, b_map, dy_map, c_map, dx_map = (_tiles(t) for t in (x, B, dy, C, dx))
     for first, of_part, first_run, runs in p.parts:
-        shape = batch * p.chunks, of_part, WIDTH, padded(dstate)
+        shape = batch * p.chunks // 2, of_part, WIDTH, padded(dstate)
         mine = [t[: math.prod(shape)].view(shape) for t in (h, dh)]
         sizes = seqlen, p.chunks, heads, groups, headdim, dstate, first, of_part
         walk = (
@@ -249,7 +249,7 @@ def _modules(dtype, state, dt):
     tiles = state // 64
     states_shared = 3 * (1 + tiles) * TILE + 2 * tiles * TILE + 3 * LINE + 64
     sums = 4 * (4 * CHUNK + 5 * CHUNK + 8)
-    chunks_shared = (2 * tiles + 3 * (2 + 2 * tiles) + 1 + 2) * TILE + 3 * LINE + 2 * sums + 8 * 14 + 64
+    chunks_shared = (3 * tiles + 2 * 2 * tiles + 3 * 3 + 1 + 2) * TILE + 6 * LINE + 2 * sums + 8 * 20 + 64
     shape = f"-DSHAPE=Shape<{dtype}, {state}>"
 
     def load(name, *options):

@@ -136,10 +136,11 @@ __device__ __forceinline__ float write_dx(const float (&q)[32], const unsigned (
 }
 
 /* A head: dx, the sums of the steps, and what it adds to dB and S^T. */
-__device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], float (&s_sum)[32], int stage, StepSums &sums,
-                                         float d, int thread) {
-    const int lane = thread % 32, warp = warp_uniform(thread / 32);
-    const unsigned x = shared_address(s.x[stage]), dy = shared_address(s.dy[stage]), dh = shared_address(s.dh[stage]);
+__device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], float (&s_sum)[32], int stage,
+                                         Phase<STATE_STAGES> state, StepSums &sums, float d, int thread) {
+    const int lane = thread % 32, warp = warp_uniform(thread / 32), state_stage = warp_uniform(state.stage);
+    const unsigned x = shared_address(s.x[stage]), dy = shared_address(s.dy[stage]);
+    const unsigned dh = shared_address(s.dh[state_stage]);
     const Line &line = s.lines[stage];
     const Inputs own(line, warp, lane);
     unsigned rows[4][4], weighted[4][4], scores[4][4];
@@ -154,6 +155,8 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
         const float by = own.dt[i % 2] * own.to_end[i % 2];
         weighted[i / 4][i % 4] = scaled(rows[i / 4][i % 4], by, by);
     }
+    s.states_ring.wait_full(state);
+    s.between_full[state_stage].wait(state.parity);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++) {
@@ -169,6 +172,7 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
     multiply_decays(g, scores, s_sum, over_outputs, s, sums, line, own, thread);
     wgmma_wait<0>();
     keep(q), keep(db);
+    if (lane == 0) s.states_ring.release(state);
     decay_from_end(q, through_end, rows, own);
     wgmma_fence();
 #pragma unroll
@@ -215,13 +219,14 @@ __device__ __forceinline__ void walk_inputs(Shared &s, const Sizes &sizes, const
     s.chunk_full.wait(0);
     keep_products(s, thread);
     Phase<STAGES> phase;
+    Phase<STATE_STAGES> state;
     Phase<2> place;
-    for (int head = first_head; head < last_head; head++, phase.advance(), place.advance()) {
+    for (int head = first_head; head < last_head; head++, phase.advance(), state.advance(), place.advance()) {
         const int stage = warp_uniform(phase.stage);
         const float d = d_skip ? d_skip[head] : 0;
         s.ring.wait_full(phase);
         s.sums_ring.wait_empty(place);
-        add_head(s, db, s_sum, stage, s.sums[warp_uniform(place.stage)], d, thread);
+        add_head(s, db, s_sum, stage, state, s.sums[warp_uniform(place.stage)], d, thread);
         fence_async_proxy(); // of dx
         __syncwarp();
         if (lane == 0) s.sums_ring.full[place.stage].arrive(), s.dx_full[stage].arrive();

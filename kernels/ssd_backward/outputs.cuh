@@ -2,6 +2,7 @@
    the steps' gradients what belongs to outputs and to the state. */
 #pragma once
 #include "inputs.cuh"
+#include "walk.cuh"
 
 /* The lane's part of the sum over all numbers of two states: both lie in the same order. */
 __device__ __forceinline__ float dot(const unsigned char *h, const unsigned char *dh, int thread) {
@@ -17,10 +18,28 @@ __device__ __forceinline__ float dot(const unsigned char *h, const unsigned char
     return sum;
 }
 
+/* The state between the pair's chunks, in the place of the one before or behind the pair: what the other chunk's tokens
+   make of it. */
+__device__ __forceinline__ void make_between(Shared &s, const Half &half, int stage, int state, int thread) {
+    const int lane = thread % 32, warp = warp_uniform(thread / 32);
+    const unsigned place = shared_address(half.second() ? s.h[state] : s.dh[state]);
+    float between[NUMBERS];
+    load_state(between, place, warp, lane);
+    add_chunk(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns), s.other_lines[stage],
+              !half.second(), warp, lane);
+#pragma unroll
+    for (int k = 0; k < STATE / 16; k++)
+        store_columns(spot_of_block(place + k / 4 * TILE, warp, k % 4, lane), between, k);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) s.between_full[state].arrive();
+}
+
 /* A head: what it adds to dC, and sums of the steps. */
-__device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], int stage, StepSums &sums, int thread) {
+__device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], int stage, int state, StepSums &sums,
+                                            int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32), first = 16 * warp + lane / 4;
-    const unsigned h = shared_address(s.h[stage]);
+    const unsigned h = shared_address(s.h[state]);
     const Line &line = s.lines[stage];
     const float decay[2] = {exp2_approx(line.log_decay[first]), exp2_approx(line.log_decay[first + 8])};
     unsigned dy[4][4], weighted[4][4];
@@ -40,7 +59,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     for (int k = 0; k < 4; k++)
         wgmma<STATE, MN_MAJOR>(dc, weighted[k], advance(mn_major(h), 16 * k * 128), true, T());
     wgmma_commit();
-    const float through = warp_sum(dot(s.h[stage][0], s.dh[stage][0], thread));
+    const float through = warp_sum(dot(s.h[state][0], s.dh[state][0], thread));
     if (lane == 0) sums.state[warp] = through * exp2_approx(line.log_decay[CHUNK - 1]);
     wgmma_wait<0>();
     keep(y), keep(dc);
@@ -57,21 +76,26 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     }
 }
 
-__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, int chunk, int heads, int thread) {
+__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, const Half &half,
+                                             int heads, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     float dc[STATE / 2];
     clear(dc);
     s.chunk_full.wait(0);
     Phase<STAGES> phase;
+    Phase<STATE_STAGES> state;
     Phase<2> place;
-    for (int i = 0; i < heads; i++, phase.advance(), place.advance()) {
-        const int stage = warp_uniform(phase.stage);
+    for (int i = 0; i < heads; i++, phase.advance(), state.advance(), place.advance()) {
+        const int stage = warp_uniform(phase.stage), state_stage = warp_uniform(state.stage);
         s.ring.wait_full(phase);
+        s.states_ring.wait_full(state);
+        make_between(s, half, stage, state_stage, thread);
+        s.between_full[state_stage].wait(state.parity);
         s.sums_ring.wait_empty(place);
-        add_outputs(s, dc, stage, s.sums[warp_uniform(place.stage)], thread);
+        add_outputs(s, dc, stage, state_stage, s.sums[warp_uniform(place.stage)], thread);
         fence_async_proxy(); // of what has been read
         __syncwarp();
-        if (lane == 0) s.sums_ring.full[place.stage].arrive(), s.ring.release(phase);
+        if (lane == 0) s.sums_ring.full[place.stage].arrive(), s.ring.release(phase), s.states_ring.release(state);
     }
     named_barrier<256>(TURNED);
     unsigned sums[4][4];
@@ -83,5 +107,5 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
     wgmma_commit();
     wgmma_wait<0>();
     keep(dc);
-    write_sums(to, dc, sizes, chunk, thread);
+    write_sums(to, dc, sizes, half.chunk, thread);
 }

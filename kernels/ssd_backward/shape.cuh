@@ -25,7 +25,7 @@ struct Line {
     float log_decay[CHUNK]; // log2 of the decay from the chunk's start to behind the token: A dt, summed
 };
 
-/* Of a call. Heads are walked in parts, so that not all states need to be kept at a time: `first_head` and
+/* Of a call. chunks: an even number, so that all have a pair; behind the sequence's end all is zero. Heads are walked in parts, so that not all states need to be kept at a time: `first_head` and
    `part_heads` are those of this launch. */
 struct Sizes {
     int seqlen, chunks, heads, groups, headdim, dstate, first_head, part_heads;

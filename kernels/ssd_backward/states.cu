@@ -1,26 +1,19 @@
-/* Launch 2 of the backward pass: states before each chunk, and their gradients behind each.
+/* Launch 2 of the backward pass: states before each pair of chunks, and their gradients behind each.
 
-   A block walks a head's chunks, with a state of 64 x STATE in the registers of a warpgroup, as fused.cu of the forward
-   pass has it. Two directions are the same walk with other tensors:
+   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it writes
+   what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the products of
+   launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head, and half of
+   the bytes. The walk adds in float32 and is never rounded.
 
-       forwards    h  = decay of the chunk * h  + sum over its tokens j: dt_j (decay from j to the end) x_j B_j^T
-       backwards   dh = decay of the chunk * dh + sum over its tokens i: (decay from the start to i) dy_i C_i^T
-
-   Before it adds a chunk, it writes what it has, rounded to 16 bits: for chunk k that is h before it, and dh behind it.
-   Those are what the products of launch 3 take. The walk itself adds in float32 and is never rounded.
-
-   Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each chunk
+   Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
    and head. Launch with THREADS on (heads of the part, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
-   seqlen, columns), boxes of a tile; states (1, batch * chunks, heads of the part, 64, STATE), boxes of 16 rows of a
+   seqlen, columns), boxes of a tile; states (1, batch * pairs, heads of the part, 64, STATE), boxes of 16 rows of a
    tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
-#include "../device/hopper/wgmma.cuh"
-#include "../device/math.cuh"
-#include "tiles.cuh"
+#include "walk.cuh"
 
 constexpr int THREADS = 160, STAGES = 3; // a warpgroup that multiplies, and a warp that brings
-constexpr int NUMBERS = STATE / 2;       // of the state, in a thread
 
 struct Shared {
     unsigned char rows[STAGES][TILE];                   // x or dy
@@ -71,9 +64,7 @@ __device__ __forceinline__ void write_state(unsigned char (&out)[STATE_TILES][TI
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++)
-        stmatrix_x4(spot_of_block(shared_address(out[k / 4]), 0, k % 4, lane),
-                    {pack(state[8 * k], state[8 * k + 1], T()), pack(state[8 * k + 2], state[8 * k + 3], T()),
-                     pack(state[8 * k + 4], state[8 * k + 5], T()), pack(state[8 * k + 6], state[8 * k + 7], T())});
+        store_columns(spot_of_block(shared_address(out[k / 4]), 0, k % 4, lane), state, k);
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
@@ -81,26 +72,6 @@ __device__ __forceinline__ void write_state(unsigned char (&out)[STATE_TILES][TI
             store_tile(to, Place{{64 * i, 16 * warp, head, place, 0}}, out[i], LEAVES_FIRST);
         store_commit();
     }
-}
-
-/* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight. */
-__device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, bool backwards, int lane) {
-    const float end = line.log_decay[CHUNK - 1];
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int token = 16 * k + 8 * half + lane % 4 * 2;
-            float2 by = *(const float2 *)&line.log_decay[token];
-            if (backwards) {
-                by.x = exp2_approx(by.x), by.y = exp2_approx(by.y);
-            } else {
-                const float2 dt = *(const float2 *)&line.dt[token];
-                by.x = dt.x * exp2_approx(end - by.x), by.y = dt.y * exp2_approx(end - by.y);
-            }
-#pragma unroll
-            for (int row = 0; row < 2; row++) f[k][2 * half + row] = scaled(f[k][2 * half + row], by.x, by.y);
-        }
 }
 
 /* Where a thread's numbers 4 i and 4 i + 1 lie in a (headdim, dstate) matrix; 4 i + 2 and + 3 eight rows below. */
@@ -136,23 +107,12 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Wa
     Phase<STAGES> phase;
     for (int step = 0; step < walk.chunks; step++, phase.advance()) {
         const int stage = warp_uniform(phase.stage);
-        write_state(s.out[step % 2][warp], state, walk.to, batch * walk.chunks + walk.chunk(step),
-                    head - sizes.first_head, warp, lane);
+        if (step % 2 == 0)
+            write_state(s.out[step / 2 % 2][warp], state, walk.to, (batch * walk.chunks + walk.chunk(step)) / 2,
+                        head - sizes.first_head, warp, lane);
         s.ring.wait_full(phase);
-        unsigned f[4][4];
-        load_columns(f, shared_address(s.rows[stage]), warp, lane);
-        weigh(f, s.lines[stage], walk.backwards, lane);
-        const float decay = exp2_approx(s.lines[stage].log_decay[CHUNK - 1]);
-#pragma unroll
-        for (int i = 0; i < NUMBERS; i++) state[i] *= decay;
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            wgmma<STATE, MN_MAJOR>(state, f[k], advance(mn_major(shared_address(s.columns[stage])), 16 * k * 128), true,
-                                   T());
-        wgmma_commit();
-        wgmma_wait<0>();
-        keep(state);
+        add_chunk(state, shared_address(s.rows[stage]), shared_address(s.columns[stage]), s.lines[stage],
+                  walk.backwards, warp, lane);
         fence_async_proxy(); // of what has been read
         __syncwarp();
         if (lane == 0) s.ring.release(phase);
