@@ -18,10 +18,11 @@
    where the products of S with C and B follow once, behind the last head.
 
    Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64 *
-   STATE multiplications and additions. Launch with THREADS on (chunks, runs of the part, batch) blocks; a run has
+   STATE multiplications and additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
    run_heads heads or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
-   boxes of a tile; of h and dh (1, batch * chunks, heads of the part, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
+   boxes of a tile; of h and dh (1, batch * pairs, heads, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
    groups, dstate): in (run of the group). dt_gradients, head_sums: as lines. */
+#include "../device/pdl.cuh"
 #include "outputs.cuh"
 #include "step_gradients.cuh"
 
@@ -68,7 +69,7 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
     Phase<STAGES> phase;
     Phase<STATE_STAGES> state;
     for (int head = run.first_head; head < run.last_head; head++, phase.advance(), state.advance()) {
-        const int stage = phase.stage, of_part = head - sizes.first_head;
+        const int stage = phase.stage;
         s.ring.wait_empty(phase);
         Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
         if (lane == 0) {
@@ -84,8 +85,8 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         if (lane == 0) {
             states_full.expect(2 * STATE_TILES * TILE);
             for (int i = 0; i < STATE_TILES; i++) {
-                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, of_part, pair, 0}}, states_full, STAYS);
-                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, of_part, pair, 0}}, states_full, STAYS);
+                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, head, pair, 0}}, states_full, STAYS);
+                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, head, pair, 0}}, states_full, STAYS);
             }
         }
     }
@@ -110,20 +111,22 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
        const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip, float *b_sums,
        float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups, int headdim,
-       int dstate, int first_head, int part_heads, int first_run, int run_heads, int batches) {
+       int dstate, int run_heads, int batches) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, first_head, part_heads};
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate};
     const Half half{(int)blockIdx.x};
     const int chunk = half.chunk, batch = blockIdx.z, warp = threadIdx.x / 32;
-    const Run run(sizes, first_run + blockIdx.y, run_heads);
+    const Run run(sizes, blockIdx.y, run_heads);
     const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
     const long long first_sum = (row * groups + run.group) * dstate;
+    let_next_kernel_start();
     if (threadIdx.x == 0) {
         s.init();
         prefetch(x), prefetch(dy), prefetch(h), prefetch(dh), prefetch(dx);
     }
     __syncthreads();
+    wait_for_previous_kernel();
     const int warpgroup = warp_uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         take_registers<INPUT_REGISTERS>();

@@ -7,6 +7,7 @@
    Moves 2 or 4 bytes for each token and head, and writes 8. Compile with DT. Launch with 256 threads on (chunks,
    heads / 32, batch) blocks. */
 #include "../device/math.cuh"
+#include "../device/pdl.cuh"
 #include "shape.cuh"
 #include "steps.cuh"
 
@@ -21,6 +22,7 @@ decays(const DT *dt, const float *a, const float *dt_bias, Line *lines, int seql
     __shared__ float found[CHUNK][HEADS + 1]; // one more: lanes that read a column meet 32 banks
     const int chunk = blockIdx.x, first_head = blockIdx.y * HEADS, batch = blockIdx.z, lane = threadIdx.x % 32;
     const StepRule rule{softplus, low, high};
+    let_next_kernel_start();
     for (int token = threadIdx.x / 32; token < CHUNK; token += THREADS / 32) {
         const int t = chunk * CHUNK + token, head = first_head + lane;
         if (t < seqlen && head < heads)

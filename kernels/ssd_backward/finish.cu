@@ -5,6 +5,7 @@
    runs. So the same numbers come out each time.
 
    Compile with DT, of dt, and T by SHAPE. Launch with THREADS on heads + any number of blocks. */
+#include "../device/pdl.cuh"
 #include "steps.cuh"
 #include "shape.cuh"
 
@@ -41,6 +42,7 @@ finish(const DT *dt, const float *dt_bias, const float *dt_gradients, const floa
        int seqlen, int heads, int chunks, int batches, int runs, long long numbers, long long dt_batch,
        long long dt_token, long long dt_head, int softplus, float low, float high) {
     __shared__ float of_warps[32];
+    wait_for_previous_kernel();
     if (blockIdx.x >= heads) { // numbers: of dB, and of dC
         const int workers = (gridDim.x - heads) * THREADS;
         for (long long i = (blockIdx.x - heads) * THREADS + threadIdx.x; i < numbers / 2; i += workers)

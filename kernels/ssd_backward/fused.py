@@ -2,15 +2,14 @@
 
     launch    what                                                     moves, at 8,192 tokens of mamba2-2.7b
     decays    dt into steps and decays, turned to lines of a head         7 MB
-    states    states before each chunk, and their gradients behind it   504 MB: x and dy, and both states in 16 bits
-    chunks    dx, ddt, dB and dC of each chunk, from both states        588 MB: x, dy, dx and both states
+    states    states before each pair of chunks, and gradients behind   336 MB: x and dy, and both states in 16 bits
+    chunks    dx, ddt, dB and dC of each chunk, from both states        420 MB: x, dy, dx and both states
     finish    sums over runs of heads and over tokens, and ddt turned    25 MB
 
-About 260 µs at the roof of an H200. States in 16 bits are what the products take; the walk itself adds in float32.
+About 190 µs at the roof of an H200. States in 16 bits are what the products take; the walk itself adds in float32.
 """
 
 import functools
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +28,6 @@ TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32
 CHUNK, WIDTH = 64, 64
 TILE, LINE = 64 * 128, 512  # bytes
 MOST_HEADDIM, MOST_DSTATE = 64, 128
-STATE_BYTES = 192 << 20  # of states kept at a time: longer calls walk their heads in parts
 FINISHERS = 64  # blocks that add up dB and dC
 
 
@@ -48,44 +46,25 @@ class Gradients(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a call is cut: heads in runs, which a block of `chunks` walks, and runs in parts, launched in turn."""
+    """How a call is cut: heads in runs, each of which a block of `chunks` walks."""
 
-    chunks: int
+    chunks: int  # even: two have a state in memory
     run_heads: int  # at most: the last run of a group may have fewer
     runs: int  # of a group
-    parts: tuple  # (first head, heads, first run, runs) of each part; runs of all groups in a row
 
 
-def plan(batch, seqlen, heads, groups, dstate, processors, state_bytes=STATE_BYTES, run_heads=None):
+def plan(batch, seqlen, heads, groups, processors, run_heads=None):
     """The Plan of a call. Runs are as long as they can be while all multiprocessors have about equal work: each run
-    writes sums of dB and dC of its own. state_bytes: of states kept at a time, unless one run takes more."""
+    writes sums of dB and dC of its own."""
     chunks, group_heads = 2 * -(-seqlen // (2 * CHUNK)), heads // groups
-    head_bytes = 2 * 2 * batch * chunks // 2 * WIDTH * padded(dstate)
-    most = max(1, state_bytes // head_bytes)
 
     def cost(length):  # of the block that works longest, in heads; a run takes about two more for what it does once
-        blocks_of = [batch * chunks * runs for *_, runs in _parts(heads, groups, length, most)]
-        return sum(-(-blocks // processors) for blocks in blocks_of) * (length + 2)
+        blocks = batch * chunks * groups * -(-group_heads // length)
+        return -(-blocks // processors) * (length + 2)
 
     if run_heads is None:
-        run_heads = min((length for length in range(group_heads, 0, -1) if length <= most or length == 1), key=cost)
-    return Plan(chunks, run_heads, -(-group_heads // run_heads), _parts(heads, groups, run_heads, most))
-
-
-def _parts(heads, groups, run_heads, most):
-    """Runs in a row, cut into parts of at most so many heads, but at least a run."""
-    group_heads, parts = heads // groups, []
-    runs = [
-        (group * group_heads + first, min(run_heads, group_heads - first))
-        for group in range(groups)
-        for first in range(0, group_heads, run_heads)
-    ]
-    for number, (first, length) in enumerate(runs):
-        if parts and parts[-1][1] + length <= most:
-            parts[-1] = (*parts[-1][:1], parts[-1][1] + length, parts[-1][2], parts[-1][3] + 1)
-        else:
-            parts.append((first, length, number, 1))
-    return tuple(parts)
+        run_heads = min(range(group_heads, 0, -1), key=cost)
+    return Plan(chunks, run_heads, -(-group_heads // run_heads))
 
 
 def padded(dstate):
@@ -148,22 +127,23 @@ class Launch(NamedTuple):
     threads: int
     arguments: tuple
     shared: int = 0
+    pdl: bool = False
 
     def __call__(self, **options):
-        return self.kernel.unchecked(self.grid, self.threads, *self.arguments, shared=self.shared, **options)
+        how = dict(shared=self.shared, pdl=self.pdl) | options
+        return self.kernel.unchecked(self.grid, self.threads, *self.arguments, **how)
 
 
 def launches(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, softplus, limit, **chosen):
     """([Launch], Gradients that they write). chosen: what `plan` takes by name."""
     batch, seqlen, heads, headdim, groups, dstate = problem[:6]
-    p = plan(batch, seqlen, heads, groups, dstate, multiprocessors(x.device), **chosen)
+    p = plan(batch, seqlen, heads, groups, multiprocessors(x.device), **chosen)
     modules = _modules(TYPES[x.dtype], padded(dstate), TYPES[dt.dtype])
     rule = int(bool(softplus)), *map(float, limit)
     bias, skip, start = (None if t is None else t.float() for t in (dt_bias, D, initial_states))
     new = functools.partial(torch.empty, device=x.device, dtype=torch.float32)
     lines = new(batch, heads, p.chunks, 2, CHUNK)
-    most = max(of_part for _, of_part, *_ in p.parts)
-    h, dh = x.new_empty(2, batch * p.chunks // 2 * most * WIDTH * padded(dstate))
+    h, dh = x.new_empty(2, batch * p.chunks // 2, heads, WIDTH, padded(dstate))
     b_sums, c_sums = new(2, p.runs, batch, seqlen, groups, dstate)
     dt_lines, head_sums = new(batch, heads, p.chunks, CHUNK), new(batch, heads, p.chunks, 2)
     dx, ddt = torch.empty_like(x, memory_format=torch.contiguous_format), dt.new_empty(dt.shape)
@@ -171,50 +151,29 @@ def launches(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_sta
     da, dskip, dbias = new(3, heads)
     dstart = None if start is None else torch.empty_like(start)
 
-    strided = _line(dt), *dt.stride()
-    decays = strided[0], A, bias, lines, seqlen, heads, *strided[1:], *rule
-    made = [Launch("decays", modules.decays.decays, (p.chunks, -(-heads // 32), batch), 256, decays)]
+    line, strides = _line(dt), dt.stride()
     x_map, b_map, dy_map, c_map, dx_map = (_tiles(t) for t in (x, B, dy, C, dx))
-    for first, of_part, first_run, runs in p.parts:
-        shape = batch * p.chunks // 2, of_part, WIDTH, padded(dstate)
-        mine = [t[: math.prod(shape)].view(shape) for t in (h, dh)]
-        sizes = seqlen, p.chunks, heads, groups, headdim, dstate, first, of_part
-        walk = (
-            x_map,
-            b_map,
-            dy_map,
-            c_map,
-            *(_states(t, 16) for t in mine),
-            lines,
-            start,
-            dfinal_states,
-            dstart,
-            *sizes,
-        )
-        made.append(Launch("states", modules.states.states, (of_part, batch, 2), 160, walk, modules.states_shared))
-        chunks = x_map, dy_map, b_map, c_map, *(_states(t, 64) for t in mine), dx_map, lines, A, skip, b_sums, c_sums
-        chunks += dt_lines, head_sums, *sizes, first_run, p.run_heads, batch
-        grid = p.chunks, runs, batch
-        made.append(Launch("chunks", modules.chunks.chunks, grid, 384, chunks, modules.chunks_shared))
-    finish = (
-        strided[0],
-        bias,
-        dt_lines,
-        head_sums,
-        b_sums,
-        c_sums,
-        ddt,
-        da,
-        dskip,
-        dbias,
-        db,
-        dc,
-        seqlen,
-        heads,
-        p.chunks,
-    )
-    finish += batch, p.runs, db.numel(), *strided[1:], *rule
-    made.append(Launch("finish", modules.finish.finish, heads + FINISHERS, 1024, finish))
+    sizes = seqlen, p.chunks, heads, groups, headdim, dstate
+    decays = line, A, bias, lines, seqlen, heads, *strides, *rule
+    states = x_map, b_map, dy_map, c_map, _states(h, 16), _states(dh, 16), lines, start, dfinal_states, dstart, *sizes
+    chunks = x_map, dy_map, b_map, c_map, _states(h, 64), _states(dh, 64), dx_map, lines, A, skip
+    chunks += b_sums, c_sums, dt_lines, head_sums, *sizes, p.run_heads, batch
+    finish = line, bias, dt_lines, head_sums, b_sums, c_sums, ddt, da, dskip, dbias, db, dc
+    finish += seqlen, heads, p.chunks, batch, p.runs, db.numel(), *strides, *rule
+    made = [
+        Launch("decays", modules.decays.decays, (p.chunks, -(-heads // 32), batch), 256, decays),
+        Launch("states", modules.states.states, (heads, batch, 2), 160, states, modules.states_shared, pdl=True),
+        Launch(
+            "chunks",
+            modules.chunks.chunks,
+            (p.chunks, groups * p.runs, batch),
+            384,
+            chunks,
+            modules.chunks_shared,
+            pdl=True,
+        ),
+        Launch("finish", modules.finish.finish, heads + FINISHERS, 1024, finish, pdl=True),
+    ]
 
     def like(gradient, t):
         return None if t is None else gradient.to(t.dtype)

@@ -25,10 +25,9 @@ struct Line {
     float log_decay[CHUNK]; // log2 of the decay from the chunk's start to behind the token: A dt, summed
 };
 
-/* Of a call. chunks: an even number, so that all have a pair; behind the sequence's end all is zero. Heads are walked in parts, so that not all states need to be kept at a time: `first_head` and
-   `part_heads` are those of this launch. */
+/* Of a call. chunks: an even number, so that all have a pair; behind the sequence's end all is zero. */
 struct Sizes {
-    int seqlen, chunks, heads, groups, headdim, dstate, first_head, part_heads;
+    int seqlen, chunks, heads, groups, headdim, dstate;
 
     __device__ __forceinline__ int group_of(int head) const { return head / (heads / groups); }
     /* Of a chunk of a head, among the lines of all. */

@@ -6,11 +6,12 @@
    the bytes. The walk adds in float32 and is never rounded.
 
    Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
-   and head. Launch with THREADS on (heads of the part, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
-   seqlen, columns), boxes of a tile; states (1, batch * pairs, heads of the part, 64, STATE), boxes of 16 rows of a
+   and head. Launch with THREADS on (heads, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
+   seqlen, columns), boxes of a tile; states (1, batch * pairs, heads, 64, STATE), boxes of 16 rows of a
    tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
+#include "../device/pdl.cuh"
 #include "walk.cuh"
 
 constexpr int THREADS = 160, STAGES = 3; // a warpgroup that multiplies, and a warp that brings
@@ -109,7 +110,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Wa
         const int stage = warp_uniform(phase.stage);
         if (step % 2 == 0)
             write_state(s.out[step / 2 % 2][warp], state, walk.to, (batch * walk.chunks + walk.chunk(step)) / 2,
-                        head - sizes.first_head, warp, lane);
+                        head, warp, lane);
         s.ring.wait_full(phase);
         add_chunk(state, shared_address(s.rows[stage]), shared_address(s.columns[stage]), s.lines[stage],
                   walk.backwards, warp, lane);
@@ -133,18 +134,20 @@ states(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh, const Line *lines,
        const float *initial, const float *final_gradients, float *initial_gradients, int seqlen, int chunks, int heads,
-       int groups, int headdim, int dstate, int first_head, int part_heads) {
+       int groups, int headdim, int dstate) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, first_head, part_heads};
-    const int head = first_head + blockIdx.x, batch = blockIdx.y;
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate};
+    const int head = blockIdx.x, batch = blockIdx.y;
     const bool backwards = blockIdx.z;
     const Walk walk{backwards ? dy : x, backwards ? c : b, backwards ? dh : h, backwards, chunks};
+    let_next_kernel_start();
     if (threadIdx.x == 0) {
         s.ring.init(1 + 32, 4); // (the warp that brings: its first lane for TMA, all for the line), (4 warps)
         prefetch(walk.rows), prefetch(walk.columns), prefetch(walk.to);
     }
     __syncthreads();
+    wait_for_previous_kernel();
     if (threadIdx.x < 128)
         multiply(s, sizes, walk, backwards ? final_gradients : initial, backwards ? initial_gradients : nullptr, batch,
                  head, threadIdx.x);
