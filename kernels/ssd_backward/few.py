@@ -19,12 +19,12 @@ from kernels.ssd import chunk_cumsum
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import five, sequence_numbers
 from kernels.ssd.fused import fused
-from kernels.ssd_backward import chunks, finish, gate, states
+from kernels.ssd_backward import finish, gate, inter, intra, states
 from kernels.ssd_backward.arguments import Gradients, expect_backward
 from kernels.ssd_backward.plan import plan
 from lab.card import multiprocessors
 
-FILES = ("arguments", "plan", "gate", "states", "chunks", "finish", "few")
+FILES = ("arguments", "plan", "gate", "states", "intra", "inter", "finish", "few")
 SOURCES = (
     *(f"kernels/ssd_backward/{name}.py" for name in FILES),
     "kernels/ssd/launching.py",
@@ -79,13 +79,18 @@ def _run(problem, dy, x, dt, A, B, C, D, z, dt_bias, initial, dfinal, seq_idx, s
     dx, ddt, dA, dB, dC = (t.new_empty(t.shape) for t in (x, dt, A, B, C))
     dinitial, dbias, dD = (None if t is None else t.new_empty(t.shape) for t in (initial, dt_bias, D))
     h, dh = states.run(problem, x, dy, B, C, dts, cum, seq_idx, initial, dfinal, dinitial, how)
-    parts = dB[None], dC[None]
-    if how.runs > 1:
-        parts = cum.new_empty((2, how.runs, *B.shape))
-    sums, crossing, skip = chunks.run(problem, x, dy, B, C, D, dts, cum, seq_idx, h, dh, dx, *parts, how)
+    dB_parts = cum.new_empty((how.runs + how.inter_runs, *B.shape))
+    dC_parts = cum.new_empty((2 * how.runs + how.inter_runs, *B.shape))
+    inner, outer = slice(how.runs), slice(how.runs, how.runs + how.inter_runs)
+    sums, skip = intra.run(
+        problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB_parts[inner], dC_parts[inner], dC_parts[outer.stop :], how
+    )  # fmt: skip
+    rises, crossing = inter.run(problem, x, dy, C, dts, cum, seq_idx, h, dh, dB_parts[outer], dC_parts[outer], how)
     del h, dh
-    if how.runs > 1:
-        finish.join(*parts, dB, dC)
-    sums = finish.ddt(problem, sums, crossing, dts, cum, dt, A, dt_bias, seq_idx, softplus, limit, ddt, how)
-    finish.totals(problem, sums, skip, dA, dbias, dD)
+    finish.join(dB_parts, dC_parts, dB, dC, how)
+    skips = D is not None and D.ndim == 1
+    parts = finish.ddt(
+        problem, sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, softplus, limit, ddt, skips
+    )  # fmt: skip
+    finish.totals(problem, parts, skip, dA, dbias, dD)
     return Gradients(dx, ddt, dA, dB, dC, dD, dz, dbias, dinitial)

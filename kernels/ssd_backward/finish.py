@@ -31,9 +31,9 @@ def _add_unless_new(sum_a, new_a, sum_b, new_b):
 
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads"])
 def ddt_kernel(
-    sums, crossing, dts, cum, dt, A, dt_bias, seq_idx, ddt, dA, dbias, seqlen, nchunks, nheads, sums_l, dt_b, dt_l,
+    sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, ddt, dA, dbias, dD, seqlen, nchunks, nheads, sums_l, dt_b, dt_l,
     low, high,
-    TILES: tl.constexpr, T: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    TILES: tl.constexpr, RISES: tl.constexpr, T: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr, D_TOO: tl.constexpr,
 ):  # fmt: skip
     """grid (chunks, tiles of heads, batch)."""
     chunk, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -42,14 +42,20 @@ def ddt_kernel(
     heads = h < nheads
     there = heads[:, None] & (token < seqlen)[None, :]
     direct, gone = tl.zeros((HEADS, T), tl.float32), tl.zeros((HEADS, T), tl.float32)
+    skipped = tl.zeros((HEADS, T), tl.float32)
     rise, crossed = tl.zeros((HEADS, T), tl.float32), tl.zeros((HEADS,), tl.float32)
     for tile in range(TILES):
-        line = ((b * nheads + h) * TILES + tile) * nchunks + chunk
-        at = sums + line[:, None] * T + t[None, :]
+        at = sums + (((b * nheads + h) * TILES + tile) * nchunks + chunk)[:, None] * T + t[None, :]
         direct += tl.load(at, there, other=0)
         gone += tl.load(at + sums_l, there, other=0)
-        rise += tl.load(at + 2 * sums_l, there, other=0) + tl.load(at + 3 * sums_l, there, other=0)
-        crossed += tl.load(crossing + 2 * line, heads, other=0)
+        rise += tl.load(at + 2 * sums_l, there, other=0)
+        rise += tl.load(at + 3 * sums_l, there & (t >= T // 2)[None, :], other=0)
+        if D_TOO:
+            skipped += tl.load(at + 4 * sums_l, there, other=0)
+    for tile in range(RISES):
+        line = ((b * nheads + h) * RISES + tile) * nchunks + chunk
+        rise += tl.load(rises + line[:, None] * T + t[None, :], there, other=0)
+        crossed += tl.load(crossing + line, heads, other=0)
     row = ((b * nheads + h) * nchunks + chunk) * T
     step = tl.load(dts + row[:, None] + t[None, :], there, other=0)
     crossed *= tl.exp2(tl.load(cum + row + T - 1, heads, other=0))
@@ -87,6 +93,8 @@ def ddt_kernel(
     part = (b * nchunks + chunk) * nheads + h
     tl.store(dA + part, tl.sum(tl.where(there, over * step, 0), 1), heads)
     tl.store(dbias + part, tl.sum(found_dt, 1), heads)
+    if D_TOO:
+        tl.store(dD + part, tl.sum(skipped, 1), heads)
 
 
 @triton.jit
@@ -99,18 +107,29 @@ def _softplus(value):
     return tl.where(value > 0, value, 0) + 2 * s * series
 
 
-@triton.jit(do_not_specialize=["size", "runs"])
-def join_kernel(dB_parts, dC_parts, dB, dC, size, runs, SPAN: tl.constexpr):
-    """grid (spans, 2, 1): dB and dC, each the sum of what the runs have of it."""
+@triton.jit(do_not_specialize=["size", "of_token", "runs", "inter_runs"])
+def join_kernel(
+    dB_parts, dC_parts, dB, dC, size, of_token, seqlen, runs, inter_runs, HALF: tl.constexpr, SPAN: tl.constexpr
+):
+    """grid (spans, 2, 1): dB and dC, each the sum of what the runs have of it. Those of dC that came from a chunk's
+    first block, HALF tokens, are there for the second alone. of_token: numbers of a token"""
     at = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    parts, to = dB_parts, dB
-    if tl.program_id(1) == 1:
-        parts, to = dC_parts, dC
+    there = at < size
     total = tl.zeros((SPAN,), tl.float32)
-    for _ in range(runs):
-        total += tl.load(parts + at, at < size, other=0)
-        parts += size
-    tl.store(to + at, total.to(to.dtype.element_ty), at < size)
+    if tl.program_id(1) == 0:
+        for _ in range(runs + inter_runs):
+            total += tl.load(dB_parts + at, there, other=0)
+            dB_parts += size
+        tl.store(dB + at, total.to(dB.dtype.element_ty), there)
+    else:
+        for _ in range(runs + inter_runs):
+            total += tl.load(dC_parts + at, there, other=0)
+            dC_parts += size
+        second = there & (at // of_token % seqlen // HALF % 2 == 1)
+        for _ in range(runs):
+            total += tl.load(dC_parts + at, second, other=0)
+            dC_parts += size
+        tl.store(dC + at, total.to(dC.dtype.element_ty), there)
 
 
 @triton.jit
@@ -126,7 +145,7 @@ def _column(parts, to, rows, columns, c, there, ROWS: tl.constexpr, SPAN: tl.con
 
 @triton.jit(do_not_specialize=["rows", "nheads"])
 def totals_kernel(
-    dA_parts, dbias_parts, skip, dA, dbias, dD, rows, nheads,
+    dA_parts, dbias_parts, dD_parts, skip, dA, dbias, dD, rows, nheads,
     P: tl.constexpr, WP: tl.constexpr, D_ROWS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """grid (H, 1, 1). rows: chunks of the batch; skip has two for each."""
@@ -136,35 +155,33 @@ def totals_kernel(
     if dbias is not None:
         _column(dbias_parts + h, dbias + h, rows, nheads, c, c < 1, ROWS, 1)
     if dD is not None:
-        p = tl.arange(0, WP)
         if D_ROWS:
+            p = tl.arange(0, WP)
             _column(skip + h * P, dD + h * P, 2 * rows, nheads * P, p, p < P, ROWS, WP)
         else:
-            total = tl.zeros((ROWS, WP), tl.float32)
-            for first in range(0, 2 * rows, ROWS):
-                r = first + tl.arange(0, ROWS)
-                at = skip + r.to(tl.int64)[:, None] * (nheads * P) + h * P + p[None, :]
-                total += tl.load(at, (r < 2 * rows)[:, None] & (p < P)[None, :], other=0)
-            tl.store(dD + h, tl.sum(tl.sum(total, 1), 0).to(dD.dtype.element_ty))
+            _column(dD_parts + h, dD + h, rows, nheads, c, c < 1, ROWS, 1)
 
 
-def ddt(problem, sums, crossing, dts, cum, dt, A, dt_bias, seq_idx, softplus, limit, grad, plan):
-    """Writes dt's gradient; returns the parts of those of A and dt_bias, (batch, chunks, H)."""
+def ddt(problem, sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, softplus, limit, grad, skips):
+    """Writes dt's gradient; returns the parts of those of A and dt_bias, (batch, chunks, H), and,
+    if `skips`, of D's."""
     batch, seqlen, nheads = problem[:3]
     nchunks, T = cum.shape[2:]
-    parts = cum.new_empty((2, batch, nchunks, nheads))
-    tensors = sums, crossing, dts, cum, dt, A, dt_bias, seq_idx, grad, parts[0], parts[1]
+    parts = cum.new_empty((3, batch, nchunks, nheads))
+    tensors = sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, grad, *parts
     numbers = seqlen, nchunks, nheads, sums[0].numel(), dt.stride(0), dt.stride(1), *map(float, limit)
-    constants = sums.shape[3], T, HEADS, bool(softplus)
+    constants = sums.shape[3], rises.shape[2], T, HEADS, bool(softplus), skips
     launch(ddt_kernel, (nchunks, -(-nheads // HEADS), batch), tensors, numbers, constants, num_warps=4)
     return parts
 
 
-def join(dB_parts, dC_parts, dB, dC):
-    """Add up what the runs have of dB and dC, (runs, batch, L, G, N) each."""
-    size = dB.numel()
+def join(dB_parts, dC_parts, dB, dC, plan):
+    """Add up what the runs have of dB and dC: those inside of chunks, then those from beyond them; then, of dC, those
+    from the chunk's first block."""
+    size, of_token = dB.numel(), dB.shape[2] * dB.shape[3]
+    numbers = size, of_token, dB.shape[1], plan.runs, plan.inter_runs
     tensors = dB_parts, dC_parts, dB, dC
-    launch(join_kernel, (-(-size // SPAN), 2, 1), tensors, (size, dB_parts.shape[0]), (SPAN,), num_warps=4)
+    launch(join_kernel, (-(-size // SPAN), 2, 1), tensors, numbers, (plan.rows, SPAN), num_warps=4)
 
 
 def totals(problem, parts, skip, dA, dbias, dD):
@@ -172,6 +189,6 @@ def totals(problem, parts, skip, dA, dbias, dD):
     headdim = problem.headdim
     rows = parts.shape[1] * parts.shape[2]
     width = max(16, 1 << (headdim - 1).bit_length())
-    tensors = parts[0], parts[1], skip, dA, dbias, dD
+    tensors = *parts, skip, dA, dbias, dD
     constants = headdim, width, dD is not None and dD.ndim == 2, ROWS
     launch(totals_kernel, (problem.nheads, 1, 1), tensors, (rows, problem.nheads), constants, num_warps=4)

@@ -15,11 +15,15 @@ class Plan(NamedTuple):
     columns: int  # of x, at a time
     width: int  # columns of B and C, at a time
     state_columns: int  # of a state, of a program
-    runs: int  # over which the heads of a group are spread
     exact: str  # how float32 is multiplied; 16-bit factors are as they are
-    warps: int
+    places: int  # multiprocessors
+    runs: int  # over which the heads of a group are spread: inside of chunks, and from beyond them
+    inter_runs: int
+    warps: int  # inside of chunks
     stages: int
     registers: int
+    inter_warps: int
+    inter_stages: int
     state_warps: int
     state_stages: int
 
@@ -32,20 +36,23 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, dtype, places, **chose
     rows = chosen.get("rows", most["rows"])
     columns = min(most["columns"], filled_up(headdim))
     width = min(most["width"], filled_up(dstate))
-    blocks = batch * 2 * -(-seqlen // (2 * rows)) * ngroups
+    chunks = batch * -(-seqlen // (2 * rows)) * ngroups
     lines = nheads // ngroups * -(-headdim // columns)
     state_columns, walks = width, 2 * batch * nheads * -(-headdim // columns)
     while state_columns > 32 and walks * -(-dstate // state_columns) < places:
         state_columns //= 2
     found = Plan(
-        rows, columns, width, state_columns, spread(blocks, lines, places), "tf32x3", 8 if narrow else 4,
-        1, 0, 4, 2 if narrow else 1,
+        rows, columns, width, state_columns, "tf32x3", places,
+        runs=spread(2 * chunks, lines, 2 * places), inter_runs=spread(2 * chunks * -(-dstate // width), lines, places),
+        warps=4 if narrow else 2, stages=2 if narrow else 1, registers=0,
+        inter_warps=8 if narrow else 4, inter_stages=2 if narrow else 1,
+        state_warps=4 if narrow else 2, state_stages=2 if narrow else 1,
     )  # fmt: skip
     return found._replace(**chosen)
 
 
 def spread(blocks, lines, places):
-    """Over how many runs `lines` heads are best spread, when one program works on a multiprocessor at a time: the
+    """Over how many runs `lines` heads are best spread, when `places` programs run at a time: the
     fewest heads in a row, where a program's beginning and end, and what has to be added up, cost as much as 3."""
 
     def cost(runs):
