@@ -23,7 +23,8 @@ WANTED += (
 WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_quantized "
 WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual mamba2_conv1d mamba2_conv_step "
 WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out_proj mamba2_state_step "
-WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain"
+WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain "
+WANTED += "ssd_backward_few ssd_backward_fused"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
@@ -112,6 +113,8 @@ CASES = {
     "mamba_chunk_scan_combined": lambda: (*layer(), 16),
     "ssd_backward": lambda: (randn(1, 19, 2, 8), *layer()),
     "ssd_backward_plain": lambda: (randn(1, 19, 2, 8), *layer()),
+    "ssd_backward_few": lambda: (randn(1, 9, 2, 8), *layer(seqlen=9)),
+    "ssd_backward_fused": lambda: (half(1, 9, 2, 8), *layer(torch.float16, 9)),
     "llm_embed": lambda: (half(9, 40), torch.tensor([3])),
     "llm_rope_append": token,
     "llm_rope_append_quantized": lambda: token(quantised=True),

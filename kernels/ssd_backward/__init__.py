@@ -1,6 +1,8 @@
 """The Mamba-2 layer's SSD (kernels.ssd) run backwards: from the gradient of y to those of all that y was made of.
 
     plain        by torch's own products, chunk by chunk: any device, size and dtype
+    few          a few launches in Triton
+    fused        four launches in CUDA C++ for Hopper; `which` says what runs in its place, and why
     gradients    the best rung for the arguments; `which` says which, and why
 
     rung(dy, x, dt, A, B, C, *, chunk_size=None, dfinal_states=None, D=None, z=None, dt_bias=None, initial_states=None,
@@ -18,11 +20,11 @@ added in one order, so that bits are the same from run to run. Gradients of grad
 
 Nobody needs to call these: kernels.ssd.fused, five and mamba_chunk_scan_combined have gradients, and call `gradients`.
 TypeError, ValueError or NotImplementedError names the argument, what was expected and what came. torch.compile takes
-each as an operator of torch.ops.matmul_to_mamba: ssd_backward, ssd_backward_plain.
+each as an operator of torch.ops.matmul_to_mamba: ssd_backward, ssd_backward_plain and so on.
 """
 
 from kernels.ssd_backward.arguments import Gradients
 from kernels.ssd_backward.choice import which
-from kernels.ssd_backward.operators import gradients, plain
+from kernels.ssd_backward.operators import few, fused, gradients, plain
 
-__all__ = ["Gradients", "gradients", "plain", "which"]
+__all__ = ["Gradients", "few", "fused", "gradients", "plain", "which"]

@@ -10,6 +10,8 @@ from kernels.ssd import arguments
 from kernels.ssd.arguments import MOST_CHUNK, MOST_DSTATE, MOST_HEADDIM, NO_LIMIT
 from kernels.ssd_backward.arguments import Gradients
 from kernels.ssd_backward.choice import gradients as run_gradients
+from kernels.ssd_backward.few import few as run_few
+from kernels.ssd_backward.fused import fused as run_fused
 from kernels.ssd_backward.plain import plain as run_plain
 from lab.operators import operator
 
@@ -62,4 +64,5 @@ def _rung(function, name):
 
 
 gradients = _rung(run_gradients, "ssd_backward")
-plain = _rung(run_plain, "ssd_backward_plain")
+plain, few = _rung(run_plain, "ssd_backward_plain"), _rung(run_few, "ssd_backward_few")
+fused = _rung(run_fused, "ssd_backward_fused")
