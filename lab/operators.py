@@ -195,6 +195,8 @@ def _wrapped(function, operators, tracked, watched, prepared=None, out_untracked
     signature = inspect.signature(function)
     defaults, parameters, arguments, star = {}, [], [], False
     for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:  # what trials choose: of the function itself, not of this one
+            continue
         by_name = parameter.kind is parameter.KEYWORD_ONLY
         if by_name and not star:
             parameters.append("*")
