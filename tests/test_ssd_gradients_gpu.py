@@ -1,4 +1,4 @@
-"""kernels.ssd under autograd on a card: gradients of whole layers, torch.compile, CUDA graphs, memory, the host's time."""
+"""kernels.ssd under autograd on a card: large calls, torch.compile, CUDA graphs, memory, the host's time."""
 
 import functools
 import sys
