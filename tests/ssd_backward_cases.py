@@ -124,8 +124,8 @@ def make(
 
 
 def truth(dy, call):
-    """ref.ssd_backward's gradients of the very same numbers, as float64 tensors on the CPU. On a card, where NumPy takes
-    minutes: the same by torch in float64 (kernels/ssd_backward/plain.py, held against NumPy on the CPU)."""
+    """ref.ssd_backward's gradients of the very same numbers, as float64 tensors on the CPU. On a card, where NumPy
+    takes minutes: the same by torch in float64 (kernels/ssd_backward/plain.py, held against NumPy on the CPU)."""
     if dy.is_cuda:
         call = dict(call)
         if (ends := call.pop("cu_seqlens", None)) is not None:
