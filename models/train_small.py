@@ -150,23 +150,22 @@ def compare(stream, held, args, where):
         except ImportError as error:
             print(f"left out: {error}", flush=True)
             continue
-        step = step_seconds(network, stream, graphs)
+        step = step_seconds(network, stream)
         print(f"a step: {step * 1e3:.2f} ms", flush=True)
         found.append({"scan": scan, "seed": seed, "step": step, "curve": curve})
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"where": where, "steps": args.steps, "scans": found}) + "\n")
 
 
-def step_seconds(network, stream, graphs, times=20):
-    """Median seconds of forward and backward of a batch."""
-    tokens = stream[: BATCH * (LENGTH + 1)].view(BATCH, LENGTH + 1)
-    call, seconds = graphed(network, stream.device) if graphs else network, []
+def step_seconds(network, stream, times=20):
+    """Median seconds of forward and backward of a batch; in the graphs with which the network was trained, if any."""
+    tokens, seconds = stream[: BATCH * (LENGTH + 1)].view(BATCH, LENGTH + 1), []
     settle = torch.cuda.synchronize if stream.is_cuda else lambda: None
     for _ in range(times):
         settle()
         start = time.perf_counter()
         with torch.autocast(stream.device.type, torch.bfloat16):
-            logits = call(tokens[:, :-1].contiguous())
+            logits = network(tokens[:, :-1].contiguous())
         F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
         settle()
         seconds.append(time.perf_counter() - start)
