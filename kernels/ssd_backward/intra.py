@@ -31,7 +31,8 @@ from kernels.ssd_backward.states import tile
 @triton.jit
 def walk(
     x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-    b, chunk, group, run, seqlen, nchunks, nheads, heads_a_group, lines_a_run, x_l, x_h, dy_l, dy_h, B_l, C_l, sums_l,
+    b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
+    x_l: tl.constexpr, dy_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     FIRST: tl.constexpr, P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
     EXACT: tl.constexpr, N_FIRST: tl.constexpr, LAST: tl.constexpr, D_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -73,13 +74,32 @@ def walk(
         to = sums + ((b * nheads * tiles_p + head * tiles_p + line % tiles_p) * nchunks + chunk) * (2 * Q) + half + t
         cum_own, dt_own = tl.load(cum + row + half + t), tl.load(dts + row + half + t)
 
+        # With the state after the chunk: first, so that x is not needed any more as anything but a factor.
+        at = ((b * nchunks + chunk) * nheads + head) * (P * N) + p[:, None] * N + n[None, :]
+        if FULL_N and FULL_P:
+            state = tl.load(dh + at)  # (WP, WN)
+        else:
+            state = tl.load(dh + at, (p < P)[:, None] & (n < N)[None, :], other=0)
+        out = tl.exp2(tl.load(cum + row + 2 * Q - 1) - cum_own)
+        if seq_idx is not None:
+            out = tl.where(leaves, out, 0)
+        acc = tl.dot(b_own, tl.trans(state), input_precision=EXACT) * out[:, None]  # (j, p)
+        direct = tl.sum(acc * x_own, 1)
+        if N_FIRST > 0:
+            tl.store(to + sums_l, direct + tl.load(to + sums_l))
+        else:
+            tl.store(to + sums_l, direct)
+
         # The own block with itself.
         decay = tl.exp2(tl.minimum(cum_own[None, :] - cum_own[:, None], 0.0))
         g = tl.dot(x_own, tl.trans(dy_own), input_precision=EXACT) * decay
         s += g * dt_own[:, None]
+        if D is not None and not D_ROWS and LAST:
+            tl.store(to + 4 * sums_l, tl.sum(tl.where(t[:, None] == t[None, :], g, 0), 1))
         g *= cb
-        direct, rise = tl.sum(g, 1), tl.sum(g * dt_own[:, None], 0)
-        acc = tl.dot((decay * cb).to(kind), dy_own, input_precision=EXACT)  # (j, p)
+        direct += tl.sum(g, 1)
+        rise = tl.sum(g * dt_own[:, None], 0)
+        acc = tl.dot((decay * cb).to(kind), dy_own, acc, input_precision=EXACT)
         if N_FIRST > 0:
             rise += tl.load(to + 2 * sums_l)
         tl.store(to + 2 * sums_l, rise)
@@ -97,26 +117,9 @@ def walk(
                 rise += tl.load(to + Q + 3 * sums_l)
             tl.store(to + Q + 3 * sums_l, rise)
 
-        # With the state after the chunk.
-        at = ((b * nchunks + chunk) * nheads + head) * (P * N) + p[:, None] * N + n[None, :]
-        if FULL_N and FULL_P:
-            state = tl.load(dh + at)  # (WP, WN)
-        else:
-            state = tl.load(dh + at, (p < P)[:, None] & (n < N)[None, :], other=0)
-        out = tl.exp2(tl.load(cum + row + 2 * Q - 1) - cum_own)
-        if seq_idx is not None:
-            out = tl.where(leaves, out, 0)
-        from_end = tl.dot(b_own, tl.trans(state), input_precision=EXACT) * out[:, None]  # (j, p)
-        acc += from_end
-        wide = x_own.to(tl.float32)
-        gone = tl.sum(from_end * wide, 1)
-        direct += gone
         if N_FIRST > 0:
             direct += tl.load(to)
-            gone += tl.load(to + sums_l)
         tl.store(to, direct)
-        tl.store(to + sums_l, gone)
-
         acc *= dt_own[:, None]
         at = ((b * seqlen + start) * nheads + head) * P + t[:, None].to(tl.int64) * (nheads * P) + p[None, :]
         inside = there[:, None] & (p < P)[None, :]
@@ -124,14 +127,14 @@ def walk(
             acc += tl.load(so_far + at, inside, other=0)
         if LAST:
             if D is not None:
-                dy_wide = dy_own.to(tl.float32)
+                dy_wide = tile(dy + head * dy_h, start, dy_l, t, p, P, seqlen, FULL_P).to(tl.float32)  # again, for few registers
                 if D_ROWS:
                     acc += dy_wide * tl.load(D + head * P + p, p < P, other=0).to(tl.float32)[None, :]
+                    x_wide = tile(x + head * x_h, start, x_l, t, p, P, seqlen, FULL_P).to(tl.float32)
                     part = skip + ((b * nchunks * 2 + chunk * 2 + half // Q) * nheads + head) * P + p
-                    tl.store(part, tl.sum(wide * dy_wide, 0), p < P)
+                    tl.store(part, tl.sum(x_wide * dy_wide, 0), p < P)
                 else:
                     acc += dy_wide * tl.load(D + head).to(tl.float32)
-                    tl.store(to + 4 * sums_l, tl.sum(wide * dy_wide, 1))
             tl.store(dx + at, acc.to(dx.dtype.element_ty), inside)
         else:
             tl.store(so_far + at, acc, inside)
@@ -156,11 +159,11 @@ def walk(
         tl.store(dC_second + at + Q * groups * N, dc, inside)
 
 
-@triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group", "runs", "lines_a_run", "places"])
+@triton.jit(do_not_specialize=["seqlen", "nchunks", "heads_a_group", "runs", "lines_a_run", "places"])
 def intra_kernel(
     x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-    seqlen, nchunks, nheads, heads_a_group, runs, lines_a_run, places,
-    x_b, x_l, x_h, dy_b, dy_l, dy_h, B_b, B_l, B_g, C_b, C_l, C_g, sums_l,
+    seqlen, nchunks, heads_a_group, runs, lines_a_run, places, x_b, x_h, dy_b, dy_h, B_b, B_g, C_b, C_g, sums_l,
+    x_l: tl.constexpr, dy_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
     EXACT: tl.constexpr, N_FIRST: tl.constexpr, LAST: tl.constexpr, D_ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -177,14 +180,14 @@ def intra_kernel(
     if (tl.program_id(0) + linear // places) % 2 == 0:
         walk(
             x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-            b, chunk, group, run, seqlen, nchunks, nheads, heads_a_group, lines_a_run,
-            x_l, x_h, dy_l, dy_h, B_l, C_l, sums_l, True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l, x_l, dy_l, B_l, C_l, nheads,
+            True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
     else:
         walk(
             x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-            b, chunk, group, run, seqlen, nchunks, nheads, heads_a_group, lines_a_run,
-            x_l, x_h, dy_l, dy_h, B_l, C_l, sums_l, False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l, x_l, dy_l, B_l, C_l, nheads,
+            False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
 
 
@@ -198,13 +201,17 @@ def run(problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB, dC, dC_second, p
     passes = range(0, dstate, plan.width)
     so_far = None if len(passes) == 1 else cum.new_empty(x.shape)
     lines = nheads // ngroups * tiles
-    strides = *x.stride()[:3], *dy.stride()[:3], *B.stride()[:3], *C.stride()[:3], sums[0].numel()
+    strides = *(t.stride(axis) for t in (x, dy, B, C) for axis in (0, 2)), sums[0].numel()
+    of_token = *(t.stride(1) for t in (x, dy, B, C)), nheads  # compiled in, so that rows need no registers
     tensors = x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip
     options = dict(num_warps=plan.warps, num_stages=plan.stages)
     if plan.registers and x.is_cuda:
         options["maxnreg"] = plan.registers
     for first in passes:
-        numbers = seqlen, nchunks, nheads, nheads // ngroups, plan.runs, -(-lines // plan.runs), plan.places, *strides
-        constants = headdim, dstate, plan.columns, plan.width, plan.rows, plan.exact, first, first == passes[-1], by_column
+        numbers = seqlen, nchunks, nheads // ngroups, plan.runs, -(-lines // plan.runs), plan.places, *strides
+        constants = (
+            *of_token, headdim, dstate, plan.columns, plan.width, plan.rows, plan.exact, first, first == passes[-1],
+            by_column,
+        )  # fmt: skip
         launch(intra_kernel, (2 * nchunks, ngroups * plan.runs, batch), tensors, numbers, constants, **options)
     return sums, skip
