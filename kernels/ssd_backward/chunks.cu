@@ -1,0 +1,145 @@
+/* Launch 3 of the backward pass: all gradients of a chunk, from the states before and behind it.
+
+   A block has a chunk and walks a run of heads of one group, with a role for each file:
+       bring (here)         a warp: tiles of the next heads by TMA
+       inputs.cuh           a warpgroup: tokens j, dx and dB
+       outputs.cuh          a warpgroup: tokens i, dC
+       step_gradients.cuh   a warp: ddt and dA
+       store (here)         one thread: sends dx off by TMA, from where x was
+
+   B, C and B C^T are the same for all heads of a group: they stay in shared memory. dB, dC and S are sums over heads:
+   they stay in registers, and nobody adds in memory, so the same numbers come out each time. With L_ij the decay from
+   behind token j to behind token i, e_i the decay from the chunk's start, f_j that to its end, for each head
+
+       q_j   = sum over i >= j of (B_j C_i) L_ij dy_i + f_j dh B_j        dx_j = dt_j q_j + D dy_j
+       S_ij += (dy_i x_j) L_ij dt_j                                       dB_j = sum over i of S_ij C_i + ...
+       dB_j += dt_j f_j dh^T x_j     dC_i += e_i h^T dy_i                 dC_i = sum over j of S_ij B_j + ...
+
+   where the products of S with C and B follow once, behind the last head.
+
+   Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64 *
+   STATE multiplications and additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
+   run_heads heads or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
+   boxes of a tile; of h and dh (1, batch * pairs, heads, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
+   groups, dstate): in (run of the group). dt_gradients, head_sums: as lines. */
+#include "../device/pdl.cuh"
+#include "outputs.cuh"
+#include "step_gradients.cuh"
+
+constexpr int THREADS = 384;
+constexpr int INPUT_REGISTERS = 240, OUTPUT_REGISTERS = 208, OTHER_REGISTERS = 56; // 3 times 168
+
+/* The run of heads that a block walks. */
+struct Run {
+    int first_head, last_head, group, of_group; // last_head: behind the last; of_group: which run of its group
+
+    __device__ __forceinline__ Run(const Sizes &sizes, int run, int run_heads) {
+        const int group_heads = sizes.heads / sizes.groups, runs = (group_heads + run_heads - 1) / run_heads;
+        group = run / runs, of_group = run % runs;
+        first_head = group * group_heads + of_group * run_heads;
+        last_head = min(first_head + run_heads, (group + 1) * group_heads);
+    }
+};
+
+// Tiles that two blocks read at about the same time: L2 treats them as any.
+constexpr CachePolicy STAYS = 0x1000000000000000;
+
+struct Maps {
+    const CUtensorMap &x, &dy, &b, &c, &h, &dh;
+};
+
+__device__ __forceinline__ void copy_line(Line &to, const Line *from, int lane) {
+    copy_async_or_zero(shared_address(&to) + 16 * lane, reinterpret_cast<const char *>(from) + 16 * lane, true);
+}
+
+__device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps, const Line *lines,
+                                      int batch, const Half &half, int lane) {
+    const int token = half.chunk * CHUNK, other = half.other() * CHUNK;
+    const int pair = (batch * sizes.chunks + half.chunk) / 2;
+    const CUtensorMap &other_columns = half.second() ? maps.b : maps.c, &other_rows = half.second() ? maps.x : maps.dy;
+    if (lane == 0) {
+        s.chunk_full.expect(3 * STATE_TILES * TILE);
+        for (int i = 0; i < STATE_TILES; i++) {
+            load_tile(s.b[i], maps.b, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
+            load_tile(s.c[i], maps.c, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
+            load_tile(s.other_columns[i], other_columns, Place{{64 * i, other, run.group, batch, 0}}, s.chunk_full,
+                      LEAVES_LAST);
+        }
+    }
+    Phase<STAGES> phase;
+    Phase<STATE_STAGES> state;
+    for (int head = run.first_head; head < run.last_head; head++, phase.advance(), state.advance()) {
+        const int stage = phase.stage;
+        s.ring.wait_empty(phase);
+        Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
+        if (lane == 0) {
+            full.expect(3 * TILE);
+            load_tile(s.other_rows[stage], other_rows, Place{{0, other, head, batch, 0}}, full, STAYS);
+            load_tile(s.x[stage], maps.x, Place{{0, token, head, batch, 0}}, full, STAYS);
+            load_tile(s.dy[stage], maps.dy, Place{{0, token, head, batch, 0}}, full, STAYS);
+        }
+        copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
+        copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
+        full.arrive_with_copies();
+        s.states_ring.wait_empty(state);
+        if (lane == 0) {
+            states_full.expect(2 * STATE_TILES * TILE);
+            for (int i = 0; i < STATE_TILES; i++) {
+                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, head, pair, 0}}, states_full, STAYS);
+                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, head, pair, 0}}, states_full, STAYS);
+            }
+        }
+    }
+    copy_async_wait<0>();
+}
+
+__device__ __forceinline__ void store(Shared &s, const Run &run, const CUtensorMap &dx, int batch, int chunk) {
+    Phase<STAGES> phase;
+    for (int head = run.first_head; head < run.last_head; head++, phase.advance()) {
+        s.dx_full[phase.stage].wait(phase.parity);
+        store_tile(dx, Place{{0, chunk * CHUNK, head, batch, 0}}, s.x[phase.stage], LEAVES_FIRST);
+        store_commit();
+        store_wait_read();
+        s.ring.release(phase);
+    }
+    store_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
+       const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
+       const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
+       const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip, float *b_sums,
+       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups, int headdim,
+       int dstate, int run_heads, int batches) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared &s = *reinterpret_cast<Shared *>(memory);
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate};
+    const Half half{(int)blockIdx.x};
+    const int chunk = half.chunk, batch = blockIdx.z, warp = threadIdx.x / 32;
+    const Run run(sizes, blockIdx.y, run_heads);
+    const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
+    const long long first_sum = (row * groups + run.group) * dstate;
+    let_next_kernel_start();
+    if (threadIdx.x == 0) {
+        s.init();
+        prefetch(x), prefetch(dy), prefetch(h), prefetch(dh), prefetch(dx);
+    }
+    __syncthreads();
+    wait_for_previous_kernel();
+    const int warpgroup = warp_uniform(threadIdx.x / 128);
+    if (warpgroup == 0) {
+        take_registers<INPUT_REGISTERS>();
+        walk_inputs(s, sizes, d_skip, b_sums + first_sum, chunk, run.first_head, run.last_head, threadIdx.x % 128);
+    } else if (warpgroup == 1) {
+        take_registers<OUTPUT_REGISTERS>();
+        walk_outputs(s, sizes, c_sums + first_sum, half, run.last_head - run.first_head, threadIdx.x % 128);
+    } else {
+        give_registers<OTHER_REGISTERS>();
+        if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
+        else if (warp == 9)
+            make_steps(s, sizes, a, dt_gradients, head_sums, batch, chunk, run.first_head, run.last_head,
+                       threadIdx.x % 32);
+        else if (threadIdx.x == 32 * 10) store(s, run, dx, batch, chunk);
+    }
+}

@@ -1,0 +1,241 @@
+"""fused, the best rung of the backward pass: four launches in CUDA C++ for Hopper, where card and tensors allow it.
+
+    launch    what                                                     moves, at 8,192 tokens of mamba2-2.7b
+    decays    dt into steps and decays, turned to lines of a head         7 MB
+    states    states before each pair of chunks, and gradients behind   336 MB: x and dy, and both states in 16 bits
+    chunks    dx, ddt, dB and dC of each chunk, from both states        420 MB: x, dy, dx and both states
+    finish    sums over runs of heads and over tokens, and ddt turned    25 MB
+
+About 190 µs at the roof of an H200. States in 16 bits are what the products take; the walk itself adds in float32.
+"""
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from kernels.ssd.arguments import NO_LIMIT, expect_ssd
+from lab import cuda
+from lab.card import multiprocessors
+from lab.tensor_map import TensorMap
+
+HERE = Path(__file__).resolve().parent
+SOURCES = tuple(
+    f"kernels/ssd_backward/{name}" for name in ("decays.cu", "states.cu", "chunks.cu", "finish.cu", "fused.py")
+)
+TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+CHUNK, WIDTH = 64, 64
+TILE, LINE = 64 * 128, 512  # bytes
+MOST_HEADDIM, MOST_DSTATE = 64, 128
+FINISHERS = 64  # blocks that add up dB and dC
+
+
+class Gradients(NamedTuple):
+    """Each like the argument of its name; None where that was not given."""
+
+    x: torch.Tensor
+    dt: torch.Tensor
+    A: torch.Tensor
+    B: torch.Tensor
+    C: torch.Tensor
+    D: torch.Tensor | None
+    z: torch.Tensor | None
+    dt_bias: torch.Tensor | None
+    initial_states: torch.Tensor | None
+
+
+class Plan(NamedTuple):
+    """How a call is cut: heads in runs, each of which a block of `chunks` walks."""
+
+    chunks: int  # even: two have a state in memory
+    run_heads: int  # at most: the last run of a group may have fewer
+    runs: int  # of a group
+
+
+def plan(batch, seqlen, heads, groups, processors, run_heads=None):
+    """The Plan of a call. Runs are as long as they can be while all multiprocessors have about equal work: each run
+    writes sums of dB and dC of its own."""
+    chunks, group_heads = 2 * -(-seqlen // (2 * CHUNK)), heads // groups
+
+    def cost(length):  # of the block that works longest, in heads; a run takes about two more for what it does once
+        blocks = batch * chunks * groups * -(-group_heads // length)
+        return -(-blocks // processors) * (length + 2)
+
+    if run_heads is None:
+        run_heads = min(range(group_heads, 0, -1), key=cost)
+    return Plan(chunks, run_heads, -(-group_heads // run_heads))
+
+
+def padded(dstate):
+    """Columns of a state in the kernels."""
+    return -(-dstate // 64) * 64
+
+
+def choose(problem, x, B, C, dy, D, z, sequences):
+    """("fused", "") or ("few", why not fused)."""
+    tensors = ("x", x), ("B", B), ("C", C), ("dy", dy)
+    why = ""
+    if x.dtype is torch.float32:
+        why = "x is float32"
+    elif x.is_cuda and torch.cuda.get_device_capability(x.device) != (9, 0):
+        why = f"compute capability 9.0 is needed, this card has {torch.cuda.get_device_capability(x.device)}"
+    elif z is not None:
+        why = "z is given"
+    elif sequences:
+        why = "there are several sequences in a row"
+    elif D is not None and D.ndim == 2:
+        why = "D has a number for each column"
+    elif problem.headdim % 8 or problem.headdim > MOST_HEADDIM:
+        why = f"headdim is {problem.headdim}, no multiple of 8 up to {MOST_HEADDIM}"
+    elif problem.dstate % 8 or problem.dstate > MOST_DSTATE:
+        why = f"dstate is {problem.dstate}, no multiple of 8 up to {MOST_DSTATE}"
+    else:
+        name = next((name for name, t in tensors if not _fits_tma(t)), None)
+        why = name and f"{name} is not at addresses and strides of 16 bytes"
+    return ("few", why) if why else ("fused", "")
+
+
+def _fits_tma(t):
+    apart = (stride for n, stride in zip(t.shape[:-1], t.stride()) if n > 1)
+    return t.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in apart)
+
+
+def fused(
+    dy, x, dt, A, B, C, *, dfinal_states=None, D=None, z=None, dt_bias=None, initial_states=None, seq_idx=None,
+    cu_seqlens=None, dt_softplus=False, dt_limit=NO_LIMIT, chunk_size=None,
+):  # fmt: skip
+    """Gradients. Four launches (see the module)."""
+    problem = expect_ssd(
+        "fused", x, dt, A, B, C, chunk_size, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
+        cu_seqlens=cu_seqlens, dt_limit=dt_limit,
+    )  # fmt: skip
+    rung, why = choose(problem, x, B, C, dy, D, z, seq_idx is not None or cu_seqlens is not None)
+    if rung != "fused":
+        raise NotImplementedError(why)
+    return launch(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, bool(dt_softplus), dt_limit)[
+        0
+    ]
+
+
+class Launch(NamedTuple):
+    """A kernel, and all that it is given."""
+
+    name: str
+    kernel: object
+    grid: object
+    threads: int
+    arguments: tuple
+    shared: int = 0
+    pdl: bool = False
+
+    def __call__(self, **options):
+        how = dict(shared=self.shared, pdl=self.pdl) | options
+        return self.kernel.unchecked(self.grid, self.threads, *self.arguments, **how)
+
+
+def launches(problem, dy, x, dt, A, B, C, dfinal_states, D, dt_bias, initial_states, softplus, limit, **chosen):
+    """([Launch], Gradients that they write). chosen: what `plan` takes by name."""
+    batch, seqlen, heads, headdim, groups, dstate = problem[:6]
+    p = plan(batch, seqlen, heads, groups, multiprocessors(x.device), **chosen)
+    modules = _modules(TYPES[x.dtype], padded(dstate), TYPES[dt.dtype])
+    rule = int(bool(softplus)), *map(float, limit)
+    bias, skip, start = (None if t is None else t.float() for t in (dt_bias, D, initial_states))
+    new = functools.partial(torch.empty, device=x.device, dtype=torch.float32)
+    lines = new(batch, heads, p.chunks, 2, CHUNK)
+    h, dh = x.new_empty(2, batch * p.chunks // 2, heads, WIDTH, padded(dstate))
+    b_sums, c_sums = new(2, p.runs, batch, seqlen, groups, dstate)
+    dt_lines, head_sums = new(batch, heads, p.chunks, CHUNK), new(batch, heads, p.chunks, 2)
+    dx, ddt = torch.empty_like(x, memory_format=torch.contiguous_format), dt.new_empty(dt.shape)
+    db, dc = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (B, C))
+    da, dskip, dbias = new(3, heads)
+    dstart = None if start is None else torch.empty_like(start)
+
+    line, strides = _line(dt), dt.stride()
+    x_map, b_map, dy_map, c_map, dx_map = (_tiles(t) for t in (x, B, dy, C, dx))
+    sizes = seqlen, p.chunks, heads, groups, headdim, dstate
+    decays = line, A, bias, lines, seqlen, heads, *strides, *rule
+    states = x_map, b_map, dy_map, c_map, _states(h, 16), _states(dh, 16), lines, start, dfinal_states, dstart, *sizes
+    chunks = x_map, dy_map, b_map, c_map, _states(h, 64), _states(dh, 64), dx_map, lines, A, skip
+    chunks += b_sums, c_sums, dt_lines, head_sums, *sizes, p.run_heads, batch
+    finish = line, bias, dt_lines, head_sums, b_sums, c_sums, ddt, da, dskip, dbias, db, dc
+    finish += seqlen, heads, p.chunks, batch, p.runs, db.numel(), *strides, *rule
+    made = [
+        Launch("decays", modules.decays.decays, (p.chunks, -(-heads // 32), batch), 256, decays),
+        Launch("states", modules.states.states, (heads, batch, 2), 160, states, modules.states_shared, pdl=True),
+        Launch(
+            "chunks",
+            modules.chunks.chunks,
+            (p.chunks, groups * p.runs, batch),
+            384,
+            chunks,
+            modules.chunks_shared,
+            pdl=True,
+        ),
+        Launch("finish", modules.finish.finish, heads + FINISHERS, 1024, finish, pdl=True),
+    ]
+
+    def like(gradient, t):
+        return None if t is None else gradient.to(t.dtype)
+
+    def found():  # behind the launches
+        return Gradients(dx, ddt, da, db, dc, like(dskip, D), None, like(dbias, dt_bias), like(dstart, initial_states))
+
+    return made, found
+
+
+def launch(*arguments, chosen=None, **options):
+    """All launches, of what `launches` takes. Returns (Gradients, the launches' reports, on the SIMT machine)."""
+    made, found = launches(*arguments, **(chosen or {}))
+    reports = [each(**options) for each in made]
+    return found(), reports
+
+
+class Modules(NamedTuple):
+    """The compiled sources, and bytes of shared memory."""
+
+    decays: object
+    states: object
+    chunks: object
+    finish: object
+    states_shared: int
+    chunks_shared: int
+
+
+@functools.cache
+def _modules(dtype, state, dt):
+    """For a type of x, a padded dstate and a type of dt."""
+    tiles = state // 64
+    states_shared = 3 * (1 + tiles) * TILE + 2 * tiles * TILE + 3 * LINE + 64
+    sums = 4 * (4 * CHUNK + 5 * CHUNK + 8)
+    chunks_shared = (3 * tiles + 2 * 2 * tiles + 3 * 3 + 1 + 2) * TILE + 6 * LINE + 2 * sums + 8 * 20 + 64
+    shape = f"-DSHAPE=Shape<{dtype}, {state}>"
+
+    def load(name, *options):
+        return cuda.load(HERE / f"{name}.cu", options, arch="sm_90a")
+
+    return Modules(
+        load("decays", f"-DDT={dt}"), load("states", shape, f"-DSHARED_BYTES={states_shared}"),
+        load("chunks", shape, f"-DSHARED_BYTES={chunks_shared}"), load("finish", shape, f"-DDT={dt}"),
+        states_shared, chunks_shared,
+    )  # fmt: skip
+
+
+def _tiles(t):
+    """A (batch, seqlen, n, columns) tensor in boxes of 64 tokens and 64 columns."""
+    (batch, seqlen, n, columns), (b, s, h, _) = t.shape, t.stride()
+    return TensorMap(
+        t.as_strided((1, batch, n, seqlen, columns), (b, b, h, s, 1)), (1, 1, 1, 64, 64), 128, l2_promotion=128
+    )
+
+
+def _states(t, rows):
+    """States (chunks, heads, 64, columns) in boxes of so many rows and 64 columns."""
+    return TensorMap(t[None], (1, 1, 1, rows, 64), 128, l2_promotion=128)
+
+
+def _line(dt):
+    """All of dt's memory from its first to its last element, as one contiguous axis."""
+    if dt.is_contiguous():
+        return dt
+    return dt.as_strided((1 + sum((n - 1) * stride for n, stride in zip(dt.shape, dt.stride())),), (1,))

@@ -1,0 +1,67 @@
+/* A step of the walk that launches 2 and 3 make: a chunk's tokens into a state, 64 x STATE in the registers of a
+   warpgroup, as fused.cu of the forward pass has it. Two directions are the same step with other tensors:
+
+       forwards    h  = decay of the chunk * h  + sum over its tokens j: dt_j (decay from j to the end) x_j B_j^T
+       backwards   dh = decay of the chunk * dh + sum over its tokens i: (decay from the start to i) dy_i C_i^T */
+#pragma once
+#include "../device/hopper/wgmma.cuh"
+#include "../device/math.cuh"
+#include "tiles.cuh"
+
+constexpr int NUMBERS = STATE / 2; // of a state, in a thread
+
+/* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight. */
+__device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, bool backwards, int lane) {
+    const float end = line.log_decay[CHUNK - 1];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int token = 16 * k + 8 * half + lane % 4 * 2;
+            float2 by = *(const float2 *)&line.log_decay[token];
+            if (backwards) {
+                by.x = exp2_approx(by.x), by.y = exp2_approx(by.y);
+            } else {
+                const float2 dt = *(const float2 *)&line.dt[token];
+                by.x = dt.x * exp2_approx(end - by.x), by.y = dt.y * exp2_approx(end - by.y);
+            }
+#pragma unroll
+            for (int row = 0; row < 2; row++) f[k][2 * half + row] = scaled(f[k][2 * half + row], by.x, by.y);
+        }
+}
+
+/* rows: tile of x or dy; columns: tiles of B or C. Waits for the products. */
+__device__ __forceinline__ void add_chunk(float (&state)[NUMBERS], unsigned rows, unsigned columns, const Line &line,
+                                          bool backwards, int warp, int lane) {
+    unsigned f[4][4];
+    load_columns(f, rows, warp, lane);
+    weigh(f, line, backwards, lane);
+    const float decay = exp2_approx(line.log_decay[CHUNK - 1]);
+#pragma unroll
+    for (int i = 0; i < NUMBERS; i++) state[i] *= decay;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma<STATE, MN_MAJOR>(state, f[k], advance(mn_major(columns), 16 * k * 128), true, T());
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(state);
+}
+
+/* Sixteen columns of the state, rounded, to a place for 16 rows in shared memory (spot_of_block), and back. */
+__device__ __forceinline__ void store_columns(unsigned spot, const float (&state)[NUMBERS], int k) {
+    stmatrix_x4(spot, {pack(state[8 * k], state[8 * k + 1], T()), pack(state[8 * k + 2], state[8 * k + 3], T()),
+                       pack(state[8 * k + 4], state[8 * k + 5], T()), pack(state[8 * k + 6], state[8 * k + 7], T())});
+}
+__device__ __forceinline__ void load_state(float (&state)[NUMBERS], unsigned tiles, int warp, int lane) {
+#pragma unroll
+    for (int k = 0; k < STATE / 16; k++) {
+        unsigned f[4];
+        ldmatrix_x4(f, spot_of_block(tiles + k / 4 * TILE, warp, k % 4, lane));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float2 v = unpack(f[i], T());
+            state[8 * k + 2 * i] = v.x, state[8 * k + 2 * i + 1] = v.y;
+        }
+    }
+}
