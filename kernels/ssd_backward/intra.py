@@ -10,11 +10,15 @@ from j to the chunk's end, and dh the gradient of the state there.
     S_ij  = (dy_i.x_j) L_ij dt_j                            summed over heads, in registers
     dB_j += sum_i S_ij C_i,  dC_i += sum_j S_ij B_j         once, at the end: one product for all heads
 
+In its own block L is made element by element. From the first block to the second it is a number of j, the decay to the
+first block's end, times one of i: so x and dy are weighted, and S is summed by products of matrices.
+
 For dt and A it leaves sums, in float32, for each token (finish.py adds them up):
 
-    direct_j  x_j . (dx_j without D, over dt_j)                            sums[0]
-    gone_j    out_j x_j.(dh B_j), which is what of it leaves the chunk     sums[1]
-    rise_i    dy_i . (what y_i has of its own block), and of the first     sums[2], sums[3]
+    direct_j  x_j . (what dx_j has of its own block, over dt_j)            sums[0]
+    gone_j    out_j x_j.(dh B_j), what of it leaves the chunk              sums[1]
+    rise_i    dy_i . (what y_i has of its own block)                       sums[2]
+    met_j     as direct_j, of the second block;  of i: rise_i, of the first   sums[3]
     skip_j    x_j . dy_j, for D of a number a head                         sums[4]
 
 Columns of x beyond WP are further `lines` of the walk, as if they were a head: all is linear in them. So it is in the
@@ -56,13 +60,14 @@ def walk(
     cb = tl.where(reaches, cb, 0).to(kind)  # (j, i)
     s = tl.zeros((Q, Q), tl.float32)  # (j, i)
     if FIRST:
-        cb_second = tl.dot(b_own, tl.trans(tile(C, start + Q, C_l, t, n, N, seqlen, FULL_N)), input_precision=EXACT)
+        c_second = tile(C, start + Q, C_l, t, n, N, seqlen, FULL_N)
+        cb_second = tl.dot(b_own, tl.trans(c_second), input_precision=EXACT).to(kind)  # (j, i), factors of products
+        bc_second = tl.dot(c_second, tl.trans(b_own), input_precision=EXACT).to(kind)  # (i, j)
+        s_second = tl.zeros((Q, Q), tl.float32)  # (j, i)
         if seq_idx is not None:
-            second = tl.load(seq_idx + start + Q + t, start + Q + t < seqlen, other=-2)
-            reaches_second = number[:, None] == second[None, :]
-            cb_second = tl.where(reaches_second, cb_second, 0)
-        cb_second = cb_second.to(kind)
-        s_second = tl.zeros((Q, Q), tl.float32)
+            at_mid = tl.load(seq_idx + tl.minimum(start + Q, seqlen) - 1)
+            comes = tl.load(seq_idx + start + Q + t, start + Q + t < seqlen, other=-2) == at_mid
+            goes, through = number == at_mid, tl.load(seq_idx + tl.minimum(start + 2 * Q, seqlen) - 1) == at_mid
 
     begin = run * lines_a_run
     for line in range(begin, tl.minimum(begin + lines_a_run, heads_a_group * tiles_p)):
@@ -74,21 +79,43 @@ def walk(
         to = sums + ((b * nheads * tiles_p + head * tiles_p + line % tiles_p) * nchunks + chunk) * (2 * Q) + half + t
         cum_own, dt_own = tl.load(cum + row + half + t), tl.load(dts + row + half + t)
 
-        # With the state after the chunk: first, so that x is not needed any more as anything but a factor.
+        # What the tokens behind the block give: by the state after the chunk, and by the second block. This first, so
+        # that x is needed later as nothing but a factor.
         at = ((b * nchunks + chunk) * nheads + head) * (P * N) + p[:, None] * N + n[None, :]
         if FULL_N and FULL_P:
             state = tl.load(dh + at)  # (WP, WN)
         else:
             state = tl.load(dh + at, (p < P)[:, None] & (n < N)[None, :], other=0)
-        out = tl.exp2(tl.load(cum + row + 2 * Q - 1) - cum_own)
-        if seq_idx is not None:
-            out = tl.where(leaves, out, 0)
-        acc = tl.dot(b_own, tl.trans(state), input_precision=EXACT) * out[:, None]  # (j, p)
-        direct = tl.sum(acc * x_own, 1)
-        if N_FIRST > 0:
-            tl.store(to + sums_l, direct + tl.load(to + sums_l))
+        end = tl.load(cum + row + 2 * Q - 1)
+        acc = tl.dot(b_own, tl.trans(state), input_precision=EXACT)  # (j, p)
+        if FIRST:
+            mid = tl.load(cum + row + Q - 1)
+            over, earlier, later = tl.exp2(end - mid), tl.exp2(mid - cum_own), tl.exp2(tl.load(cum + row + Q + t) - mid)
+            if seq_idx is not None:
+                over, earlier, later = tl.where(through, over, 0), tl.where(goes, earlier, 0), tl.where(comes, later, 0)
+            acc *= over
+            gone = earlier * tl.sum(acc * x_own, 1)
+            dy_second = tile(dy + head * dy_h, start + Q, dy_l, t, p, P, seqlen, FULL_P)
+            dy_second = (dy_second * later[:, None]).to(kind)
+            acc = tl.dot(cb_second, dy_second, acc, input_precision=EXACT) * earlier[:, None]
+            met = tl.sum(acc * x_own, 1) - gone
+            given = (x_own * (earlier * dt_own)[:, None]).to(kind)
+            s_second = tl.dot(given, tl.trans(dy_second), s_second, input_precision=EXACT)
+            rise = tl.sum(tl.dot(bc_second, given, input_precision=EXACT) * dy_second, 1)  # of i
+            if N_FIRST > 0:
+                met += tl.load(to + 3 * sums_l)
+                rise += tl.load(to + 3 * sums_l + Q)
+            tl.store(to + 3 * sums_l, met)
+            tl.store(to + 3 * sums_l + Q, rise)
         else:
-            tl.store(to + sums_l, direct)
+            out = tl.exp2(end - cum_own)
+            if seq_idx is not None:
+                out = tl.where(leaves, out, 0)
+            acc *= out[:, None]
+            gone = tl.sum(acc * x_own, 1)
+        if N_FIRST > 0:
+            gone += tl.load(to + sums_l)
+        tl.store(to + sums_l, gone)
 
         # The own block with itself.
         decay = tl.exp2(tl.minimum(cum_own[None, :] - cum_own[:, None], 0.0))
@@ -97,29 +124,14 @@ def walk(
         if D is not None and not D_ROWS and LAST:
             tl.store(to + 4 * sums_l, tl.sum(tl.where(t[:, None] == t[None, :], g, 0), 1))
         g *= cb
-        direct += tl.sum(g, 1)
-        rise = tl.sum(g * dt_own[:, None], 0)
+        direct, rise = tl.sum(g, 1), tl.sum(g * dt_own[:, None], 0)
         acc = tl.dot((decay * cb).to(kind), dy_own, acc, input_precision=EXACT)
         if N_FIRST > 0:
+            direct += tl.load(to)
             rise += tl.load(to + 2 * sums_l)
+        tl.store(to, direct)
         tl.store(to + 2 * sums_l, rise)
 
-        if FIRST:
-            dy_second = tile(dy + head * dy_h, start + Q, dy_l, t, p, P, seqlen, FULL_P)
-            decay = tl.exp2(tl.minimum(tl.load(cum + row + Q + t)[None, :] - cum_own[:, None], 0.0))
-            g = tl.dot(x_own, tl.trans(dy_second), input_precision=EXACT) * decay
-            s_second += g * dt_own[:, None]
-            g *= cb_second
-            direct += tl.sum(g, 1)
-            rise = tl.sum(g * dt_own[:, None], 0)
-            acc = tl.dot((decay * cb_second).to(kind), dy_second, acc, input_precision=EXACT)
-            if N_FIRST > 0:
-                rise += tl.load(to + Q + 3 * sums_l)
-            tl.store(to + Q + 3 * sums_l, rise)
-
-        if N_FIRST > 0:
-            direct += tl.load(to)
-        tl.store(to, direct)
         acc *= dt_own[:, None]
         at = ((b * seqlen + start) * nheads + head) * P + t[:, None].to(tl.int64) * (nheads * P) + p[None, :]
         inside = there[:, None] & (p < P)[None, :]
@@ -127,7 +139,8 @@ def walk(
             acc += tl.load(so_far + at, inside, other=0)
         if LAST:
             if D is not None:
-                dy_wide = tile(dy + head * dy_h, start, dy_l, t, p, P, seqlen, FULL_P).to(tl.float32)  # again, for few registers
+                # Read again, as registers are few.
+                dy_wide = tile(dy + head * dy_h, start, dy_l, t, p, P, seqlen, FULL_P).to(tl.float32)
                 if D_ROWS:
                     acc += dy_wide * tl.load(D + head * P + p, p < P, other=0).to(tl.float32)[None, :]
                     x_wide = tile(x + head * x_h, start, x_l, t, p, P, seqlen, FULL_P).to(tl.float32)
@@ -147,8 +160,6 @@ def walk(
     s = tl.where(reaches, s, 0).to(kind)
     db = tl.dot(s, tile(C, start, C_l, t, n, N, seqlen, FULL_N), input_precision=EXACT)
     if FIRST:
-        if seq_idx is not None:
-            s_second = tl.where(reaches_second, s_second, 0)
         s_second = s_second.to(kind)
         db = tl.dot(s_second, tile(C, start + Q, C_l, t, n, N, seqlen, FULL_N), db, input_precision=EXACT)
     tl.store(dB + at, db, inside)
