@@ -52,6 +52,11 @@ struct Shared {
     }
 };
 
+/* The rows that a block walks: up to but not `last`. */
+struct Run {
+    int first, last, group, of_group; // of_group: which run of its group
+};
+
 /* Which chunk of its pair a block has, and what it makes of the other one: the first makes dh behind itself, the second
    h before itself. */
 struct Half {

@@ -42,15 +42,15 @@ __device__ __forceinline__ StepGradients step_gradients(const StepSums &sums, fl
 
 /* Of each head: ddt, a line of 64 tokens, and the chunk's part of dA and dD. */
 __device__ __forceinline__ void make_steps(Shared &s, const Sizes &sizes, const float *a, float *dt_gradients,
-                                           float2 *head_sums, int batch, int chunk, int first_head, int last_head,
+                                           float2 *head_sums, int batch, int chunk, const Run &run,
                                            int lane) {
     Phase<2> place;
-    for (int head = first_head; head < last_head; head++, place.advance()) {
-        const float slope = a[head];
+    for (int row = run.first; row < run.last; row++, place.advance()) {
+        const float slope = a[sizes.head_of(row)];
         s.sums_ring.wait_full(place);
         const StepGradients found = step_gradients(s.sums[place.stage], slope, lane);
-        *(float2 *)(dt_gradients + sizes.line_of(batch, head, chunk) * CHUNK + 2 * lane) = found.dt;
-        if (lane == 0) head_sums[sizes.line_of(batch, head, chunk)] = make_float2(found.slope, found.skip);
+        *(float2 *)(dt_gradients + sizes.row_line_of(batch, row, chunk) * CHUNK + 2 * lane) = found.dt;
+        if (lane == 0) head_sums[sizes.row_line_of(batch, row, chunk)] = make_float2(found.slope, found.skip);
         __syncwarp();
         if (lane == 0) s.sums_ring.release(place);
     }

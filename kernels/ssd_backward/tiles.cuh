@@ -43,3 +43,9 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, float by_first, float 
     const float2 v = unpack(pair, T());
     return pack(v.x * by_first, v.y * by_second, T());
 }
+
+/* A line, by all lanes of a warp, with cp.async. */
+__device__ __forceinline__ void copy_line(Line &to, const Line *from, int lane) {
+    for (int i = 16 * lane; i < sizeof(Line); i += 16 * 32)
+        copy_async_or_zero(shared_address(&to) + i, reinterpret_cast<const char *>(from) + i, true);
+}
