@@ -43,8 +43,8 @@ struct Maps {
     const CUtensorMap &x, &dy, &b, &c, &h, &dh;
 };
 
-__device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps, const Line *lines,
-                                      int batch, const Half &half, int lane) {
+__device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
+                                      const Line *lines, int batch, const Half &half, int lane) {
     const int token = half.chunk * CHUNK, other = half.other() * CHUNK;
     const int pair = (batch * sizes.chunks + half.chunk) / 2;
     const CUtensorMap &other_columns = half.second() ? maps.b : maps.c, &other_rows = half.second() ? maps.x : maps.dy;
@@ -84,7 +84,8 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
     copy_async_wait<0>();
 }
 
-__device__ __forceinline__ void store(Shared &s, const Sizes &sizes, const Run &run, const CUtensorMap &dx, int batch, int chunk) {
+__device__ __forceinline__ void store(Shared &s, const Sizes &sizes, const Run &run, const CUtensorMap &dx, int batch,
+                                      int chunk) {
     Phase<STAGES> phase;
     for (int row = run.first; row < run.last; row++, phase.advance()) {
         s.dx_full[phase.stage].wait(phase.parity);
@@ -102,8 +103,8 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
        const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip, float *b_sums,
-       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups, int headdim,
-       int dstate, int parts, int run_rows, int batches) {
+       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups,
+       int headdim, int dstate, int parts, int run_rows, int batches) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};

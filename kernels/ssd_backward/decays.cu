@@ -32,8 +32,8 @@ __device__ __forceinline__ int2 begins_of(const int *seq_idx, int first, int seq
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, Line *lines, int seqlen, int heads, long long dt_batch,
-       long long dt_token, long long dt_head, int softplus, float low, float high) {
+decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, Line *lines, int seqlen, int heads,
+       long long dt_batch, long long dt_token, long long dt_head, int softplus, float low, float high) {
     __shared__ float found[CHUNK][HEADS + 1]; // one more: lanes that read a column meet 32 banks
     const int chunk = blockIdx.x, first_head = blockIdx.y * HEADS, batch = blockIdx.z, lane = threadIdx.x % 32;
     const StepRule rule{softplus, low, high};
@@ -52,8 +52,9 @@ decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, L
         const float bias = dt_bias ? dt_bias[head] : 0, slope = a[head] * LOG2_E;
         const float first = left > 0 ? rule.step_of(found[2 * lane][i] + bias) : 0;
         const float second = left > 1 ? rule.step_of(found[2 * lane + 1][i] + bias) : 0;
-        const float2 own = {begins.x == 2 * lane + 1 ? 0 : first * slope, begins.y == 2 * lane + 2 ? 0 : second * slope};
-        float sum = begins.y == 2 * lane + 2 ? 0 : own.x + own.y; // of the lane, and then of the lanes up to it
+        const bool x_is_new = begins.x == 2 * lane + 1, y_is_new = begins.y == 2 * lane + 2; // nothing decays into them
+        const float2 own = {x_is_new ? 0 : first * slope, y_is_new ? 0 : second * slope};
+        float sum = y_is_new ? 0 : own.x + own.y; // of the lane, and then of the lanes up to it
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
             const float before = __shfl_up_sync(~0u, sum, distance);
@@ -62,8 +63,7 @@ decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, L
         const float before = __shfl_up_sync(~0u, sum, 1);
         Line &line = lines[((long long)batch * heads + head) * gridDim.x + chunk];
         *(float2 *)&line.dt[2 * lane] = make_float2(first, second);
-        *(float2 *)&line.log_decay[2 * lane] =
-            make_float2(own.x + (lane && begins.x != 2 * lane + 1 ? before : 0), sum);
+        *(float2 *)&line.log_decay[2 * lane] = make_float2(own.x + (lane && !x_is_new ? before : 0), sum);
         line.set_pair(2 * lane, begins);
     }
 }

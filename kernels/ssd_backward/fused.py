@@ -101,9 +101,9 @@ def fused(
     chosen          run_rows, of `plan`
 
     x, B, C, dy and z in float16 or bfloat16, at addresses and strides of 16 bytes; headdim a multiple of 8, and dstate
-    one up to 128; D a number for each head; on a card of compute capability 9.0 (H100, H200, GH200). NotImplementedError
-    otherwise, which says what; `takes` says it before, and kernels.ssd_backward.gradients takes another rung then. On
-    the CPU it runs on the SIMT machine. With z a forward without z runs first, and a kernel that makes dz (gate.py).
+    one up to 128; D a number for each head; on a card of compute capability 9.0 (H100, H200, GH200). Otherwise
+    NotImplementedError says what; `takes` says it before, and kernels.ssd_backward.gradients takes another rung then.
+    On the CPU it runs on the SIMT machine. With z a forward without z runs first, and a kernel that makes dz (gate.py).
 
     Products of matrices take factors rounded to the dtype of x, states and S among them, and add in float32. All must
     be finite. Moves x and dy twice, dx once, B and C for each head (from L2), and 4 P N bytes for each head and 128

@@ -1,5 +1,5 @@
-/* The role of the other warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of
-   the steps' gradients what belongs to outputs and to the state. */
+/* The role of the other warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and
+   of the steps' gradients what belongs to outputs and to the state. */
 #pragma once
 #include "inputs.cuh"
 #include "walk.cuh"

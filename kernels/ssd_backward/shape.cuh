@@ -35,7 +35,7 @@ template <> struct Begins<true> {
 /* A chunk of a head, as launch 1 (decays.cu) writes it for the others. Nothing of a sequence reaches the next. */
 struct alignas(16) Line : Begins<S::SEQUENCES> {
     float dt[CHUNK];        // steps: with bias, softplus and limits; behind the sequence's end 0
-    float log_decay[CHUNK]; // log2 of the decay from the chunk's start, or its sequence's, to behind the token: A dt, summed
+    float log_decay[CHUNK]; // log2 of the decay from the start of the chunk, or the sequence, to behind the token
 
     /* Decay from the chunk's start to behind token i, from behind token j to the chunk's end, and over all of it. */
     __device__ __forceinline__ float from_start(int i) const {
@@ -48,9 +48,9 @@ struct alignas(16) Line : Begins<S::SEQUENCES> {
     __device__ __forceinline__ float whole() const { return from_start(CHUNK - 1); }
 };
 
-/* Of a call. chunks: an even number, so that all have a pair; behind the sequence's end all is zero. A row is 64 columns
-   of x: a head, or one of the `parts` of a head. All sums but dx are sums over columns of x: parts are added up as heads
-   are. */
+/* Of a call. chunks: an even number, so that all have a pair; behind the sequence's end all is zero. A row is 64
+   columns of x: a head, or one of the `parts` of a head. All but dx are sums over columns of x: parts are added up as
+   heads are. */
 struct Sizes {
     int seqlen, chunks, heads, groups, headdim, dstate, parts;
 

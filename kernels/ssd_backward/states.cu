@@ -1,9 +1,9 @@
 /* Launch 2 of the backward pass: states before each pair of chunks, and their gradients behind each.
 
-   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it writes
-   what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the products of
-   launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head, and half of
-   the bytes. The walk adds in float32 and is never rounded.
+   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it
+   writes what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the
+   products of launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head,
+   and half of the bytes. The walk adds in float32 and is never rounded.
 
    Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
    and head. Launch with THREADS on (rows, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
@@ -39,7 +39,7 @@ struct Walk {
 /* The role of a warp: tiles by TMA, and the chunk's line. */
 __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Walk &walk, const Line *lines, int batch,
                                       int row, int lane) {
-    const int head = sizes.head_of(row);
+    const int head = sizes.head_of(row), column = sizes.column_of(row), group = sizes.group_of(row);
     Phase<STAGES> phase;
     for (int step = 0; step < walk.chunks; step++, phase.advance()) {
         const int stage = phase.stage, chunk = walk.chunk(step), token = chunk * CHUNK;
@@ -47,9 +47,9 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Walk 
         Barrier &full = s.ring.full[stage];
         if (lane == 0) {
             full.expect((1 + STATE_TILES) * TILE);
-            load_tile(s.rows[stage], walk.rows, Place{{sizes.column_of(row), token, head, batch, 0}}, full, LEAVES_FIRST);
+            load_tile(s.rows[stage], walk.rows, Place{{column, token, head, batch, 0}}, full, LEAVES_FIRST);
             for (int i = 0; i < STATE_TILES; i++)
-                load_tile(s.columns[stage][i], walk.columns, Place{{64 * i, token, sizes.group_of(row), batch, 0}}, full,
+                load_tile(s.columns[stage][i], walk.columns, Place{{64 * i, token, group, batch, 0}}, full,
                           LEAVES_LAST);
         }
         copy_line(s.lines[stage], lines + sizes.line_of(batch, head, chunk), lane);
@@ -89,8 +89,8 @@ struct Matrix {
 };
 
 /* The role of a warpgroup. */
-__device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Walk &walk, const float *start, float *end,
-                                         int batch, int row, int thread) {
+__device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Walk &walk, const float *start,
+                                         float *end, int batch, int row, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     const long long matrix = ((long long)batch * sizes.heads + sizes.head_of(row)) * sizes.headdim * sizes.dstate;
     const Matrix own(sizes, sizes.column_of(row), thread);

@@ -28,7 +28,8 @@ __device__ __forceinline__ void load_columns(unsigned (&f)[4][4], unsigned tile,
 }
 
 /* Sums of a product, rounded, as the left factor of another over their columns. */
-template <int COUNT> __device__ __forceinline__ void to_fragments(unsigned (&f)[COUNT / 8][4], const float (&d)[COUNT]) {
+template <int COUNT>
+__device__ __forceinline__ void to_fragments(unsigned (&f)[COUNT / 8][4], const float (&d)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) f[i / 4][i % 4] = pack(d[2 * i], d[2 * i + 1], T());
 }
