@@ -6,21 +6,18 @@ import warnings
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd_backward.arguments import expect_backward
 from kernels.ssd_backward.few import few
-from kernels.ssd_backward.fused import choose, fused
+from kernels.ssd_backward.fused import fused
+from kernels.ssd_backward.fused import takes as fused_takes
 from kernels.ssd_backward.plain import plain
 
 MOST_INTERPRETED = 512  # tokens times heads: beyond, a kernel takes minutes on the CPU
-
-
-def _fused_takes(problem, dy, x, dt, A, B, C, *, D, z, seq_idx, cu_seqlens, **others):
-    return choose(problem, x, B, C, dy, D, z, seq_idx is not None or cu_seqlens is not None)[1]
 
 
 def _few_takes(*tensors, **options):
     return ""
 
 
-FASTEST = (fused, _fused_takes), (few, _few_takes)  # takes: why the rung cannot, or ""
+FASTEST = (fused, fused_takes), (few, _few_takes)  # takes: why the rung cannot, or ""
 
 
 def gradients(

@@ -1,6 +1,6 @@
 /* Launch 3 of the backward pass: all gradients of a chunk, from the states before and behind it.
 
-   A block has a chunk and walks a run of heads of one group, with a role for each file:
+   A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
        bring (here)         a warp: tiles of the next heads by TMA
        inputs.cuh           a warpgroup: tokens j, dx and dB
        outputs.cuh          a warpgroup: tokens i, dC
@@ -19,9 +19,9 @@
 
    Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64 *
    STATE multiplications and additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
-   run_heads heads or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
-   boxes of a tile; of h and dh (1, batch * pairs, heads, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
-   groups, dstate): in (run of the group). dt_gradients, head_sums: as lines. */
+   run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
+   boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
+   groups, dstate): in (run of the group). dt_gradients, head_sums: of each chunk of each row. */
 #include "../device/pdl.cuh"
 #include "outputs.cuh"
 #include "step_gradients.cuh"
@@ -29,17 +29,12 @@
 constexpr int THREADS = 384;
 constexpr int INPUT_REGISTERS = 240, OUTPUT_REGISTERS = 208, OTHER_REGISTERS = 56; // 3 times 168
 
-/* The run of heads that a block walks. */
-struct Run {
-    int first_head, last_head, group, of_group; // last_head: behind the last; of_group: which run of its group
-
-    __device__ __forceinline__ Run(const Sizes &sizes, int run, int run_heads) {
-        const int group_heads = sizes.heads / sizes.groups, runs = (group_heads + run_heads - 1) / run_heads;
-        group = run / runs, of_group = run % runs;
-        first_head = group * group_heads + of_group * run_heads;
-        last_head = min(first_head + run_heads, (group + 1) * group_heads);
-    }
-};
+/* The run of rows that a block walks: number `run` of all groups. */
+__device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
+    const int group_rows = sizes.heads / sizes.groups * sizes.parts, runs = (group_rows + run_rows - 1) / run_rows;
+    const int group = run / runs, first = group * group_rows + run % runs * run_rows;
+    return {first, min(first + run_rows, (group + 1) * group_rows), group, run % runs};
+}
 
 // Tiles that two blocks read at about the same time: L2 treats them as any.
 constexpr CachePolicy STAYS = 0x1000000000000000;
@@ -48,12 +43,8 @@ struct Maps {
     const CUtensorMap &x, &dy, &b, &c, &h, &dh;
 };
 
-__device__ __forceinline__ void copy_line(Line &to, const Line *from, int lane) {
-    copy_async_or_zero(shared_address(&to) + 16 * lane, reinterpret_cast<const char *>(from) + 16 * lane, true);
-}
-
-__device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps, const Line *lines,
-                                      int batch, const Half &half, int lane) {
+__device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
+                                      const Line *lines, int batch, const Half &half, int lane) {
     const int token = half.chunk * CHUNK, other = half.other() * CHUNK;
     const int pair = (batch * sizes.chunks + half.chunk) / 2;
     const CUtensorMap &other_columns = half.second() ? maps.b : maps.c, &other_rows = half.second() ? maps.x : maps.dy;
@@ -68,15 +59,15 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
     }
     Phase<STAGES> phase;
     Phase<STATE_STAGES> state;
-    for (int head = run.first_head; head < run.last_head; head++, phase.advance(), state.advance()) {
-        const int stage = phase.stage;
+    for (int row = run.first; row < run.last; row++, phase.advance(), state.advance()) {
+        const int stage = phase.stage, head = sizes.head_of(row), column = sizes.column_of(row);
         s.ring.wait_empty(phase);
         Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
         if (lane == 0) {
             full.expect(3 * TILE);
-            load_tile(s.other_rows[stage], other_rows, Place{{0, other, head, batch, 0}}, full, STAYS);
-            load_tile(s.x[stage], maps.x, Place{{0, token, head, batch, 0}}, full, STAYS);
-            load_tile(s.dy[stage], maps.dy, Place{{0, token, head, batch, 0}}, full, STAYS);
+            load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, STAYS);
+            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, STAYS);
+            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, STAYS);
         }
         copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
         copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
@@ -85,19 +76,21 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         if (lane == 0) {
             states_full.expect(2 * STATE_TILES * TILE);
             for (int i = 0; i < STATE_TILES; i++) {
-                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, head, pair, 0}}, states_full, STAYS);
-                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, head, pair, 0}}, states_full, STAYS);
+                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, states_full, STAYS);
+                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, states_full, STAYS);
             }
         }
     }
     copy_async_wait<0>();
 }
 
-__device__ __forceinline__ void store(Shared &s, const Run &run, const CUtensorMap &dx, int batch, int chunk) {
+__device__ __forceinline__ void store(Shared &s, const Sizes &sizes, const Run &run, const CUtensorMap &dx, int batch,
+                                      int chunk) {
     Phase<STAGES> phase;
-    for (int head = run.first_head; head < run.last_head; head++, phase.advance()) {
+    for (int row = run.first; row < run.last; row++, phase.advance()) {
         s.dx_full[phase.stage].wait(phase.parity);
-        store_tile(dx, Place{{0, chunk * CHUNK, head, batch, 0}}, s.x[phase.stage], LEAVES_FIRST);
+        store_tile(dx, Place{{sizes.column_of(row), chunk * CHUNK, sizes.head_of(row), batch, 0}}, s.x[phase.stage],
+                   LEAVES_FIRST);
         store_commit();
         store_wait_read();
         s.ring.release(phase);
@@ -110,14 +103,14 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
        const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip, float *b_sums,
-       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups, int headdim,
-       int dstate, int run_heads, int batches) {
+       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups,
+       int headdim, int dstate, int parts, int run_rows, int batches) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate};
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
     const Half half{(int)blockIdx.x};
     const int chunk = half.chunk, batch = blockIdx.z, warp = threadIdx.x / 32;
-    const Run run(sizes, blockIdx.y, run_heads);
+    const Run run = run_of(sizes, blockIdx.y, run_rows);
     const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
     const long long first_sum = (row * groups + run.group) * dstate;
     let_next_kernel_start();
@@ -130,16 +123,16 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     const int warpgroup = warp_uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         take_registers<INPUT_REGISTERS>();
-        walk_inputs(s, sizes, d_skip, b_sums + first_sum, chunk, run.first_head, run.last_head, threadIdx.x % 128);
+        walk_inputs(s, sizes, d_skip, b_sums + first_sum, chunk, run, threadIdx.x % 128);
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
-        walk_outputs(s, sizes, c_sums + first_sum, half, run.last_head - run.first_head, threadIdx.x % 128);
+        walk_outputs(s, sizes, c_sums + first_sum, half, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
         if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
         else if (warp == 9)
-            make_steps(s, sizes, a, dt_gradients, head_sums, batch, chunk, run.first_head, run.last_head,
+            make_steps(s, sizes, a, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 10) store(s, run, dx, batch, chunk);
+        else if (threadIdx.x == 32 * 10) store(s, sizes, run, dx, batch, chunk);
     }
 }

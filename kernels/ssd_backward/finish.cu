@@ -39,7 +39,7 @@ struct Strides {
 extern "C" __global__ void __launch_bounds__(THREADS)
 finish(const DT *dt, const float *dt_bias, const float *dt_gradients, const float2 *head_sums, const float *b_sums,
        const float *c_sums, DT *ddt, float *slope_gradient, float *skip_gradient, float *bias_gradient, T *db, T *dc,
-       int seqlen, int heads, int chunks, int batches, int runs, long long numbers, long long dt_batch,
+       int seqlen, int heads, int parts, int chunks, int batches, int runs, long long numbers, long long dt_batch,
        long long dt_token, long long dt_head, int softplus, float low, float high) {
     __shared__ float of_warps[32];
     wait_for_previous_kernel();
@@ -64,14 +64,16 @@ finish(const DT *dt, const float *dt_bias, const float *dt_gradients, const floa
     const float bias = dt_bias ? dt_bias[head] : 0;
     float slope_sum = 0, skip_sum = 0, bias_sum = 0;
     for (int batch = 0; batch < batches; batch++) {
-        const long long first = ((long long)batch * heads + head) * chunks;
+        const long long first = ((long long)batch * heads + head) * parts * chunks;
         for (int t = threadIdx.x; t < seqlen; t += THREADS) {
             const float v = as_float(dt[batch * dt_batch + t * dt_token + head * dt_head]) + bias;
-            const float gradient = dt_gradients[first * CHUNK + t] * rule.slope_at(v);
+            float gradient = 0;
+            for (int part = 0; part < parts; part++) gradient += dt_gradients[(first + part * chunks) * CHUNK + t];
+            gradient *= rule.slope_at(v);
             ddt[((long long)batch * seqlen + t) * heads + head] = rounded<DT>(gradient);
             bias_sum += gradient;
         }
-        for (int chunk = threadIdx.x; chunk < chunks; chunk += THREADS) {
+        for (int chunk = threadIdx.x; chunk < parts * chunks; chunk += THREADS) {
             const float2 part = head_sums[first + chunk];
             slope_sum += part.x, skip_sum += part.y;
         }

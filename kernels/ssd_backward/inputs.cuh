@@ -53,12 +53,11 @@ struct Inputs {
     float log_decay[2], dt[2], to_end[2]; // to_end: decay from behind the token to the chunk's end
 
     __device__ __forceinline__ Inputs(const Line &line, int warp, int lane) {
-        const float end = line.log_decay[CHUNK - 1];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             j[r] = 16 * warp + lane / 4 + 8 * r;
             log_decay[r] = line.log_decay[j[r]], dt[r] = line.dt[j[r]];
-            to_end[r] = exp2_approx(end - log_decay[r]);
+            to_end[r] = line.to_end(j[r]);
         }
     }
 };
@@ -83,7 +82,9 @@ __device__ __forceinline__ void multiply_decays(const float (&g)[32], unsigned (
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float power = exp2_approx((e % 2 ? log_decay.y : log_decay.x) - own.log_decay[e / 2]);
-                const float decay = i + e % 2 >= own.j[e / 2] ? power : 0;
+                const int j = own.j[e / 2];
+                const bool reaches = i + e % 2 >= j && (!S::SEQUENCES || line.begin_of(i + e % 2) <= j + 1);
+                const float decay = reaches ? power : 0;
                 score[e] = decay * products[e];
                 const float m = g[4 * n + e] * score[e];
                 s_sum[4 * n + e] += g[4 * n + e] * decay * own.dt[e / 2];
@@ -212,7 +213,7 @@ __device__ __forceinline__ void write_sums(float *to, const float (&d)[STATE / 2
 constexpr int TURNED = 1; // a barrier: S^T is there
 
 __device__ __forceinline__ void walk_inputs(Shared &s, const Sizes &sizes, const float *d_skip, float *to, int chunk,
-                                            int first_head, int last_head, int thread) {
+                                            const Run &run, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     float db[STATE / 2], s_sum[32];
     clear(db), clear(s_sum);
@@ -221,9 +222,9 @@ __device__ __forceinline__ void walk_inputs(Shared &s, const Sizes &sizes, const
     Phase<STAGES> phase;
     Phase<STATE_STAGES> state;
     Phase<2> place;
-    for (int head = first_head; head < last_head; head++, phase.advance(), state.advance(), place.advance()) {
+    for (int row = run.first; row < run.last; row++, phase.advance(), state.advance(), place.advance()) {
         const int stage = warp_uniform(phase.stage);
-        const float d = d_skip ? d_skip[head] : 0;
+        const float d = d_skip ? d_skip[sizes.head_of(row)] : 0;
         s.ring.wait_full(phase);
         s.sums_ring.wait_empty(place);
         add_head(s, db, s_sum, stage, state, s.sums[warp_uniform(place.stage)], d, thread);

@@ -1,5 +1,5 @@
-/* The role of the other warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of
-   the steps' gradients what belongs to outputs and to the state. */
+/* The role of the other warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and
+   of the steps' gradients what belongs to outputs and to the state. */
 #pragma once
 #include "inputs.cuh"
 #include "walk.cuh"
@@ -41,7 +41,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     const int lane = thread % 32, warp = warp_uniform(thread / 32), first = 16 * warp + lane / 4;
     const unsigned h = shared_address(s.h[state]);
     const Line &line = s.lines[stage];
-    const float decay[2] = {exp2_approx(line.log_decay[first]), exp2_approx(line.log_decay[first + 8])};
+    const float decay[2] = {line.from_start(first), line.from_start(first + 8)};
     unsigned dy[4][4], weighted[4][4];
     float y[32]; // of the state before the chunk, without the decay from there
     wgmma_fence();
@@ -60,7 +60,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
         wgmma<STATE, MN_MAJOR>(dc, weighted[k], advance(mn_major(h), 16 * k * 128), true, T());
     wgmma_commit();
     const float through = warp_sum(dot(s.h[state][0], s.dh[state][0], thread));
-    if (lane == 0) sums.state[warp] = through * exp2_approx(line.log_decay[CHUNK - 1]);
+    if (lane == 0) sums.state[warp] = through * line.whole();
     wgmma_wait<0>();
     keep(y), keep(dc);
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
 }
 
 __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, const Half &half,
-                                             int heads, int thread) {
+                                             const Run &run, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     float dc[STATE / 2];
     clear(dc);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
     Phase<STAGES> phase;
     Phase<STATE_STAGES> state;
     Phase<2> place;
-    for (int i = 0; i < heads; i++, phase.advance(), state.advance(), place.advance()) {
+    for (int row = run.first; row < run.last; row++, phase.advance(), state.advance(), place.advance()) {
         const int stage = warp_uniform(phase.stage), state_stage = warp_uniform(state.stage);
         s.ring.wait_full(phase);
         s.states_ring.wait_full(state);

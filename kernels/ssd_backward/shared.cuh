@@ -21,12 +21,12 @@ struct StepSums {
 
 struct Shared {
     unsigned char b[STATE_TILES][TILE], c[STATE_TILES][TILE]; // of the chunk
-    unsigned char other_columns[STATE_TILES][TILE];           // of the pair's other chunk: B of the first, C of the second
+    unsigned char other_columns[STATE_TILES][TILE];           // of the other chunk: B of the first, C of the second
     unsigned char h[STATE_STAGES][STATE_TILES][TILE];         // before the chunk, once it is made (between.cuh)
     unsigned char dh[STATE_STAGES][STATE_TILES][TILE];        // behind it
     unsigned char x[STAGES][TILE];                            // and dx, when x has been read
     unsigned char dy[STAGES][TILE];
-    unsigned char other_rows[STAGES][TILE]; // of the pair's other chunk: x of the first, dy of the second
+    unsigned char other_rows[STAGES][TILE]; // of the other chunk: x of the first, dy of the second
     unsigned char turned[TILE];             // S^T, at the end
     float4 products[8][128];                // B C^T: of each thread, as it needs it
     Line lines[STAGES], other_lines[STAGES];
@@ -50,6 +50,11 @@ struct Shared {
         for (int i = 0; i < STAGES; i++) dx_full[i].init(4); // (4 warps of inputs)
         Barrier::init_done();
     }
+};
+
+/* The rows that a block walks: up to but not `last`. */
+struct Run {
+    int first, last, group, of_group; // of_group: which run of its group
 };
 
 /* Which chunk of its pair a block has, and what it makes of the other one: the first makes dh behind itself, the second

@@ -1,13 +1,13 @@
 /* Launch 2 of the backward pass: states before each pair of chunks, and their gradients behind each.
 
-   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it writes
-   what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the products of
-   launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head, and half of
-   the bytes. The walk adds in float32 and is never rounded.
+   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it
+   writes what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the
+   products of launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head,
+   and half of the bytes. The walk adds in float32 and is never rounded.
 
    Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
-   and head. Launch with THREADS on (heads, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
-   seqlen, columns), boxes of a tile; states (1, batch * pairs, heads, 64, STATE), boxes of 16 rows of a
+   and head. Launch with THREADS on (rows, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
+   seqlen, columns), boxes of a tile; states (1, batch * pairs, rows, 64, STATE), boxes of 16 rows of a
    tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
@@ -38,7 +38,8 @@ struct Walk {
 
 /* The role of a warp: tiles by TMA, and the chunk's line. */
 __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Walk &walk, const Line *lines, int batch,
-                                      int head, int lane) {
+                                      int row, int lane) {
+    const int head = sizes.head_of(row), column = sizes.column_of(row), group = sizes.group_of(row);
     Phase<STAGES> phase;
     for (int step = 0; step < walk.chunks; step++, phase.advance()) {
         const int stage = phase.stage, chunk = walk.chunk(step), token = chunk * CHUNK;
@@ -46,13 +47,12 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Walk 
         Barrier &full = s.ring.full[stage];
         if (lane == 0) {
             full.expect((1 + STATE_TILES) * TILE);
-            load_tile(s.rows[stage], walk.rows, Place{{0, token, head, batch, 0}}, full, LEAVES_FIRST);
+            load_tile(s.rows[stage], walk.rows, Place{{column, token, head, batch, 0}}, full, LEAVES_FIRST);
             for (int i = 0; i < STATE_TILES; i++)
-                load_tile(s.columns[stage][i], walk.columns, Place{{64 * i, token, sizes.group_of(head), batch, 0}}, full,
+                load_tile(s.columns[stage][i], walk.columns, Place{{64 * i, token, group, batch, 0}}, full,
                           LEAVES_LAST);
         }
-        const char *line = reinterpret_cast<const char *>(lines + sizes.line_of(batch, head, chunk));
-        copy_async_or_zero(shared_address(&s.lines[stage]) + 16 * lane, line + 16 * lane, true);
+        copy_line(s.lines[stage], lines + sizes.line_of(batch, head, chunk), lane);
         full.arrive_with_copies();
     }
     copy_async_wait<0>();
@@ -60,7 +60,7 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Walk 
 
 /* Rows of the state (columns of x) from 16 warp on, as the warp's own 16 rows of tiles; TMA takes them. */
 __device__ __forceinline__ void write_state(unsigned char (&out)[STATE_TILES][TILE / 4], const float (&state)[NUMBERS],
-                                            const CUtensorMap &to, int place, int head, int warp, int lane) {
+                                            const CUtensorMap &to, int place, int row, int warp, int lane) {
     if (lane == 0) store_wait_read<1>(); // the store before the last has left this place
     __syncwarp();
 #pragma unroll
@@ -70,7 +70,7 @@ __device__ __forceinline__ void write_state(unsigned char (&out)[STATE_TILES][TI
     __syncwarp();
     if (lane == 0) {
         for (int i = 0; i < STATE_TILES; i++)
-            store_tile(to, Place{{64 * i, 16 * warp, head, place, 0}}, out[i], LEAVES_FIRST);
+            store_tile(to, Place{{64 * i, 16 * warp, row, place, 0}}, out[i], LEAVES_FIRST);
         store_commit();
     }
 }
@@ -80,8 +80,8 @@ struct Matrix {
     const Sizes &sizes;
     int row, column;
 
-    __device__ __forceinline__ Matrix(const Sizes &sizes, int thread)
-        : sizes(sizes), row(thread / 32 * 16 + thread % 32 / 4), column(thread % 4 * 2) {}
+    __device__ __forceinline__ Matrix(const Sizes &sizes, int first, int thread)
+        : sizes(sizes), row(first + thread / 32 * 16 + thread % 32 / 4), column(thread % 4 * 2) {}
     __device__ __forceinline__ bool there(int i, int h) const {
         return row + 8 * h < sizes.headdim && column + 8 * i < sizes.dstate;
     }
@@ -89,11 +89,11 @@ struct Matrix {
 };
 
 /* The role of a warpgroup. */
-__device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Walk &walk, const float *start, float *end,
-                                         int batch, int head, int thread) {
+__device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Walk &walk, const float *start,
+                                         float *end, int batch, int row, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
-    const long long matrix = ((long long)batch * sizes.heads + head) * sizes.headdim * sizes.dstate;
-    const Matrix own(sizes, thread);
+    const long long matrix = ((long long)batch * sizes.heads + sizes.head_of(row)) * sizes.headdim * sizes.dstate;
+    const Matrix own(sizes, sizes.column_of(row), thread);
     float state[NUMBERS];
     clear(state);
     if (start)
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Wa
         const int stage = warp_uniform(phase.stage);
         if (step % 2 == 0)
             write_state(s.out[step / 2 % 2][warp], state, walk.to, (batch * walk.chunks + walk.chunk(step)) / 2,
-                        head, warp, lane);
+                        row, warp, lane);
         s.ring.wait_full(phase);
         add_chunk(state, shared_address(s.rows[stage]), shared_address(s.columns[stage]), s.lines[stage],
                   walk.backwards, warp, lane);
@@ -134,11 +134,11 @@ states(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh, const Line *lines,
        const float *initial, const float *final_gradients, float *initial_gradients, int seqlen, int chunks, int heads,
-       int groups, int headdim, int dstate) {
+       int groups, int headdim, int dstate, int parts) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate};
-    const int head = blockIdx.x, batch = blockIdx.y;
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
+    const int row = blockIdx.x, batch = blockIdx.y;
     const bool backwards = blockIdx.z;
     const Walk walk{backwards ? dy : x, backwards ? c : b, backwards ? dh : h, backwards, chunks};
     let_next_kernel_start();
@@ -150,6 +150,6 @@ states(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     wait_for_previous_kernel();
     if (threadIdx.x < 128)
         multiply(s, sizes, walk, backwards ? final_gradients : initial, backwards ? initial_gradients : nullptr, batch,
-                 head, threadIdx.x);
-    else bring(s, sizes, walk, lines, batch, head, threadIdx.x % 32);
+                 row, threadIdx.x);
+    else bring(s, sizes, walk, lines, batch, row, threadIdx.x % 32);
 }

@@ -1,9 +1,10 @@
-/* The role of a warp in chunks.cu: from sums over a chunk to the gradients of its steps. Lane l has tokens 2 l and 2 l + 1.
+/* The role of a warp in chunks.cu: from sums over a chunk to the gradients of its steps. Lane l has tokens 2 l and
+   2 l + 1.
 
-   A step's logarithm a_t = A dt_t is in the decay of every pair (i, j) with j < t <= i. The sum of M_ij over those is the
-   sum over i >= t of (row i of M less column i of M): pairs with both in it drop out. To that come what outputs i >= t
-   take of the state before the chunk, what inputs j < t give to the state behind it, and what passes through all of it.
-   Sums begin anew at each chunk: over a long sequence they would lose their digits. */
+   A step's logarithm a_t = A dt_t is in the decay of every pair (i, j) with j < t <= i. The sum of M_ij over those is
+   the sum over i >= t of (row i of M less column i of M): pairs with both in it drop out. To that come what outputs
+   i >= t take of the state before the chunk, what inputs j < t give to the state behind it, and what passes through all
+   of it. Sums begin anew at each chunk: over a long sequence they would lose their digits. */
 #pragma once
 #include "../device/reduce.cuh"
 #include "shared.cuh"
@@ -13,7 +14,9 @@ struct StepGradients {
     float slope, skip;  // the chunk's part of dA, and of dD
 };
 
-__device__ __forceinline__ float2 pair_of(const float *of_tokens, int lane) { return *(const float2 *)(of_tokens + 2 * lane); }
+__device__ __forceinline__ float2 pair_of(const float *of_tokens, int lane) {
+    return *(const float2 *)(of_tokens + 2 * lane);
+}
 
 __device__ __forceinline__ StepGradients step_gradients(const StepSums &sums, float a, int lane) {
     float2 take = pair_of(sums.from_start, lane); // token i: what it takes of what was before it, less what it gives
@@ -42,15 +45,15 @@ __device__ __forceinline__ StepGradients step_gradients(const StepSums &sums, fl
 
 /* Of each head: ddt, a line of 64 tokens, and the chunk's part of dA and dD. */
 __device__ __forceinline__ void make_steps(Shared &s, const Sizes &sizes, const float *a, float *dt_gradients,
-                                           float2 *head_sums, int batch, int chunk, int first_head, int last_head,
+                                           float2 *head_sums, int batch, int chunk, const Run &run,
                                            int lane) {
     Phase<2> place;
-    for (int head = first_head; head < last_head; head++, place.advance()) {
-        const float slope = a[head];
+    for (int row = run.first; row < run.last; row++, place.advance()) {
+        const float slope = a[sizes.head_of(row)];
         s.sums_ring.wait_full(place);
         const StepGradients found = step_gradients(s.sums[place.stage], slope, lane);
-        *(float2 *)(dt_gradients + sizes.line_of(batch, head, chunk) * CHUNK + 2 * lane) = found.dt;
-        if (lane == 0) head_sums[sizes.line_of(batch, head, chunk)] = make_float2(found.slope, found.skip);
+        *(float2 *)(dt_gradients + sizes.row_line_of(batch, row, chunk) * CHUNK + 2 * lane) = found.dt;
+        if (lane == 0) head_sums[sizes.row_line_of(batch, row, chunk)] = make_float2(found.slope, found.skip);
         __syncwarp();
         if (lane == 0) s.sums_ring.release(place);
     }

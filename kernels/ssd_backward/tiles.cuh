@@ -28,7 +28,8 @@ __device__ __forceinline__ void load_columns(unsigned (&f)[4][4], unsigned tile,
 }
 
 /* Sums of a product, rounded, as the left factor of another over their columns. */
-template <int COUNT> __device__ __forceinline__ void to_fragments(unsigned (&f)[COUNT / 8][4], const float (&d)[COUNT]) {
+template <int COUNT>
+__device__ __forceinline__ void to_fragments(unsigned (&f)[COUNT / 8][4], const float (&d)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT / 2; i++) f[i / 4][i % 4] = pack(d[2 * i], d[2 * i + 1], T());
 }
@@ -42,4 +43,10 @@ template <int COUNT> __device__ __forceinline__ void clear(float (&d)[COUNT]) {
 __device__ __forceinline__ unsigned scaled(unsigned pair, float by_first, float by_second) {
     const float2 v = unpack(pair, T());
     return pack(v.x * by_first, v.y * by_second, T());
+}
+
+/* A line, by all lanes of a warp, with cp.async. */
+__device__ __forceinline__ void copy_line(Line &to, const Line *from, int lane) {
+    for (int i = 16 * lane; i < sizeof(Line); i += 16 * 32)
+        copy_async_or_zero(shared_address(&to) + i, reinterpret_cast<const char *>(from) + i, true);
 }

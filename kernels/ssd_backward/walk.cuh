@@ -12,21 +12,17 @@ constexpr int NUMBERS = STATE / 2; // of a state, in a thread
 
 /* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight. */
 __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, bool backwards, int lane) {
-    const float end = line.log_decay[CHUNK - 1];
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int token = 16 * k + 8 * half + lane % 4 * 2;
-            float2 by = *(const float2 *)&line.log_decay[token];
-            if (backwards) {
-                by.x = exp2_approx(by.x), by.y = exp2_approx(by.y);
-            } else {
-                const float2 dt = *(const float2 *)&line.dt[token];
-                by.x = dt.x * exp2_approx(end - by.x), by.y = dt.y * exp2_approx(end - by.y);
-            }
+            const int i = 16 * k + 8 * half + lane % 4 * 2; // and the next
+            float by[2];
 #pragma unroll
-            for (int row = 0; row < 2; row++) f[k][2 * half + row] = scaled(f[k][2 * half + row], by.x, by.y);
+            for (int n = 0; n < 2; n++)
+                by[n] = backwards ? line.from_start(i + n) : line.dt[i + n] * line.to_end(i + n);
+#pragma unroll
+            for (int row = 0; row < 2; row++) f[k][2 * half + row] = scaled(f[k][2 * half + row], by[0], by[1]);
         }
 }
 
@@ -36,7 +32,7 @@ __device__ __forceinline__ void add_chunk(float (&state)[NUMBERS], unsigned rows
     unsigned f[4][4];
     load_columns(f, rows, warp, lane);
     weigh(f, line, backwards, lane);
-    const float decay = exp2_approx(line.log_decay[CHUNK - 1]);
+    const float decay = line.whole();
 #pragma unroll
     for (int i = 0; i < NUMBERS; i++) state[i] *= decay;
     wgmma_fence();
