@@ -33,9 +33,10 @@ def _add_unless_new(sum_a, new_a, sum_b, new_b):
 
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads"])
 def ddt_kernel(
-    sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, ddt, dA, dbias, dD, seqlen, nchunks, nheads, sums_l, dt_b, dt_l,
-    low, high,
-    TILES: tl.constexpr, RISES: tl.constexpr, T: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr, D_TOO: tl.constexpr,
+    sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, ddt, dA, dbias, dD,
+    seqlen, nchunks, nheads, sums_l, dt_b, dt_l, low, high,
+    TILES: tl.constexpr, RISES: tl.constexpr, T: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    D_TOO: tl.constexpr,
 ):  # fmt: skip
     """grid (chunks, tiles of heads, batch)."""
     chunk, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)

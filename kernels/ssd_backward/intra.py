@@ -192,14 +192,14 @@ def intra_kernel(
     if (tl.program_id(0) + linear // places) % 2 == 0:
         walk(
             x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l, x_l, dy_l, B_l, C_l, nheads,
-            True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
+            x_l, dy_l, B_l, C_l, nheads, True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
     else:
         walk(
             x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l, x_l, dy_l, B_l, C_l, nheads,
-            False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
+            x_l, dy_l, B_l, C_l, nheads, False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
 
 
