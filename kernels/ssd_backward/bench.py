@@ -2,8 +2,9 @@
 
 80 heads, headdim 64, dstate 128, one group, batch 1, dt_bias and softplus, D; inputs as kernels.ssd.bench draws them.
 Beside ours stand mamba_ssm's kernels (peers.py) at their best chunk size, in a CUDA graph and as called; they are tuned
-anew at each of TUNED, and at 128K are those of 32K. Bytes and flops are what the layer asks for (`least`), so that percentages of the roof compare. The gradient
-of x of each row is held against float64 before it is timed and after; all gradients in the table of errors.
+anew at each length of TUNED, and at 128K are those of 32K. Bytes and flops are what the layer asks for (`least`), so
+that percentages of the roof compare. The gradient of x of each row is held against float64 before it is timed and
+after; all gradients in the table of errors.
 
 Tables: peak memory above the inputs, and how far each gradient is off. Of a call all that its allocator ever held
 counts, results too.
