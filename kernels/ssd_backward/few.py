@@ -20,12 +20,12 @@ from kernels.ssd import chunk_cumsum
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import five, sequence_numbers
 from kernels.ssd.fused import fused
-from kernels.ssd_backward import finish, gate, inter, intra, states
+from kernels.ssd_backward import finish, gate, inter, intra, scores, states
 from kernels.ssd_backward.arguments import Gradients, expect_backward
 from kernels.ssd_backward.plan import plan
 from lab.card import multiprocessors
 
-FILES = ("arguments", "plan", "gate", "states", "intra", "inter", "finish", "few")
+FILES = ("arguments", "plan", "gate", "states", "inter", "scores", "intra", "finish", "few")
 SOURCES = (
     *(f"kernels/ssd_backward/{name}.py" for name in FILES),
     "kernels/ssd/launching.py",
@@ -87,8 +87,9 @@ def _run(problem, dy, x, dt, A, B, C, D, z, dt_bias, initial, dfinal, seq_idx, s
     del h  # whose memory dx takes
     dx = x.new_empty(x.shape)
     second = dC_parts[outer.stop :]
+    scored = scores.run(problem, B, C, seq_idx, cum.shape[2], how)
     sums, skip = intra.run(
-        problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB_parts[inner], dC_parts[inner], second, how
+        problem, x, dy, B, C, D, dts, cum, seq_idx, scored, dh, dx, dB_parts[inner], dC_parts[inner], second, how
     )  # fmt: skip
     del dh
     finish.join(dB_parts, dC_parts, dB, dC, how)

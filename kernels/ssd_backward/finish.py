@@ -22,6 +22,7 @@ from kernels.ssd.launching import launch
 
 HEADS = 8  # of a program of ddt
 SPAN = 1024  # numbers that `join` takes at a time
+NOTHING = tl.constexpr(-40.0)  # A dt: of what decays like this, by 2**-57, no digit is left in a sum
 ROWS = 64  # of what `totals` adds up, at a time
 
 
@@ -33,9 +34,10 @@ def _add_unless_new(sum_a, new_a, sum_b, new_b):
 
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads"])
 def ddt_kernel(
-    sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, ddt, dA, dbias, dD, seqlen, nchunks, nheads, sums_l, dt_b, dt_l,
-    low, high,
-    TILES: tl.constexpr, RISES: tl.constexpr, T: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr, D_TOO: tl.constexpr,
+    sums, rises, crossing, dts, cum, dt, A, dt_bias, seq_idx, ddt, dA, dbias, dD,
+    seqlen, nchunks, nheads, sums_l, dt_b, dt_l, low, high,
+    TILES: tl.constexpr, RISES: tl.constexpr, T: tl.constexpr, HEADS: tl.constexpr, SOFTPLUS: tl.constexpr,
+    D_TOO: tl.constexpr,
 ):  # fmt: skip
     """grid (chunks, tiles of heads, batch)."""
     chunk, b = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -87,6 +89,7 @@ def ddt_kernel(
         fresh = mine != tl.load(seq_idx + tl.maximum(token - 1, 0), token < seqlen, other=-1)
         over = tl.where(fresh[None, :], 0, over)
     rate = tl.load(A + h, heads, other=0)[:, None]
+    over = tl.where(rate * step < NOTHING, 0, over)  # else what rounding has left, times a large step
     found_dt = rate * over + direct
     raw = tl.load(dt + b * dt_b + token[None, :] * dt_l + h[:, None], there, other=0).to(tl.float32)
     if dt_bias is not None:

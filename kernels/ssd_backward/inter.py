@@ -119,5 +119,6 @@ def run(problem, x, dy, C, dts, cum, seq_idx, h, dh, dB, dC, plan):
     constants = *of_token, headdim, dstate, plan.columns, plan.width, 2 * plan.rows, plan.exact
     tensors = x, dy, C, dts, cum, seq_idx, h, dh, dB, dC, rises, crossing
     options = dict(num_warps=plan.inter_warps, num_stages=plan.inter_stages)
-    launch(inter_kernel, (2 * nchunks, tiles_n * ngroups * plan.inter_runs, batch), tensors, numbers, constants, **options)
+    grid = 2 * nchunks, tiles_n * ngroups * plan.inter_runs, batch
+    launch(inter_kernel, grid, tensors, numbers, constants, **options)
     return rises, crossing

@@ -1,4 +1,4 @@
-"""Launch 3 of few: inside of a chunk, when the gradient of the state after it is known: dx, and a part of dB and dC.
+"""Launch 5 of few: inside of a chunk, when the gradient of the state after it is known: dx, and a part of dB and dC.
 
     H nheads   P headdim   N dstate   Q tokens of a block, two blocks a chunk   p column of x   n column of B and C
 
@@ -34,7 +34,7 @@ from kernels.ssd_backward.states import tile
 
 @triton.jit
 def walk(
-    x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+    x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
     b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
     x_l: tl.constexpr, dy_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     FIRST: tl.constexpr, P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
@@ -57,12 +57,11 @@ def walk(
     b_own = tile(B, start, B_l, t, n, N, seqlen, FULL_N)  # (Q, WN)
     kind = b_own.dtype
     cb = tl.dot(b_own, tl.trans(tile(C, start, C_l, t, n, N, seqlen, FULL_N)), input_precision=EXACT)
-    cb = tl.where(reaches, cb, 0).to(kind)  # (j, i)
+    cb = tl.where(reaches, cb, 0)  # (j, i)
+    square = t[:, None] * Q + t[None, :]
     s = tl.zeros((Q, Q), tl.float32)  # (j, i)
     if FIRST:
-        c_second = tile(C, start + Q, C_l, t, n, N, seqlen, FULL_N)
-        cb_second = tl.dot(b_own, tl.trans(c_second), input_precision=EXACT).to(kind)  # (j, i), factors of products
-        bc_second = tl.dot(c_second, tl.trans(b_own), input_precision=EXACT).to(kind)  # (i, j)
+        cb_second, bc_second = tl.load(scores + 2 * Q * Q + square), tl.load(scores + 3 * Q * Q + square)
         s_second = tl.zeros((Q, Q), tl.float32)  # (j, i)
         if seq_idx is not None:
             at_mid = tl.load(seq_idx + tl.minimum(start + Q, seqlen) - 1)
@@ -172,7 +171,7 @@ def walk(
 
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "heads_a_group", "runs", "lines_a_run", "places"])
 def intra_kernel(
-    x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+    x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
     seqlen, nchunks, heads_a_group, runs, lines_a_run, places, x_b, x_h, dy_b, dy_h, B_b, B_g, C_b, C_g, sums_l,
     x_l: tl.constexpr, dy_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
@@ -188,21 +187,23 @@ def intra_kernel(
     dy += b * dy_b
     B += b * B_b + group * B_g
     C += b * C_b + group * C_g
+    groups = tl.num_programs(1) // runs
+    scores += (((N_FIRST // WN * tl.num_programs(2) + b) * nchunks + chunk) * groups + group) * (4 * Q * Q)
     if (tl.program_id(0) + linear // places) % 2 == 0:
         walk(
-            x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l, x_l, dy_l, B_l, C_l, nheads,
-            True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
+            x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
+            x_l, dy_l, B_l, C_l, nheads, True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
     else:
         walk(
-            x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
-            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l, x_l, dy_l, B_l, C_l, nheads,
-            False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
+            x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
+            x_l, dy_l, B_l, C_l, nheads, False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
 
 
-def run(problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB, dC, dC_second, plan):
+def run(problem, x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, dB, dC, dC_second, plan):
     """(sums, skip) for finish.py; dx is written, and dB and the two parts of dC, (runs, batch, L, G, N) float32."""
     batch, seqlen, nheads, headdim, ngroups, dstate = problem[:6]
     nchunks, tiles = cum.shape[2], -(-headdim // plan.columns)
@@ -214,7 +215,7 @@ def run(problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB, dC, dC_second, p
     lines = nheads // ngroups * tiles
     strides = *(t.stride(axis) for t in (x, dy, B, C) for axis in (0, 2)), sums[0].numel()
     of_token = *(t.stride(1) for t in (x, dy, B, C)), nheads  # compiled in, so that rows need no registers
-    tensors = x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip
+    tensors = x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip
     options = dict(num_warps=plan.warps, num_stages=plan.stages)
     if plan.registers and x.is_cuda:
         options["maxnreg"] = plan.registers
