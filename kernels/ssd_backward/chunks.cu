@@ -36,9 +36,6 @@ __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows)
     return {first, min(first + run_rows, (group + 1) * group_rows), group, run % runs};
 }
 
-// Tiles that two blocks read at about the same time: L2 treats them as any.
-constexpr CachePolicy STAYS = 0x1000000000000000;
-
 struct Maps {
     const CUtensorMap &x, &dy, &b, &c, &h, &dh;
 };
@@ -65,9 +62,9 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
         if (lane == 0) {
             full.expect(3 * TILE);
-            load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, STAYS);
-            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, STAYS);
-            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, STAYS);
+            load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, AS_ANY);
+            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, AS_ANY);
+            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, AS_ANY);
         }
         copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
         copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
@@ -76,8 +73,8 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         if (lane == 0) {
             states_full.expect(2 * STATE_TILES * TILE);
             for (int i = 0; i < STATE_TILES; i++) {
-                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, states_full, STAYS);
-                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, states_full, STAYS);
+                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, states_full, AS_ANY);
+                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, states_full, AS_ANY);
             }
         }
     }
@@ -102,9 +99,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
        const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
-       const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip, float *b_sums,
-       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups,
-       int headdim, int dstate, int parts, int run_rows, int batches) {
+       const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip,
+       const float *slopes, float *b_sums, float *c_sums, float *dt_gradients, float4 *head_sums, int seqlen,
+       int chunks, int heads, int groups, int headdim, int dstate, int parts, int run_rows, int batches) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
@@ -131,7 +128,7 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
         give_registers<OTHER_REGISTERS>();
         if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
         else if (warp == 9)
-            make_steps(s, sizes, a, dt_gradients, head_sums, batch, chunk, run,
+            make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);
         else if (threadIdx.x == 32 * 10) store(s, sizes, run, dx, batch, chunk);
     }

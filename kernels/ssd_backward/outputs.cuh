@@ -23,10 +23,10 @@ __device__ __forceinline__ float dot(const unsigned char *h, const unsigned char
 __device__ __forceinline__ void make_between(Shared &s, const Half &half, int stage, int state, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     const unsigned place = shared_address(half.second() ? s.h[state] : s.dh[state]);
-    float between[NUMBERS];
+    float between[STATE / 2];
     load_state(between, place, warp, lane);
-    add_chunk(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns), s.other_lines[stage],
-              !half.second(), warp, lane);
+    add_chunk<STATE>(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns),
+                     s.other_lines[stage], !half.second(), warp, lane);
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++)
         store_columns(spot_of_block(place + k / 4 * TILE, warp, k % 4, lane), between, k);
