@@ -3,10 +3,11 @@
 0 gate           dy, z, v           -> dz, dy silu(z)                  with z alone; v by a forward without z
 1 chunk_cumsum   dt, A              -> dt, cum                         kernels.ssd's
 2 states         x, B, dy, C        -> h, dh at the chunks' ends       16 bits, in chunks of 128
-3 chunks         x, dy, B, C, h, dh -> dx, dB, dC, sums for dt and A   runs of heads, side by side
-4 finish.ddt     sums               -> ddt
-5 finish.totals  sums over chunks   -> dA, dD, ddt_bias
-6 finish.join    parts of the runs  -> dB, dC                          where there are several
+3 inter          x, dy, C, h, dh    -> parts of dB, dC and of the sums for dt and A, from beyond the chunk
+4 intra          x, dy, B, C, dh    -> dx, and the same from inside of the chunk
+5 finish.join    parts              -> dB, dC
+6 finish.ddt     sums               -> ddt
+7 finish.totals  sums over chunks   -> dA, dD, ddt_bias
 
 No float atomics: all sums have one order, and the same call gives the same bits.
 
@@ -19,12 +20,12 @@ from kernels.ssd import chunk_cumsum
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import five, sequence_numbers
 from kernels.ssd.fused import fused
-from kernels.ssd_backward import finish, gate, inter, intra, states
+from kernels.ssd_backward import finish, gate, inter, intra, scores, states
 from kernels.ssd_backward.arguments import Gradients, expect_backward
 from kernels.ssd_backward.plan import plan
 from lab.card import multiprocessors
 
-FILES = ("arguments", "plan", "gate", "states", "intra", "inter", "finish", "few")
+FILES = ("arguments", "plan", "gate", "states", "inter", "scores", "intra", "finish", "few")
 SOURCES = (
     *(f"kernels/ssd_backward/{name}.py" for name in FILES),
     "kernels/ssd/launching.py",
@@ -76,17 +77,21 @@ def _run(problem, dy, x, dt, A, B, C, D, z, dt_bias, initial, dfinal, seq_idx, s
                     dt_softplus=softplus, dt_limit=limit)  # fmt: skip
         dz, dy = gate.run(dy, z, v)
     dts, cum = chunk_cumsum.run(dt, A, 2 * how.rows, dt_bias, seq_idx, softplus, limit)
-    dx, ddt, dA, dB, dC = (t.new_empty(t.shape) for t in (x, dt, A, B, C))
+    ddt, dA, dB, dC = (t.new_empty(t.shape) for t in (dt, A, B, C))
     dinitial, dbias, dD = (None if t is None else t.new_empty(t.shape) for t in (initial, dt_bias, D))
     h, dh = states.run(problem, x, dy, B, C, dts, cum, seq_idx, initial, dfinal, dinitial, how)
     dB_parts = cum.new_empty((how.runs + how.inter_runs, *B.shape))
     dC_parts = cum.new_empty((2 * how.runs + how.inter_runs, *B.shape))
     inner, outer = slice(how.runs), slice(how.runs, how.runs + how.inter_runs)
-    sums, skip = intra.run(
-        problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB_parts[inner], dC_parts[inner], dC_parts[outer.stop :], how
-    )  # fmt: skip
     rises, crossing = inter.run(problem, x, dy, C, dts, cum, seq_idx, h, dh, dB_parts[outer], dC_parts[outer], how)
-    del h, dh
+    del h  # whose memory dx takes
+    dx = x.new_empty(x.shape)
+    second = dC_parts[outer.stop :]
+    scored = scores.run(problem, B, C, seq_idx, cum.shape[2], how)
+    sums, skip = intra.run(
+        problem, x, dy, B, C, D, dts, cum, seq_idx, scored, dh, dx, dB_parts[inner], dC_parts[inner], second, how
+    )  # fmt: skip
+    del dh
     finish.join(dB_parts, dC_parts, dB, dC, how)
     skips = D is not None and D.ndim == 1
     parts = finish.ddt(

@@ -28,7 +28,8 @@ def _state(of, at, p, n, P: tl.constexpr, N: tl.constexpr, FULL: tl.constexpr):
 @triton.jit
 def walk(
     u, V, state, twin, dV, dts, cum, seq_idx, rises, crossing, first_tile,
-    b, chunk, group, run, seqlen, nchunks, nheads, heads_a_group, lines_a_run, u_l, u_h, V_l,
+    b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, u_h,
+    u_l: tl.constexpr, V_l: tl.constexpr, nheads: tl.constexpr,
     COLUMNS: tl.constexpr, P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, T: tl.constexpr,
     EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -76,11 +77,11 @@ def walk(
     tl.store(dV + at, dv, there[:, None] & (n < N)[None, :])
 
 
-@triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group", "runs", "lines_a_run"])
+@triton.jit(do_not_specialize=["seqlen", "nchunks", "heads_a_group", "runs", "lines_a_run"])
 def inter_kernel(
     x, dy, C, dts, cum, seq_idx, h, dh, dB, dC, rises, crossing,
-    seqlen, nchunks, nheads, heads_a_group, runs, lines_a_run,
-    x_b, x_l, x_h, dy_b, dy_l, dy_h, C_b, C_l, C_g,
+    seqlen, nchunks, heads_a_group, runs, lines_a_run, x_b, x_h, dy_b, dy_h, C_b, C_g,
+    x_l: tl.constexpr, dy_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, T: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """grid (2 * chunks, tiles of N * G * runs, batch): dC, then dB."""
@@ -91,13 +92,13 @@ def inter_kernel(
     if tl.program_id(0) % 2 == 0:
         walk(
             dy + b * dy_b, C + b * C_b + group * C_g, h, dh, dC, dts, cum, seq_idx, rises, crossing, first_tile,
-            b, chunk, group, run, seqlen, nchunks, nheads, heads_a_group, lines_a_run, dy_l, dy_h, C_l,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, dy_h, dy_l, C_l, nheads,
             False, P, N, WP, WN, T, EXACT,
         )  # fmt: skip
     else:
         walk(
             x + b * x_b, None, dh, None, dB, dts, cum, seq_idx, None, None, first_tile,
-            b, chunk, group, run, seqlen, nchunks, nheads, heads_a_group, lines_a_run, x_l, x_h, 0,
+            b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, x_l, 0, nheads,
             True, P, N, WP, WN, T, EXACT,
         )  # fmt: skip
 
@@ -111,11 +112,13 @@ def run(problem, x, dy, C, dts, cum, seq_idx, h, dh, dB, dC, plan):
     crossing = cum.new_empty(rises.shape[:4])
     lines = nheads // ngroups * tiles_p
     numbers = (
-        seqlen, nchunks, nheads, nheads // ngroups, plan.inter_runs, -(-lines // plan.inter_runs),
-        *x.stride()[:3], *dy.stride()[:3], *C.stride()[:3],
+        seqlen, nchunks, nheads // ngroups, plan.inter_runs, -(-lines // plan.inter_runs),
+        *(t.stride(axis) for t in (x, dy, C) for axis in (0, 2)),
     )  # fmt: skip
-    constants = headdim, dstate, plan.columns, plan.width, 2 * plan.rows, plan.exact
+    of_token = *(t.stride(1) for t in (x, dy, C)), nheads  # compiled in, so that rows need no registers
+    constants = *of_token, headdim, dstate, plan.columns, plan.width, 2 * plan.rows, plan.exact
     tensors = x, dy, C, dts, cum, seq_idx, h, dh, dB, dC, rises, crossing
     options = dict(num_warps=plan.inter_warps, num_stages=plan.inter_stages)
-    launch(inter_kernel, (2 * nchunks, tiles_n * ngroups * plan.inter_runs, batch), tensors, numbers, constants, **options)
+    grid = 2 * nchunks, tiles_n * ngroups * plan.inter_runs, batch
+    launch(inter_kernel, grid, tensors, numbers, constants, **options)
     return rises, crossing

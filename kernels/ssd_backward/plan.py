@@ -45,7 +45,7 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, dtype, places, **chose
         rows, columns, width, state_columns, "tf32x3", places,
         runs=spread(2 * chunks, lines, 2 * places), inter_runs=spread(2 * chunks * -(-dstate // width), lines, places),
         warps=4 if narrow else 2, stages=2 if narrow else 1, registers=0,
-        inter_warps=8 if narrow else 4, inter_stages=2 if narrow else 1,
+        inter_warps=8 if narrow else 4, inter_stages=3 if narrow else 1,
         state_warps=4 if narrow else 2, state_stages=2 if narrow else 1,
     )  # fmt: skip
     return found._replace(**chosen)
