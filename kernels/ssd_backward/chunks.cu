@@ -22,7 +22,6 @@
    run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
    boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
    groups, dstate): in (run of the group). dt_gradients, head_sums: of each chunk of each row. */
-#include "../device/pdl.cuh"
 #include "outputs.cuh"
 #include "step_gradients.cuh"
 
@@ -110,13 +109,11 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     const Run run = run_of(sizes, blockIdx.y, run_rows);
     const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
     const long long first_sum = (row * groups + run.group) * dstate;
-    let_next_kernel_start();
     if (threadIdx.x == 0) {
         s.init();
         prefetch(x), prefetch(dy), prefetch(h), prefetch(dh), prefetch(dx);
     }
     __syncthreads();
-    wait_for_previous_kernel();
     const int warpgroup = warp_uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         take_registers<INPUT_REGISTERS>();

@@ -7,7 +7,6 @@
    Moves 2 or 4 bytes for each token and head, and writes 12. Compile with DT. Launch with 256 threads on (chunks,
    heads / 32, batch) blocks. */
 #include "../device/math.cuh"
-#include "../device/pdl.cuh"
 #include "shape.cuh"
 #include "steps.cuh"
 
@@ -38,7 +37,6 @@ decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, L
     __shared__ float found[CHUNK][HEADS + 1]; // one more: lanes that read a column meet 32 banks
     const int chunk = blockIdx.x, first_head = blockIdx.y * HEADS, batch = blockIdx.z, lane = threadIdx.x % 32;
     const StepRule rule{softplus, low, high};
-    let_next_kernel_start();
     for (int token = threadIdx.x / 32; token < CHUNK; token += THREADS / 32) {
         const int t = chunk * CHUNK + token, head = first_head + lane;
         if (t < seqlen && head < heads)

@@ -6,7 +6,6 @@
 
    All sums have one order, so the same numbers come out each time. Compile with DT, of dt, and T by SHAPE. Launch with
    THREADS on adders + heads + turners blocks. dt_gradients, head_sums: of each chunk of each row (chunks.cu). */
-#include "../device/pdl.cuh"
 #include "../device/reduce.cuh"
 #include "shape.cuh"
 
@@ -79,7 +78,6 @@ finish(const float *dt_gradients, const float4 *head_sums, const float *b_sums, 
        int parts, int chunks, int batches, int runs, long long numbers) {
     const int adders = (int)((numbers / 2 + THREADS - 1) / THREADS), thread = threadIdx.x;
     const int block = (int)blockIdx.x - adders;
-    wait_for_previous_kernel();
     if (block < 0) {
         const long long pair = (long long)blockIdx.x * THREADS + thread;
         if (pair < numbers / 2) add_runs(db, b_sums, pair, numbers, runs), add_runs(dc, c_sums, pair, numbers, runs);

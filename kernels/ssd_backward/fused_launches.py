@@ -73,11 +73,9 @@ class Launch(NamedTuple):
     threads: int
     arguments: tuple
     shared: int = 0
-    pdl: bool = False
 
     def __call__(self, **options):
-        how = dict(shared=self.shared, pdl=self.pdl) | options
-        return self.kernel.unchecked(self.grid, self.threads, *self.arguments, **how)
+        return self.kernel.unchecked(self.grid, self.threads, *self.arguments, shared=self.shared, **options)
 
 
 def empty_gradients(t):
@@ -123,17 +121,9 @@ def launches(problem, t, gradients, softplus, limit, **chosen):
     finishers = -(-g.B.numel() // ADDED) + heads + batch * p.chunks * spans
     return [
         Launch("decays", modules.decays.decays, (p.chunks, spans, batch), 256, decays),
-        Launch("states", modules.states.states, (rows * walks, batch, 2), 160, states, modules.states_shared, True),
-        Launch(
-            "chunks",
-            modules.chunks.chunks,
-            (p.chunks, groups * p.runs, batch),
-            384,
-            chunks,
-            modules.chunks_shared,
-            True,
-        ),
-        Launch("finish", modules.finish.finish, (finishers, 1, 1), 256, finish, 0, True),
+        Launch("states", modules.states.states, (rows * walks, batch, 2), 160, states, modules.states_shared),
+        Launch("chunks", modules.chunks.chunks, (p.chunks, groups * p.runs, batch), 384, chunks, modules.chunks_shared),
+        Launch("finish", modules.finish.finish, (finishers, 1, 1), 256, finish),
     ]
 
 

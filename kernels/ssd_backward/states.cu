@@ -11,7 +11,6 @@
    tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
-#include "../device/pdl.cuh"
 #include "walk.cuh"
 
 #ifndef WALK_TILES
@@ -149,13 +148,11 @@ states(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     const bool backwards = blockIdx.z;
     const int first = (int)blockIdx.x % PARTS * COLUMNS;
     const Walk walk{backwards ? dy : x, backwards ? c : b, backwards ? dh : h, backwards, chunks, first};
-    let_next_kernel_start();
     if (threadIdx.x == 0) {
         s.ring.init(1 + 32, 4); // (the warp that brings: its first lane for TMA, all for the line), (4 warps)
         prefetch(walk.rows), prefetch(walk.columns), prefetch(walk.to);
     }
     __syncthreads();
-    wait_for_previous_kernel();
     if (threadIdx.x < 128)
         multiply(s, sizes, walk, backwards ? final_gradients : initial, backwards ? initial_gradients : nullptr, batch,
                  row, threadIdx.x);
