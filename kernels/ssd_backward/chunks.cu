@@ -2,6 +2,7 @@
 
    A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
        bring (here)         a warp: tiles of the next heads by TMA
+       scores.cuh           a warpgroup: pairs of tokens, S
        inputs.cuh           a warpgroup: tokens j, dx and dB
        outputs.cuh          a warpgroup: tokens i, dC
        step_gradients.cuh   a warp: ddt and dA
@@ -22,11 +23,14 @@
    run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
    boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
    groups, dstate): in (run of the group). dt_gradients, head_sums: of each chunk of each row. */
+#include "inputs.cuh"
 #include "outputs.cuh"
+#include "scores.cuh"
 #include "step_gradients.cuh"
 
-constexpr int THREADS = 384;
-constexpr int INPUT_REGISTERS = 240, OUTPUT_REGISTERS = 208, OTHER_REGISTERS = 56; // 3 times 168
+constexpr int THREADS = 512;
+// 4 times 128
+constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 184, OUTPUT_REGISTERS = 176, OTHER_REGISTERS = 40;
 
 /* The run of rows that a block walks: number `run` of all groups. */
 __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
@@ -121,12 +125,15 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
         walk_outputs(s, sizes, c_sums + first_sum, half, run, threadIdx.x % 128);
+    } else if (warpgroup == 2) {
+        give_registers<SCORE_REGISTERS>();
+        walk_scores(s, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
-        else if (warp == 9)
+        if (warp == 12) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
+        else if (warp == 13)
             make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 10) store(s, sizes, run, dx, batch, chunk);
+        else if (threadIdx.x == 32 * 14) store(s, sizes, run, dx, batch, chunk);
     }
 }

@@ -122,7 +122,7 @@ def launches(problem, t, gradients, softplus, limit, **chosen):
     return [
         Launch("decays", modules.decays.decays, (p.chunks, spans, batch), 256, decays),
         Launch("states", modules.states.states, (rows * walks, batch, 2), 160, states, modules.states_shared),
-        Launch("chunks", modules.chunks.chunks, (p.chunks, groups * p.runs, batch), 384, chunks, modules.chunks_shared),
+        Launch("chunks", modules.chunks.chunks, (p.chunks, groups * p.runs, batch), 512, chunks, modules.chunks_shared),
         Launch("finish", modules.finish.finish, (finishers, 1, 1), 256, finish),
     ]
 
@@ -144,8 +144,8 @@ def compiled(dtype, state, dt, sequences):
     tiles, line = state // 64, 4 * CHUNK * (3 if sequences else 2)
     walked = min(tiles, WALK_TILES)
     states_shared = 3 * (1 + walked) * TILE + 2 * walked * TILE + 3 * line + 64
-    sums = 4 * (4 * CHUNK + 5 * CHUNK + 8)
-    chunks_shared = (3 * tiles + 2 * 2 * tiles + 3 * 3 + 1 + 2) * TILE + 6 * line + 2 * sums + 8 * 20 + 64
+    sums = 4 * (4 * CHUNK + 4 * CHUNK + 8)
+    chunks_shared = (3 * tiles + 2 * 2 * tiles + 3 * 3 + 2 + 2) * TILE + 6 * line + 2 * sums + 8 * 24 + 64
     shape = f"-DSHAPE=Shape<{dtype}, {state}, {str(sequences).lower()}>"
 
     def load(name, *options):
