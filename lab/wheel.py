@@ -27,7 +27,8 @@ PACKAGE = "matmul_to_mamba"
 ROOMS = "kernels", "lab", "models", "ref", "simt"
 KINDS = ".py", ".c", ".h", ".cu", ".cuh", ".json"
 LEFT_OUT = (  # of use in the course's folder alone
-    *("lab/notebooks.py", "lab/wheel.py", "models/corpus.py", "models/small_networks.py", "models/train_small.py"),
+    *("lab/notebooks.py", "lab/wheel.py"),
+    *(f"models/{name}.py" for name in ("corpus", "scans", "small_networks", "train_small")),
     *(f"models/small{kind}/{name}.json" for kind in ("", "_mamba2") for name in ("config", "tokenizer", "training")),
 )
 INIT = f'''"""{{summary}}

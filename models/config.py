@@ -7,8 +7,9 @@ Mamba-2 and its hybrid are in models/mamba2_config.py.
 from dataclasses import dataclass
 from pathlib import Path
 
+import ref.llm
 from models import mamba2_config
-from models.reading import BadModel, ends, expect_size, positions, read_json
+from models.reading import BadModel, OfAText, ends, expect_size, positions, read_json
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -19,26 +20,11 @@ ARCHITECTURES = {
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
-@dataclass(frozen=True)
-class Config:
-    """Sizes and constants; names as in ref.llm. kind: one of ARCHITECTURES' values; context: tokens, the most."""
+@dataclass(frozen=True, kw_only=True)
+class Config(OfAText, ref.llm.Config):
+    """The reference's sizes, and what a folder says besides. kind: one of ARCHITECTURES' values."""
 
     kind: str
-    hidden: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    eps: float
-    theta: float
-    scaling: tuple | None
-    window: int | None
-    context: int
-    tied: bool
-    stops: tuple  # token ids that end a text
-    begin: int | None  # token id that begins one
 
     @property
     def biases(self):
@@ -49,14 +35,6 @@ class Config:
     def head_norms(self):
         """Whether each head of queries and keys is normed."""
         return self.kind == "qwen3"
-
-    @property
-    def q_rows(self):
-        return self.n_heads * self.head_dim
-
-    @property
-    def kv_rows(self):
-        return self.n_kv_heads * self.head_dim
 
     @property
     def weights(self):

@@ -8,8 +8,9 @@ Bamba          BambaForCausalLM, a hybrid: attention in some layers, and a feed-
 import math
 from dataclasses import dataclass
 
+import ref.mamba2
 from models.mamba2_names import all_shapes
-from models.reading import BadModel, ends, expect_size, positions
+from models.reading import BadModel, OfAText, ends, expect_size, positions
 
 ARCHITECTURES = ("Mamba2ForCausalLM", "BambaForCausalLM")
 ANY_LENGTH = 1 << 40  # tokens: a state takes no more room for them
@@ -18,38 +19,15 @@ WIDTHS = (2, 3, 4)  # of the convolution, as causal_conv1d offers them
 OF_TRAINING = {"A_init_range", "conv_init", "dt_init_floor", "dt_max", "dt_min", "use_mem_eff_path"}
 
 
-@dataclass(frozen=True)
-class Config:
-    """Sizes and constants; names as in ref.mamba2. layout: "state-spaces", "transformers" or "bamba"; context: tokens,
-    the most; biases: whether in_proj and out_proj have some; conv_bias: whether the convolution has one."""
+@dataclass(frozen=True, kw_only=True)
+class Config(OfAText, ref.mamba2.Config):
+    """The reference's sizes, and what a folder says besides. layout: "state-spaces", "transformers" or "bamba"; biases:
+    whether in_proj and out_proj have some; conv_bias: whether the convolution has one."""
 
     layout: str
-    hidden: int
-    n_layers: int
-    nheads: int
-    headdim: int
-    dstate: int
-    ngroups: int
-    width: int
-    chunk_size: int
-    vocab: int
-    eps: float
-    dt_limit: tuple
     biases: bool
     conv_bias: bool
-    context: int
-    tied: bool
-    stops: tuple  # token ids that end a text
-    begin: int | None  # token id that begins one
-    attention_layers: tuple = ()  # indices; the rest is for these, and 0 or None where there are none
-    n_heads: int = 0
-    n_kv_heads: int = 0
-    head_dim: int = 0
-    rotary: int = 0
-    theta: float = 10000.0
-    scaling: tuple | None = None
-    ffn: int = 0
-    window: None = None
+    window: None = None  # no layer's attention has one
 
     @property
     def kind(self):
@@ -62,26 +40,9 @@ class Config:
         return tuple(i for i in range(self.n_layers) if i not in self.attention_layers)
 
     @property
-    def d_inner(self):
-        return self.nheads * self.headdim
-
-    @property
-    def channels(self):
-        """What the convolution runs over: x, B and C."""
-        return self.d_inner + 2 * self.ngroups * self.dstate
-
-    @property
     def in_rows(self):
         """Rows of in_proj: z, x, B, C and dt."""
         return self.d_inner + self.channels + self.nheads
-
-    @property
-    def q_rows(self):
-        return self.n_heads * self.head_dim
-
-    @property
-    def kv_rows(self):
-        return self.n_kv_heads * self.head_dim
 
     @property
     def state_numbers(self):

@@ -10,11 +10,6 @@ from models import mamba2_names
 from models.config import read_config
 from models.weights import Checkpoint
 
-SIZES = (
-    "hidden", "n_layers", "nheads", "headdim", "dstate", "vocab", "ngroups", "width", "chunk_size", "eps", "dt_limit",
-    "attention_layers", "n_heads", "n_kv_heads", "head_dim", "rotary", "theta", "scaling", "ffn",
-)  # fmt: skip
-
 
 def reference(folder):
     """The ref.mamba2.Model of a folder, its numbers in float64. BadModel as for models.load."""
@@ -32,8 +27,7 @@ def reference(folder):
             layers.append(_layer(config, found))
         embedding, norm = array(embedding), array(norm)
         head = embedding if config.tied else array("lm_head.weight")
-    sizes = ref.mamba2.Config(**{name: getattr(config, name) for name in SIZES})
-    return ref.mamba2.Model(sizes, embedding, layers, norm, head)
+    return ref.mamba2.Model(config, embedding, layers, norm, head)
 
 
 def _layer(config, found):

@@ -1,6 +1,21 @@
 """What every kind of config.json is read by: its entries, or a sentence about what is wrong with one."""
 
 import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfAText:
+    """What a folder says of texts, beside a model's sizes.
+
+    context  tokens, the most                      stops  token ids that end a text
+    tied     whether head and embedding are one    begin  the token id that begins one, or None
+    """
+
+    context: int
+    tied: bool
+    stops: tuple
+    begin: int | None
 
 
 class BadModel(ValueError):

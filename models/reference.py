@@ -22,9 +22,7 @@ def reference(folder):
             layers.append(ref.llm.Layer(**{NAMES[name]: weights for name, weights in found.items()}))
         embedding, norm = array("model.embed_tokens.weight"), array("model.norm.weight")
         head = embedding if config.tied else array("lm_head.weight")
-    sizes = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "eps", "theta", "scaling")
-    known = {name: getattr(config, name) for name in (*sizes, "window")}
-    return ref.llm.Model(ref.llm.Config(**known), embedding, layers, norm, head)
+    return ref.llm.Model(config, embedding, layers, norm, head)
 
 
 NAMES = {  # in a layer, Hugging Face's: the reference's

@@ -30,8 +30,20 @@ from ref.attention import decode_attention
 from ref.fusion import norm_glu, rmsnorm
 
 
+class Heads:
+    """What follows from n_heads, n_kv_heads and head_dim: how many rows Wq has, and Wk and Wv."""
+
+    @property
+    def q_rows(self):
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_rows(self):
+        return self.n_kv_heads * self.head_dim
+
+
 @dataclass(frozen=True)
-class Config:
+class Config(Heads):
     """The sizes of a model. scaling: None, or what `rope_frequencies` says; window: tokens that attention sees, or
     None for all of them (Mistral 0.1)."""
 

@@ -36,7 +36,7 @@ from ref.ssd_steps import silu
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(llm.Heads):
     """Sizes of a model. attention_layers: indices of the layers with attention, (): none; n_heads to scaling are
     theirs, and rotary says how many numbers of a head turn; ffn is the feed-forward block's width, 0: there is none."""
 
@@ -66,6 +66,7 @@ class Config:
 
     @property
     def channels(self):
+        """What the convolution runs over: x, B and C."""
         return self.d_inner + 2 * self.ngroups * self.dstate
 
 
@@ -142,13 +143,21 @@ class State:
 # The block
 
 
-def conv1d(xBC, weight, bias=None, initial_state=None, *, seq_idx=None):
+def conv1d(xBC, weight, bias=None, initial_state=None, *, seq_idx=None, cu_seqlens=None):
     """Step 2: each channel's own sum over W tokens, its own the last, then silu. → (like xBC, final state)
 
     xBC (batch, L, channels), weight (channels, W), bias (channels,), states (batch, W - 1, channels); seq_idx
-    (batch, L): where it changes another sequence begins, which sees nothing of what stands before it.
+    (batch, L): where it changes another sequence begins, which sees nothing of what stands before it. cu_seqlens
+    (sequences + 1,), in its place, batch 1: where each begins; states are then each sequence's own, (sequences, W - 1,
+    channels).
     """
     xBC, weight = array("xBC", xBC), array("weight", weight)
+    if cu_seqlens is not None:
+        each = []
+        for number, (begin, end) in enumerate(zip(cu_seqlens[:-1], cu_seqlens[1:])):
+            state = None if initial_state is None else initial_state[number, None]
+            each.append(conv1d(xBC[:, begin:end], weight, bias, state))
+        return tuple(np.concatenate(parts, axis=axis) for axis, parts in zip((1, 0), zip(*each)))
     (batch, L, channels), W = xBC.shape, weight.shape[1]
     state = np.zeros((batch, W - 1, channels)) if initial_state is None else initial_state
     state = array("initial_state", state, (batch, W - 1, channels))

@@ -57,6 +57,12 @@ def expect_one_verdict(judged, times, capsys):
     assert verdict.count("\n") == 1 and len(verdict) < 150
 
 
+def expect_each_part_counts(judge, number, part, parts, stubs, solutions):
+    """An answer of several parts, of which one is still the stub, is not done yet. parts: their names, in order"""
+    names = {**solutions, part: stubs[part]}
+    assert judge(number, *(names[name] for name in parts)).message == "not done yet"
+
+
 def expect_rejected(exercise, says):
     """The answer must have been refused, for the reason that `says` is part of, and not by a crash."""
     assert not exercise.passed

@@ -125,9 +125,10 @@ def test_prompts_of_both_are_timed(capfd):
     both = [prompts.Ours(**how, layers=2, sizes=sizes), prompts.theirs(False, shape, **how)]
     rows = prompts.prompts(both, shape).rows
     assert list(rows) == ["16 tokens", "40 tokens"]
-    ours, theirs, rate = rows["16 tokens"]
-    assert (ours, rate) == ("ours, ms", "ours, TFLOP/s") and theirs.startswith("transformers ")
+    ours, rate, theirs, times = rows["16 tokens"]
+    assert (ours, rate, times) == ("ours, ms", "ours, TFLOP/s", "times faster") and theirs.startswith("transformers ")
     assert all(value > 0 for row in rows.values() for value in row.values())
+    assert all(row[times] == pytest.approx(row[theirs] / row[ours]) for row in rows.values())
     assert prompts.flops_of(shape, 2) == 2 * (2 * 2 * (64 * (2 * 64 + 2 * 32 + 3 * 96)) + 50 * 64) + 4 * 2 * 64 * 3
 
 

@@ -61,6 +61,29 @@ def test_conv1d(batch, seqlen, channels, width, gap, dtype, device):
 
 
 @on_both
+@in_both
+@pytest.mark.parametrize("channels, width, gap", [(24, 4, 8), (13, 2, 1), (6, 3, 2), (16, 8, 0)])
+@pytest.mark.parametrize("begins", [(0, 45), (0, 1, 2, 45), (0, 0, 3, 3, 3, 19, 20, 45, 45), (0, 16, 32, 45)])
+def test_conv1d_of_sequences_end_to_end(begins, channels, width, gap, dtype, device):
+    """Sequences shorter than the window, without tokens at either end and between, at the ends of walks."""
+    xBC, weight, bias, _ = inputs(1, begins[-1], channels, width, dtype, device, gap)
+    state = torch.randn(len(begins) - 1, width - 1, channels).to(dtype).to(device)
+    cu_seqlens = torch.tensor(begins, dtype=torch.int32, device=device)
+    for initial in (None, state):
+        last = torch.full_like(state, math.nan)
+        found, final = conv1d(xBC, weight, bias, initial_state=initial, cu_seqlens=cu_seqlens, final_state=last)
+        wanted, states = ref.mamba2.conv1d(*map(wide, (xBC, weight, bias, initial)), cu_seqlens=begins)
+        assert final is last and off(found, wanted) < ALLOWED[dtype]
+        np.testing.assert_array_equal(wide(final), states)
+    alone = [
+        conv1d(xBC[:, a:b], weight, bias, initial_state=state[i, None])[0]
+        for i, (a, b) in enumerate(zip(begins, begins[1:]))
+        if a < b
+    ]
+    assert torch.equal(torch.cat(alone, dim=1), found)
+
+
+@on_both
 def test_conv1d_in_pieces_is_conv1d_at_once_bit_for_bit(device):
     xBC, weight, bias, state = inputs(2, 45, 24, device=device)
     whole, last = conv1d(xBC, weight, bias, initial_state=state)
@@ -87,8 +110,15 @@ def test_a_step_of_the_convolution_is_conv1d_bit_for_bit(dtype, device):
 def test_no_two_threads_of_conv1d_meet(vec, tokens):
     xBC, weight, bias, state = inputs(2, 33, 16)
     out, final = torch.full((2, 33, 16), math.nan).half(), torch.full((2, 3, 16), math.nan).half()
-    launch_conv1d(xBC, weight, bias, state, None, out, final, 4, False, tokens=tokens, vec=vec, check_races=True)
-    wanted, last = ref.mamba2.conv1d(*map(wide, (xBC, weight, bias, state)))
+    tensors, how = (xBC, weight, bias, state), dict(tokens=tokens, vec=vec, check_races=True)
+    launch_conv1d(*tensors, None, None, out, final, 4, False, **how)
+    wanted, last = ref.mamba2.conv1d(*map(wide, tensors))
+    assert off(out, wanted) < ALLOWED[torch.float16] and (wide(final) == last).all()
+    begins = [0, 0, 2, 16, 17, 33, 33]
+    tensors = xBC[:1], weight, bias, torch.randn(6, 3, 16).half()
+    out, final = torch.full((1, 33, 16), math.nan).half(), torch.full((6, 3, 16), math.nan).half()
+    launch_conv1d(*tensors, None, torch.tensor(begins, dtype=torch.int32), out, final, 4, False, **how)
+    wanted, last = ref.mamba2.conv1d(*map(wide, tensors), cu_seqlens=begins)
     assert off(out, wanted) < ALLOWED[torch.float16] and (wide(final) == last).all()
 
 
@@ -148,6 +178,16 @@ def test_bad_arguments_are_named():
         ({"initial_state": state[:1]}, ValueError, r"initial_state must have shape \(2, 3, 8\).*got \(1, 3, 8\)"),
         ({"initial_state": state.float()}, TypeError, "initial_state must be of torch.float16"),
         ({"seq_idx": torch.zeros(2, 5, dtype=torch.int64)}, TypeError, "seq_idx must be of torch.int32"),
+        ({"cu_seqlens": torch.tensor([0, 5])}, TypeError, "cu_seqlens must be of torch.int32"),
+        ({"cu_seqlens": torch.tensor([0, 5]).int()}, ValueError, "xBC must have batch 1 where cu_seqlens is given, got 2"),
+        (
+            {"cu_seqlens": torch.tensor([0, 5]).int(), "seq_idx": torch.zeros(2, 5).int()}, ValueError,
+            "seq_idx and cu_seqlens must not both be given",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 3, 2, 5]).int(), "xBC": xBC[:1], "out": None}, ValueError,
+            r"cu_seqlens must go from 0 to 5, never falling, got \[0, 3, 2, 5\]",
+        ),
         ({"out": out.float()}, TypeError, "out must be of torch.float16"),
         ({"final_state": state}, ValueError, "final_state must not share memory with initial_state"),
     ]:

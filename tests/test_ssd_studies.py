@@ -10,10 +10,11 @@ import torch
 from test_attention_bench import card as card
 
 from kernels import bench as topics
-from kernels.ssd import accuracy, bench, peers, profile
+from kernels.ssd import accuracy, bench, peers, profile, trained
 from kernels.ssd.bench import Shape
 from lab import Roof, results
 from lab.table import Table
+from models import scans
 
 SMALL = Shape(nheads=2, headdim=16, dstate=16)
 ROOF = Roof("NVIDIA H200", 4e12, 4e12, 7e14)
@@ -61,6 +62,76 @@ def test_the_whole_study(small):
     assert len({table.title for table in tables}) == len(tables) == 6
     assert {"five, fp32 states", "five, bf16 states", "fused.cu"} <= set(tables[2].rows)
     assert all((results.ROOT / source).is_file() for table in tables for source in table.sources)
+
+
+@pytest.fixture
+def two_heads(card, monkeypatch):
+    """The made-up card; of the small model two heads of two layers, over few tokens; no peer."""
+    read, run = trained._read, trained._run
+
+    def of_two(file):
+        heads = [{k: call[k][..., :2] for k in ("dt", "A", "D", "dt_bias")} for call in read(file)[:2]]
+        return [call | two | {"x": call["x"][:, :, :2]} for call, two in zip(read(file), heads)]
+
+    monkeypatch.setattr(trained, "_read", of_two)
+    monkeypatch.setattr(trained, "TOKENS", 70)
+    here = {"models.scans": lambda *arguments: scans.main(list(map(str, arguments)))}
+    monkeypatch.setattr(trained, "_run", lambda name, *a, **k: here[name](*a) if name in here else run(name, *a, **k))
+    monkeypatch.setattr(peers, "published", lambda: None)
+
+
+def test_errors_with_trained_weights(two_heads, monkeypatch):
+    def off(**call):
+        return 1.01 * accuracy.five(**call).float()
+
+    monkeypatch.setattr(accuracy, "variants", lambda dtype: {"five": accuracy.five, "off by 1 %": off})
+    in_fp16, in_bf16 = trained.tables()
+    assert in_fp16.title == "SSD, fp16, trained weights: error against float64"
+    assert in_bf16.columns == ["layer 1", "layer 2", "all layers"]
+    for table, least, most in ((in_fp16, 1e-4, 1e-3), (in_bf16, 1e-3, 1e-2)):
+        for row in table.rows["only y rounded"], table.rows["five"]:
+            assert all(least < value < most for value in row.values())
+            layers = row["layer 1"], row["layer 2"]
+            assert min(layers) <= row["all layers"] <= max(layers)
+        assert all(0.005 < value < 0.015 for value in table.rows["off by 1 %"].values())
+    assert all((results.ROOT / source).is_file() for source in in_fp16.sources)
+
+
+def test_a_published_kernel_that_fails_loses_only_its_row(two_heads, monkeypatch, capsys):
+    run = trained._run
+
+    def hangs(module, *arguments):
+        if module == "kernels.ssd.trained":
+            raise RuntimeError("no result within 150 seconds")
+        return run(module, *arguments)
+
+    monkeypatch.setattr(trained, "_run", hangs)
+    monkeypatch.setattr(peers, "published", lambda: print)
+    monkeypatch.setattr(accuracy, "variants", lambda dtype: {"five": accuracy.five})
+    assert [list(table.rows) for table in trained.tables()] == [["only y rounded", "five"]] * 2
+    assert "the published fused kernel is left out: no result" in capsys.readouterr().out
+    monkeypatch.setattr(
+        trained, "_run", lambda module, *a: "[[1, 100], [3, 300]]" if "ssd" in module else run(module, *a)
+    )
+    rows = [table.rows["published fused kernel"] for table in trained.tables()]
+    assert rows == [{"layer 1": 0.1, "layer 2": 0.1, "all layers": 0.1}] * 2
+
+
+def test_the_published_kernel_in_a_process_of_its_own(two_heads, monkeypatch, tmp_path):
+    scans.main([trained.FOLDER, "70", str(tmp_path / "scans.pt")])
+    asked = []
+
+    def published_calls(calls, *way):
+        asked.append(way)
+        return [lambda: accuracy.five(**calls[0])]
+
+    monkeypatch.setattr(peers, "published_calls", published_calls)
+    parts = trained._published(tmp_path / "scans.pt", torch.float16)
+    assert asked == [("medium", 128)] * 2 and all(0 < off < 1e-6 * of for off, of in parts)
+    with pytest.raises(RuntimeError, match="No module named lab.nothing"):
+        trained._run("lab.nothing")
+    with pytest.raises(RuntimeError, match="no result within 0.001 seconds"):
+        trained._run("lab.nothing", seconds=0.001)
 
 
 # Nsight Compute

@@ -6,13 +6,14 @@ The learner's CUDA C++ runs on the SIMT machine, whose counters say what each ke
 import numpy as np
 
 from exercises.checks import time_limit
-from exercises.checks.launches import blocks_for, compiled, launched, near, requests, unchanged
+from exercises.checks.launches import blocks_for, by_warp, compiled, launched, near, requests, unchanged
 from lab.check import unset
 from lab.exercise import Exercise
 from ref.mamba2 import gated_norm, state_step
 
 WARPS, BLOCK = 8, 256
 BANKS = "l1tex__data_bank_conflicts_pipe_lsu.sum"
+THREADS = "simt__threads_mem_global_op_st.sum"  # that store, by warp
 
 
 def sectors(report, op):
@@ -58,8 +59,8 @@ def exercise_5(source):
     return exercise.report(f"right in {len(STEPS) + 2} cases; {praise}")
 
 
-def _stepped(kernel, rng, batch, nheads, headdim, dstate, ngroups):
-    """Two tokens, one after the other: the report of the second."""
+def _stepped(kernel, rng, batch, nheads, headdim, dstate, ngroups, **how):
+    """Two tokens, one after the other: the report of the second. how: of the launches, besides"""
     at = f"batch = {batch}, nheads = {nheads}, headdim = {headdim}, dstate = {dstate}, ngroups = {ngroups}"
     state = rng.standard_normal((batch, nheads, headdim, dstate)).astype(np.float32)
     A, D = -rng.uniform(0.1, 16, nheads).astype(np.float32), rng.standard_normal(nheads).astype(np.float32)
@@ -73,7 +74,8 @@ def _stepped(kernel, rng, batch, nheads, headdim, dstate, ngroups):
         before, y = {name: a.copy() for name, a in given.items()}, unset(x.shape)
         sizes = (np.int32(n) for n in (nheads, headdim, dstate, ngroups))
         grid = blocks_for(headdim, WARPS), nheads, batch
-        report = launched(kernel, grid, BLOCK, state, *given.values(), y, *sizes, at=at, check_races=state.size < 5000)
+        how["check_races"] = state.size < 5000
+        report = launched(kernel, grid, BLOCK, state, *given.values(), y, *sizes, at=at, **how)
         near("state", state, after, 1e-5, at)
         near("y", y, wanted, 1e-5, at)
         unchanged(given, before, at)
@@ -83,7 +85,7 @@ def _stepped(kernel, rng, batch, nheads, headdim, dstate, ngroups):
 
 def _states_once(exercise, kernel, rng):
     batch, nheads, headdim, dstate, ngroups = LARGE
-    report = _stepped(kernel, rng, *LARGE)
+    report = _stepped(kernel, rng, *LARGE, by_warp=True)
     at = f"batch = {batch}, nheads = {nheads}, headdim = {headdim}, dstate = {dstate}"
     rows = batch * nheads * headdim
     of_states = rows * dstate // 8
@@ -97,6 +99,10 @@ def _states_once(exercise, kernel, rng):
     at_most(
         exercise, stores, of_states + rows, "store {} sectors", at,
         f"{of_states:,} of the states, and one for each y",
+    )  # fmt: skip
+    at_most(
+        exercise, int(by_warp(report, THREADS).sum()), rows * dstate + rows, "store with {} threads", at,
+        "one for each number of the states, and one for each y",
     )  # fmt: skip
     conflicts = report.counters.get(BANKS, 0)
     exercise.require(not conflicts, f"right, but at {at} there are {conflicts:,} bank conflicts; wanted: none")

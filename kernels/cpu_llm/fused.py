@@ -52,13 +52,28 @@ def token_logits(config, weights, x, keys, values, position, *, threads=None, is
     turn = np.concatenate((np.cos(angles), np.sin(angles))).astype(np.float32)
     sizes = (c.n_layers, c.hidden, c.n_heads, c.n_kv_heads, c.head_dim, c.ffn, c.vocab, room, position, first, parts)
     heads = c.n_heads + 2 * c.n_kv_heads
-    own = threads * max(c.hidden, c.n_heads * c.head_dim)
-    scratch = np.empty(own + heads * c.head_dim + c.ffn + parts * c.n_heads * (c.head_dim + 2), np.float32)
+    own = threads * lines(max(c.hidden, c.n_heads * c.head_dim))
+    scratch = aligned(own + lines(heads * c.head_dim) + lines(c.ffn) + parts * c.n_heads * (c.head_dim + 2))
     logits, x = np.empty(c.vocab, np.float32), x.copy()
     _library(plan.dtype, isa).token(
         addresses.reshape(-1), np.array(sizes, np.int64), turn, x, scratch, logits, float(c.eps), threads
     )
     return logits
+
+
+LINE = 16  # floats in a cache line: a vector that lies across two of them is loaded from both
+
+
+def lines(count):
+    """So many floats, and what is left of the last one's cache line."""
+    return -(-count // LINE) * LINE
+
+
+def aligned(count):
+    """So many floats, not set, from the beginning of a cache line on."""
+    found = np.empty(count + LINE - 1, np.float32)
+    first = -found.ctypes.data // 4 % LINE
+    return found[first : first + count]
 
 
 def _types(weights):

@@ -5,20 +5,24 @@
 #include <math.h>
 #include "product.h"
 #include "team.h"
-enum { CHUNK = 1 << 17 }; /* bytes of weights that a task of a product has, about */
+enum { LEAST = 1 << 16 }; /* bytes of weights in a task, about, at the least */
+
+/* So many floats, and what is left of the last one's cache line. */
+static int64_t lines(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 /* A product: rows of up to three matrices one above another; of a pair, the same row of two. */
 typedef struct {
     const NUMBER *W[3];
-    int64_t rows[3], all, cols, chunk; /* chunk: rows of a task */
+    int64_t rows[3], all, cols, unit, least; /* unit: rows that are worked on at once; least: rows of a task */
     int pair;
 } Product;
 
 static Product product_of(const uint64_t *at, int64_t a, int64_t b, int64_t c, int64_t cols, int pair) {
-    const int64_t unit = pair ? HALF : ROWS, units = CHUNK / (ROWS * cols * (int64_t)sizeof(NUMBER));
+    const int64_t streams = streams_of(cols), units = LEAST / (streams * cols * (int64_t)sizeof(NUMBER));
     Product p = {.rows = {a, b, c}, .all = pair ? a : a + b + c, .cols = cols, .pair = pair};
     for (int i = 0; i < 3; i++) p.W[i] = (const NUMBER *)at[i];
-    p.chunk = unit * (units > 1 ? units : 1);
+    p.unit = pair ? streams / 2 : streams;
+    p.least = p.unit * (units > 1 ? units : 1);
     return p;
 }
 
@@ -28,53 +32,64 @@ static const NUMBER *row_of(const Product *p, int64_t r) {
     return p->W[i] + r * p->cols;
 }
 
-/* The unit of rows from r on, if there is one: eight rows of a matrix, four and four, or four of each of a pair. It is
-   none where four rows are not of one matrix. */
-static int unit_at(const Product *p, int64_t r, Eight *found) {
-    const int64_t unit = p->pair ? HALF : ROWS, fourth = (HALF - 1) * p->cols;
-    if (r + unit > p->all) return 0;
-    if (p->pair) {
-        *found = (Eight){p->W[0] + r * p->cols, p->W[1] + r * p->cols};
-        return 1;
+/* Rows begin to end - 1 of a product as streams of `each` rows; of a pair half of the streams are the other matrix's. */
+typedef struct {
+    int64_t begin, end, each;
+} Task;
+
+static Task task_of(const Product *p, Span rows) {
+    return (Task){rows.begin, rows.end, (rows.end - rows.begin + p->unit - 1) / p->unit};
+}
+
+/* Row i of each stream. One that has no such row gets the task's last: that result is not used. */
+static Rows rows_of(const Product *p, const Task *task, int64_t i) {
+    Rows found;
+    int64_t r = task->begin + i;
+    for (int s = 0; s < p->unit; s++, r += task->each) {
+        const int64_t row = r < task->end ? r : task->end - 1;
+        found.at[s] = row_of(p, row);
+        if (p->pair) found.at[p->unit + s] = p->W[1] + row * p->cols;
     }
-    *found = (Eight){row_of(p, r), row_of(p, r + HALF)};
-    return row_of(p, r + HALF - 1) == found->low + fourth && row_of(p, r + ROWS - 1) == found->high + fourth;
+    return found;
 }
 
 static float silu(float v) { return v / (1 + expf(-v)); }
 
-/* What becomes of the results y of n rows from r on. add: they are added to what is there. */
-static void put(const Product *p, float *out, const float *bias, int add, int64_t r, const float *y, int64_t n) {
-    for (int64_t i = 0; i < n; i++) {
-        float v = p->pair ? silu(y[i]) * y[HALF + i] : y[i] + (bias ? bias[r + i] : 0);
-        out[r + i] = add ? out[r + i] + v : v;
+/* What becomes of the results y of row i of each stream. add: they are added to what is there. */
+static void put(const Product *p, const Task *task, int64_t i, const float *y, float *out, const float *bias, int add) {
+    for (int64_t s = 0, r = task->begin + i; s < p->unit && r < task->end; s++, r += task->each) {
+        float v = p->pair ? silu(y[s]) * y[p->unit + s] : y[s] + (bias ? bias[r] : 0);
+        out[r] = add ? out[r] + v : v;
     }
+}
+
+/* The rows that thread `me` begins a product with. */
+static Task first_task(const Team *team, int me, const Product *p) {
+    return task_of(p, first_span(team, me, p->all, p->least));
+}
+
+static void ask_for_first(const Team *team, int me, const Product *p) {
+    const Task task = first_task(team, me, p);
+    if (task.each <= 0) return;
+    const Rows rows = rows_of(p, &task, 0);
+    ask_for(&rows, streams_of(p->cols), p->cols);
 }
 
 /* A phase: tasks of a product until there is none left; then the thread asks for its first rows of the next one. */
 static void multiply(Team *team, int phase, int me, const Product *p, const Product *next, const float *x, float *out,
                      const float *bias, int add) {
-    const int64_t unit = p->pair ? HALF : ROWS;
-    Eight here, there;
-    for (int64_t task = me, following; task * p->chunk < p->all; task = following) {
-        int64_t begin = task * p->chunk, end = begin + p->chunk < p->all ? begin + p->chunk : p->all;
-        following = take(team, phase);
-        for (int64_t r = begin; r < end; r += unit) {
-            float y[ROWS];
-            int64_t then = r + unit < end ? r + unit : following * p->chunk;
-            if (unit_at(p, r, &here)) {
-                if (!unit_at(p, then, &there)) there = here;
-                eight_rows(here, there, x, y, p->cols);
-                put(p, out, bias, add, r, y, unit);
-            } else
-                for (int64_t i = r; i < end && i < r + unit; i++) {
-                    y[0] = one_row(p->pair ? p->W[0] + i * p->cols : row_of(p, i), x, p->cols);
-                    y[HALF] = p->pair ? one_row(p->W[1] + i * p->cols, x, p->cols) : 0;
-                    put(p, out, bias, add, i, y, 1);
-                }
+    for (Task task = first_task(team, me, p), following; task.each > 0; task = following) {
+        following = task_of(p, take(team, phase, p->all, p->least));
+        Rows here = rows_of(p, &task, 0), there = here;
+        for (int64_t i = 0; i < task.each; i++, here = there) {
+            float y[STREAMS];
+            if (i + 1 < task.each) there = rows_of(p, &task, i + 1);
+            else if (following.each > 0) there = rows_of(p, &following, 0);
+            (streams_of(p->cols) == FEW ? few_rows : many_rows)(&here, &there, x, y, p->cols);
+            put(p, &task, i, y, out, bias, add);
         }
     }
-    if (next && unit_at(next, me * next->chunk, &there)) ask_for(there, next->cols);
+    if (next) ask_for_first(team, me, next);
     meet(team, phase);
 }
 

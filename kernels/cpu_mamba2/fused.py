@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from kernels import cpu_mamba2
-from kernels.cpu_llm.fused import HEADERS, NUMBERS, kept_plan
+from kernels.cpu_llm.fused import HEADERS, NUMBERS, aligned, kept_plan, lines
 from lab import machine
 from lab.arguments import expect_array
 from lab.compiler import compile_c
@@ -45,8 +45,8 @@ def token_logits(config, weights, x, conv, ssm, *, threads=None, isa=None):
     addresses = plan.addresses.copy()  # another thread may have the same weights and another state
     for place, state in ((-2, conv), (-1, ssm)):
         addresses[:layers, place] = state.ctypes.data + state.strides[0] * np.arange(layers)
-    own = max(c.hidden, c.d_inner) + 2 * c.ngroups * c.dstate + c.headdim
-    scratch = np.empty(threads * own + c.in_rows + c.d_inner, np.float32)
+    own = lines(max(c.hidden, c.d_inner) + 2 * c.ngroups * c.dstate + c.headdim)
+    scratch = aligned(threads * own + lines(c.in_rows) + c.d_inner)
     logits, x = np.empty(c.vocab, np.float32), x.copy()
     _library(plan.dtype, isa).token(
         addresses.reshape(-1), plan.sizes, plan.limits, x, scratch, logits, float(c.eps), threads

@@ -58,6 +58,24 @@ def expect_taps(where, weight, bias, like, channels):
     return width
 
 
+def expect_begins(where, cu_seqlens, seq_idx, xBC, memory=True):
+    """Raise unless these say where sequences of one row of tokens begin, (sequences + 1,) int32; their values are looked
+    at on the CPU. Returns how many sequences there are."""
+    if seq_idx is not None:
+        raise ValueError(f"{where}: seq_idx and cu_seqlens must not both be given")
+    expect(where, "cu_seqlens", cu_seqlens, xBC, ("sequences + 1",), (torch.int32,))
+    batch, seqlen, _ = xBC.shape
+    if batch != 1:
+        raise ValueError(f"{where}: xBC must have batch 1 where cu_seqlens is given, got {batch}")
+    if len(cu_seqlens) < 2:
+        raise ValueError(f"{where}: cu_seqlens must have 2 numbers or more, got {len(cu_seqlens)}")
+    if memory and cu_seqlens.device.type == "cpu":
+        begins = cu_seqlens.tolist()
+        if begins[0] != 0 or begins[-1] != seqlen or sorted(begins) != begins:
+            raise ValueError(f"{where}: cu_seqlens must go from 0 to {seqlen}, never falling, got {begins}")
+    return len(cu_seqlens) - 1
+
+
 def expect_half(where, name, value):
     """Raise unless this is a tensor of 16-bit numbers."""
     if not isinstance(value, torch.Tensor):

@@ -7,19 +7,27 @@
 
    A thread walks along `tokens` tokens of VEC channels, a word of up to 16 bytes, with the inputs that the taps still
    need in registers and the next AHEAD on their way. What two neighbouring walks both read is in L2: they run at about
-   the same time. With seq_idx (batch, seqlen), where it changes another sequence begins: what lies before counts as 0.
+   the same time.
+
+   Sequences laid end to end (SEQUENCES): BY_NUMBER with seq_idx (batch, seqlen), where it changes another begins, and what
+   lies before counts as 0. BY_BEGIN with cu_seqlens (count + 1,), where each begins, of batch 1: initial and final are
+   then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory.
 
    Reads and writes 2 bytes of a channel and token, for which a processor has some 40 instructions' time in all: so no
    step of a walk branches, and steps past its end are taken, but neither read nor write.
 
    Compile with DTYPE, VEC (channels, addresses and strides are multiples of it), WIDTH, AHEAD (a multiple of WIDTH
-   spares moving the window from register to register), SEQUENCES (whether there is seq_idx). */
+   spares moving the window from register to register), SEQUENCES. */
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "../device/half2.cuh"
 #include "../device/words.cuh"
 
+#ifndef MIN_BLOCKS
+#define MIN_BLOCKS 3
+#endif
 using T = DTYPE;
+enum Sequences { ONE, BY_NUMBER, BY_BEGIN };
 constexpr int PAST = WIDTH - 1;
 using Channels = Word<T, VEC>;
 
@@ -38,9 +46,42 @@ __device__ __forceinline__ void widen(const Channels &word, float (&to)[VEC]) {
     for (int i = 0; i < VEC; i++) to[i] = element(word, i);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 3)
-conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *seq_idx, T *out, T *final,
-       int batch, int seqlen, int channels, int tokens, long long x_batch, long long x_token) {
+/* Which sequence a walk is in: its number, and of BY_BEGIN its first token and one past its last. */
+struct Sequence {
+    const int *of;
+    int number = 0, begin = 0, end = 0, last = 0, tokens = 0;
+
+    __device__ __forceinline__ Sequence(const int *sequences, int count, int t, int seqlen) : of(sequences) {
+        if (SEQUENCES == BY_NUMBER) number = of[t];
+        if (SEQUENCES != BY_BEGIN) return;
+        int past = count; // the last that begins at t or before it
+        while (past - number > 1) {
+            const int middle = (number + past) / 2;
+            if (of[middle] <= t) number = middle;
+            else past = middle;
+        }
+        begin = of[number], end = number + 1 < count ? of[number + 1] : seqlen;
+        last = count - 1, tokens = seqlen;
+    }
+    /* Whether another begins at t: then it is that. */
+    __device__ __forceinline__ bool moves_on(int t) {
+        if (SEQUENCES == BY_NUMBER) {
+            const bool other = of[t] != number;
+            number = of[t];
+            return other;
+        }
+        if (t != end || number >= last) return false;
+        do {
+            begin = end, number++;
+            end = number < last ? of[number + 1] : tokens;
+        } while (end <= t && number < last); // without tokens
+        return true;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
+conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *sequences, T *out, T *final,
+       int batch, int seqlen, int channels, int tokens, int count, long long x_batch, long long x_token) {
     let_next_kernel_start();
     const int words = channels / VEC, walks = (seqlen + tokens - 1) / tokens;
     const long long id = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -57,18 +98,35 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
     wait_for_previous_kernel();
 
     x += b * x_batch + c;
-    seq_idx += (long long)b * seqlen;
-    const long long window = (long long)b * PAST * channels + c;
-    int sequence = SEQUENCES ? seq_idx[begin] : 0;
-    /* The input at t, which may lie before the first token; 0 if it is another sequence's. */
+    if (SEQUENCES == BY_NUMBER) sequences += (long long)b * seqlen;
+    Sequence now(sequences, count, begin, seqlen);
+    /* The i-th input of those before a sequence's first token, or of its state behind the last. */
+    auto place = [&](int i) {
+        return ((long long)(SEQUENCES == BY_BEGIN ? now.number : b) * PAST + i) * channels + c;
+    };
+    auto before = [&](int i) { return initial ? load_word<VEC>(initial + place(i)) : Channels{}; };
+    /* The input at t, which may lie before the sequence's first token. */
     auto input = [&](int t) {
-        Channels word = {};
-        if (SEQUENCES && seq_idx[max(t, 0)] != sequence) return word;
-        if (t >= 0) word = load_word<VEC>(x + t * x_token);
-        else if (initial) word = load_word<VEC>(initial + window + (long long)(t + PAST) * channels);
-        return word;
+        if (SEQUENCES == BY_BEGIN ? t < now.begin : t < 0) {
+            if (SEQUENCES == BY_NUMBER && sequences[0] != now.number) return Channels{};
+            return before(t - now.begin + PAST);
+        }
+        if (SEQUENCES == BY_NUMBER && sequences[t] != now.number) return Channels{};
+        return load_word<VEC>(x + t * x_token);
     };
 
+    if (SEQUENCES == BY_BEGIN && final && begin == 0) { // of sequences without tokens the state stays
+        const int first = now.number;
+        for (now.number = 0; now.number < count; now.number++)
+            if (sequences[now.number] >= sequences[now.number + 1])
+#pragma unroll
+                for (int i = 0; i < PAST; i++) {
+                    float kept[VEC];
+                    widen(before(i), kept);
+                    store(final + place(i), kept);
+                }
+        now.number = first;
+    }
     float past[WIDTH][VEC];
     Channels next[AHEAD] = {};
 #pragma unroll
@@ -83,10 +141,9 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
 #pragma unroll
         for (int i = 0; i < AHEAD; i++, left--, from += x_token, to += channels) {
             const bool there = t + i < end;
-            if (SEQUENCES && there && seq_idx[t + i] != sequence) {
-                sequence = seq_idx[t + i];
+            if (SEQUENCES && there && now.moves_on(t + i)) {
 #pragma unroll
-                for (int k = 0; k < PAST; k++) widen(Channels{}, past[k]);
+                for (int k = 0; k < PAST; k++) widen(SEQUENCES == BY_BEGIN ? before(k) : Channels{}, past[k]);
             }
             widen(next[i], past[PAST]);
             if (left > 0) next[i] = load_word_streaming<VEC>(from);
@@ -103,13 +160,16 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
             for (int k = 0; k < PAST; k++)
 #pragma unroll
                 for (int v = 0; v < VEC; v++) past[k][v] = past[k + 1][v];
+            if (SEQUENCES == BY_BEGIN && there && final && t + i + 1 == now.end)
+#pragma unroll
+                for (int k = 0; k < PAST; k++) store(final + place(k), past[k]);
         }
     }
-    if (!final || end < seqlen) return;
+    if (SEQUENCES == BY_BEGIN || !final || end < seqlen) return;
 #pragma unroll
     for (int k = 0; k < PAST; k++) { // all of them read before the first is written: initial may be the same memory
         widen(input(seqlen - PAST + k), past[k]);
     }
 #pragma unroll
-    for (int k = 0; k < PAST; k++) store(final + window + (long long)k * channels, past[k]);
+    for (int k = 0; k < PAST; k++) store(final + place(k), past[k]);
 }

@@ -6,6 +6,7 @@ refusal     why a model is not offered it
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,8 @@ from lab.tensors import DTYPES, expect
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/mamba2/one_launch.cu", "kernels/mamba2/one_launch.py")  # headers: by what it includes
-MOST_THREADS, MOST_WORDS, MOST_SLOTS, STATE_ROWS = 512, 4, 24, 16
+MOST_THREADS, MOST_WORDS, MOST_SLOTS = 352, 4, 24
+TEAMS, GROUPS = 4, 2  # of warps that finish, of those that multiply, as token_line.cuh has them
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "norm W_in gated_norm W_out".split()  # as token_line.cuh has them
 
@@ -39,33 +41,42 @@ def refusal(config, bits=16, device=None):
             return f"{name} must be a multiple of {unit}, got {getattr(config, name)}"
     if config.dstate > 256:
         return f"dstate must be at most 256, got {config.dstate}"
-    if plan(config.hidden, config.d_inner, config.dstate, shared_memory(device)) is None:
+    if plan(config.hidden, config.d_inner, shared_memory(device)) is None:
         return f"two groups of rows must fit into shared memory, got hidden {config.hidden}, d_inner {config.d_inner}"
     if not starts_early(device):
         return "the card must be of compute capability 9.0 or newer"
     return None
 
 
+class Plan(NamedTuple):
+    """Threads that multiply, threads of a block, how many slots there are, and bytes of shared memory."""
+
+    threads: int
+    block: int
+    slots: int
+    shared: int
+
+
 @functools.cache
-def plan(hidden, d_inner, dstate, room):
-    """(threads that multiply, slots, bytes of shared memory); None if there is no room."""
+def plan(hidden, d_inner, room):
+    """The Plan for so many bytes of shared memory; None if there is none."""
     words = -(-(hidden // 8) // MOST_THREADS)
     threads = -(-(hidden // 8) // words // 32) * 32
     rows = {1: 8, 2: 4}
     longest = [-(-(cols // 8) // threads) for cols in (hidden, d_inner)]
-    if max(longest) > MOST_WORDS:
+    if longest[0] not in rows or longest[1] > MOST_WORDS:
         return None
-    groups = [rows.get(n, 2) * cols * 2 for n, cols in zip(longest, (hidden, d_inner))]
-    slot = -(-max(*groups, STATE_ROWS * dstate * 4) // 128) * 128
-    fixed = 2 * 8 * (threads // 32 + 1) * 4 + 2 * threads // 32 * 4 + 256  # sums, squares, and what aligns them
+    groups = [rows.get(n, 2) for n in longest]
+    slot = -(-max(2 * n * cols for n, cols in zip(groups, (hidden, d_inner))) // 128) * 128
+    fixed = TEAMS * max(groups) * threads // 4 * 4 + 2 * GROUPS * threads // 32 * 4 + 256  # sums, squares, and what aligns them
     slots = min(MOST_SLOTS, (room - fixed) // (slot + 32))
-    return (threads, slots, room) if slots >= 2 else None
+    return Plan(threads, GROUPS * threads + 32 * (TEAMS * groups[0] // 4 + 1), slots, room) if slots >= 2 else None
 
 
 @functools.cache
-def kernel(dtype, hidden, nheads, headdim, dstate, ngroups, width, threads, slots):
+def kernel(dtype, hidden, nheads, headdim, dstate, width, threads, slots):
     """one_launch.cu, compiled for a model's sizes."""
-    numbers = DTYPES[dtype], hidden, nheads, headdim, dstate, ngroups, width, threads, slots
+    numbers = DTYPES[dtype], hidden, nheads, headdim, dstate, width, threads, slots
     return cuda.load(
         HERE / "one_launch.cu", (f"-DSIZES=Sizes<{', '.join(map(str, numbers))}>",), arch="sm_90a"
     ).one_launch
@@ -86,8 +97,8 @@ class OneLaunch(Step):
             raise ValueError(f"OneLaunch: {why}")
         c = config
         self.width = weights.layers[0].conv_weight.shape[1]
-        self.threads, slots, self.shared = plan(c.hidden, c.d_inner, c.dstate, shared_memory(self.device))
-        sizes = c.hidden, c.nheads, c.headdim, c.dstate, c.ngroups, self.width, self.threads, slots
+        self.plan = plan(c.hidden, c.d_inner, shared_memory(self.device))
+        sizes = c.hidden, c.nheads, c.headdim, c.dstate, self.width, self.plan.threads, self.plan.slots
         self.kernel = kernel(dtype, *sizes)
         self.grid = multiprocessors(self.device) if self.device.type == "cuda" else MACHINE_BLOCKS
         self.base, pieces = weights.embedding, self._pieces()
@@ -101,7 +112,7 @@ class OneLaunch(Step):
         self.places = torch.tensor(at[:-2], dtype=torch.int64, device=self.device)
         self.constants = torch.stack([self._constants(layer) for layer in weights.layers])
         spread = -(-c.hidden // 256) * 256 + -(-c.d_inner // 256) * 128
-        numbers = spread + c.d_inner + c.channels + c.nheads
+        numbers = spread + 2 * c.dstate + c.nheads
         self.vectors = torch.zeros(numbers, dtype=torch.int64, device=self.device)
         self.turn = torch.zeros(3, dtype=torch.int32, device=self.device)
 
@@ -140,7 +151,7 @@ class OneLaunch(Step):
         args = (self.base, self.constants, self.places, state.conv, state.ssm, self.token, self.logits, self.vectors)
         args += (self.turn, n_layers, c.vocab, *self.ends, float(c.eps), *map(float, c.dt_limit))
         try:
-            return self.kernel(self.grid, self.threads + 32, *args, shared=self.shared, **options)
+            return self.kernel(self.grid, self.plan.block, *args, shared=self.plan.shared, **options)
         except BaseException:
             if self.device.type == "cpu":  # a run of the SIMT machine that was interrupted has taken tickets
                 self.turn.zero_()

@@ -4,6 +4,7 @@ import torch
 
 from kernels.fusion.arguments import expect_eps
 from kernels.mamba2.arguments import (
+    expect_begins,
     expect_half,
     expect_inner,
     expect_rows_of,
@@ -38,17 +39,21 @@ def embed(E, token, *, out, pdl=False):
     return out
 
 
-def conv1d(xBC, weight, bias=None, *, initial_state=None, seq_idx=None, out=None, final_state=None, pdl=False):
+def conv1d(
+    xBC, weight, bias=None, *, initial_state=None, seq_idx=None, cu_seqlens=None, out=None, final_state=None, pdl=False
+):  # fmt: skip
     """y[t] = silu(bias + Σ weight[:, k] · xBC[t − width + 1 + k]), every channel by itself. Returns (y, final state).
     xBC            (batch, seqlen, channels) float16 or bfloat16, such as a view of in_proj's output
     weight         (channels, width) float32, width from 2 to 8;  bias (channels,) float32 or None
     initial_state  (batch, width − 1, channels), like xBC: the inputs before the first, oldest first; None: zeros
     seq_idx        (batch, seqlen) int32, never falling: where it changes a new sequence begins, behind zeros. The
                    initial state is that of token 0's sequence
+    cu_seqlens     (sequences + 1,) int32, in place of seq_idx, batch 1: where each sequence begins, from 0, never falling,
+                   to seqlen (looked at on the CPU alone). States are then (sequences, width − 1, channels), each its own
     final_state    to be written: the last inputs of the last sequence, behind zeros where it is shorter
-    → (batch, seqlen, channels), (batch, width − 1, channels), like xBC. Moves 4 · channels bytes a token."""
+    → (batch, seqlen, channels), states like initial_state, like xBC. Moves 4 · channels bytes a token."""
     where, options = "conv1d", (bool(pdl),)
-    others = xBC, weight, bias, initial_state, seq_idx
+    others = xBC, weight, bias, initial_state, seq_idx, cu_seqlens
     if (done := CONV.run(options, out, final_state, *others)) is not None:
         return done
     y, final, width = expect_conv1d(where, *others, out, final_state)
@@ -57,19 +62,23 @@ def conv1d(xBC, weight, bias=None, *, initial_state=None, seq_idx=None, out=None
     return y, final
 
 
-def expect_conv1d(where, xBC, weight, bias, initial_state, seq_idx, out=None, final_state=None, *, memory=True):
+def expect_conv1d(
+    where, xBC, weight, bias, initial_state, seq_idx, cu_seqlens, out=None, final_state=None, *, memory=True
+):  # fmt: skip
     """Raise unless conv1d can be called so. Returns (y, the final state, width). memory: whether tensors have any."""
     expect_half(where, "xBC", xBC)
     expect_rows_of(where, "xBC", xBC, xBC, ("batch", "seqlen", "channels"))
     expect_inner(where, "xBC", xBC, 2)
     batch, seqlen, channels = xBC.shape
     width = expect_taps(where, weight, bias, xBC, channels)
-    window = batch, width - 1, channels
+    sequences = batch if cu_seqlens is None else expect_begins(where, cu_seqlens, seq_idx, xBC, memory)
+    window = sequences, width - 1, channels
     if initial_state is not None:
         expect(where, "initial_state", initial_state, xBC, window)
     if seq_idx is not None:
         expect(where, "seq_idx", seq_idx, xBC, (batch, seqlen), (torch.int32,))
     inputs = {"xBC": xBC, "weight": weight, "bias": bias, "initial_state": initial_state, "seq_idx": seq_idx}
+    inputs["cu_seqlens"] = cu_seqlens
     written = {"out": (out, (batch, seqlen, channels)), "final_state": (final_state, window)}
     for name, (tensor, shape) in written.items():
         if tensor is not None:
@@ -81,7 +90,9 @@ def expect_conv1d(where, xBC, weight, bias, initial_state, seq_idx, out=None, fi
     return y, output(where, final_state, xBC, window), width
 
 
-def launch_conv1d(xBC, weight, bias, initial_state, seq_idx, out, final, width, pdl, tokens=None, vec=None, **options):
+def launch_conv1d(
+    xBC, weight, bias, initial_state, seq_idx, cu_seqlens, out, final, width, pdl, tokens=None, vec=None, **options
+):  # fmt: skip
     """Without a look at the arguments; `options` go to the SIMT machine, whose report comes back."""
     batch, seqlen, channels = xBC.shape
     x_batch, x_token, _ = xBC.stride()
@@ -94,13 +105,14 @@ def launch_conv1d(xBC, weight, bias, initial_state, seq_idx, out, final, width, 
         tokens = -(-batch * seqlen * (channels // vec) // (threads * AHEAD)) * AHEAD
         tokens = min(max(tokens, LEAST), seqlen)
     walks = channels // vec * -(-seqlen // tokens) * batch
+    kind = "ONE" if seq_idx is None and cu_seqlens is None else "BY_BEGIN" if seq_idx is None else "BY_NUMBER"
     found = kernel(
-        "conv1d", DTYPE=DTYPES[xBC.dtype], VEC=vec, WIDTH=width, AHEAD=min(AHEAD, tokens),
-        SEQUENCES=int(seq_idx is not None),
+        "conv1d", DTYPE=DTYPES[xBC.dtype], VEC=vec, WIDTH=width, AHEAD=min(AHEAD, tokens), SEQUENCES=kind
     )  # fmt: skip
-    tensors = flat(xBC), weight, bias, initial_state, seq_idx, out, final
+    tensors = flat(xBC), weight, bias, initial_state, cu_seqlens if seq_idx is None else seq_idx, out, final
     threads = THREADS if walks >= THREADS * multiprocessors(xBC.device) else 64
-    sizes = batch, seqlen, channels, tokens, x_batch, x_token
+    count = 0 if cu_seqlens is None else len(cu_seqlens) - 1
+    sizes = batch, seqlen, channels, tokens, count, x_batch, x_token
     return found(-(-walks // threads), threads, *tensors, *sizes, pdl=pdl, **options)
 
 
@@ -114,7 +126,7 @@ def conv_step(conv_state, xBC, weight, bias=None, *, out=None, pdl=False):
     y, width = expect_conv_step(where, conv_state, xBC, weight, bias, out)
     with STEP.preparing(options, (out, conv_state), (y, conv_state), others):
         row = xBC[:, None]
-        launch_conv1d(row, weight, bias, conv_state, None, y, conv_state, width, pdl)
+        launch_conv1d(row, weight, bias, conv_state, None, None, y, conv_state, width, pdl)
     return y
 
 
@@ -172,25 +184,35 @@ def expect_gated_norm(where, y, z, weight, eps, ngroups, out=None, *, memory=Tru
     return output(where, out, y, tuple(y.shape))
 
 
-def add_norm(x, residual, weight, eps=1e-5, *, out=None, pdl=False):
-    """residual += x, in place, and RMSNorm of it: x (tokens, hidden) float16 or bfloat16, or None for nothing to add;
-    residual (tokens, hidden) float32 or like weight, weight (hidden,) → (tokens, hidden), like weight."""
+def add_norm(x, residual, weight, eps=1e-5, *, scale=None, out=None, pdl=False):
+    """residual += scale · x, in place, and RMSNorm of it: x (tokens, hidden) float16 or bfloat16, or None for nothing to
+    add; residual (tokens, hidden) float32 or like weight, weight (hidden,), scale (tokens,) float32 or None for 1, such as
+    gate_root's → (tokens, hidden), like weight."""
     where, options = "add_norm", (eps, bool(pdl))
-    if (done := ADDED.run(options, out, residual, x, weight)) is not None:
+    if (done := ADDED.run(options, out, residual, x, weight, scale)) is not None:
         return done[0]
+    expect_add_norm(where, x, residual, weight, scale, eps)
+    result = output(where, out, weight, tuple(residual.shape), x=x, weight=weight, scale=scale, residual=residual)
+    expect_written(where, "residual", residual, x=x, weight=weight, scale=scale)
+    tokens, cols = residual.shape
+    with ADDED.preparing(options, (out, residual), (result, residual), (x, weight, scale)):
+        args = x, residual, weight, scale, result, cols, float(eps)
+        tensors = [t for t in (x, residual, weight, result) if t is not None]
+        _rows(where, cols, tensors, (cols,), (tokens,), args, pdl, RESIDUAL=DTYPES[residual.dtype])
+    return result
+
+
+def expect_add_norm(where, x, residual, weight, scale, eps):
+    """Raise unless add_norm can be called so."""
     expect_first(where, "weight", weight, ("hidden",), HALVES)
     expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
     if x is not None:
         expect(where, "x", x, weight, tuple(residual.shape))
+    if scale is not None:
+        if x is None:
+            raise ValueError(f"{where}: scale must be None where there is no x")
+        expect(where, "scale", scale, weight, (len(residual),), (torch.float32,))
     expect_eps(where, eps)
-    result = output(where, out, weight, tuple(residual.shape), x=x, weight=weight, residual=residual)
-    expect_written(where, "residual", residual, x=x, weight=weight)
-    tokens, cols = residual.shape
-    with ADDED.preparing(options, (out, residual), (result, residual), (x, weight)):
-        args = x, residual, weight, result, cols, float(eps)
-        tensors = [t for t in (x, residual, weight, result) if t is not None]
-        _rows(where, cols, tensors, (cols,), (tokens,), args, pdl, RESIDUAL=DTYPES[residual.dtype])
-    return result
 
 
 def _rows(name, cols, tensors, strides, grid, args, pdl, **options):

@@ -1,9 +1,11 @@
-"""A whole prompt on a GPU, as a ladder of chapter 18: ours beside mamba_ssm's layers (kernels/mamba2/bench.py)."""
+"""A whole prompt on a GPU, as a ladder of chapter 18: ours beside mamba_ssm's layers, and beside all products alone,
+which both run on cuBLAS: what nobody who takes them from there can be faster than (kernels/mamba2/bench.py)."""
 
 import functools
 import time
 
 import torch
+import torch.nn.functional as F
 
 from kernels import benching, running
 from kernels.mamba2 import peers, prompt, shapes
@@ -15,6 +17,7 @@ from lab.figure import Figure
 
 MODEL, LENGTHS = shapes.MAMBA2_2_7B, (8192, 131072)
 CHUNKS = (256, 128)  # of mamba_ssm's five kernels: what its layers ask for, and what may be faster
+PRODUCTS = "the products alone, on cuBLAS"
 FEW = 4  # layers in which the faster is found
 TOLERANCE = 5e-3  # between ours and mamba_ssm's whole prompt, by the norm
 HERE = "kernels/mamba2/"
@@ -29,7 +32,8 @@ def title_of(seqlen):
 
 def prefill(seqlen):
     """All layers of a prompt and the last norm, without embedding and head: mamba_ssm's, with its five kernels at the
-    faster of their chunk sizes, and ours. Compared, then timed in turns."""
+    faster of their chunk sizes, and ours; and in_proj and out_proj of all layers, and nothing else. Compared, then timed
+    in turns."""
     begin, title = time.perf_counter(), title_of(seqlen)
     ssd_peers.tune_anew()
     weights = shapes.random_weights(MODEL, benching.DEVICE)
@@ -48,11 +52,15 @@ def prefill(seqlen):
         said = {peers.PROMPT: f"chunk {chunk}, the faster", "ours": f"{off:.1e} from mamba_ssm's"}
         calls = {peers.PROMPT: theirs[chunk]} | calls
         del wanted, found
-    moved, flops = work(seqlen)
+    gated = torch.randn(seqlen, MODEL.d_inner, device=benching.DEVICE).to(MODEL.dtype)
+    calls[PRODUCTS], said[PRODUCTS] = functools.partial(_products, weights, hidden[0], gated), "not checked"
+    rests_on = {"ours": SOURCES, PRODUCTS: (HERE + "prompt_bench.py",)}
+    facts = dict.fromkeys(calls, work(seqlen)) | {PRODUCTS: _work_of_products(seqlen)}
     figures = [
         Figure(
-            name=name, bytes=moved, flops=flops, timing=timing, called=called, bound="flops", checked=said[name],
-            share=flops / cuda_timing.flops_probe()[1] / ratio, sources=SOURCES if name == "ours" else (),
+            name=name, bytes=facts[name][0], flops=facts[name][1], timing=timing, called=called, bound="flops",
+            checked=said[name], share=facts[name][1] / cuda_timing.flops_probe()[1] / ratio,
+            sources=rests_on.get(name, ()),
         )
         for name, (timing, called, ratio) in timed(calls, seqlen <= IN_A_GRAPH).items()
     ]  # fmt: skip
@@ -64,6 +72,20 @@ def prefill(seqlen):
 @torch.inference_mode()
 def _ours(weights, hidden):
     return prompt.layers(MODEL, weights, hidden[0].float())
+
+
+def _work_of_products(seqlen):
+    """(bytes, flops) of in_proj and out_proj of all layers."""
+    c = MODEL
+    weights = c.hidden * (c.in_rows + c.d_inner)
+    through = 2 * c.hidden + c.in_rows + c.d_inner  # numbers of a token that are read or written
+    return c.n_layers * 2 * (weights + seqlen * through), c.n_layers * 2 * seqlen * weights
+
+
+@torch.inference_mode()
+def _products(weights, hidden, gated):
+    for layer in weights.layers:
+        F.linear(hidden, layer.W_in), F.linear(gated, layer.W_out)
 
 
 def _seconds_of_few(call):

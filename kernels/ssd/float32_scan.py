@@ -170,7 +170,7 @@ def run(x, cut_C, CB, cut_CB, dt, cum, starts, strange, D, z, y, **chosen):
         return y
 
     kind = "scan", headdim, dstate, chunk_size, by_row, D is None, z is None, state_tiles
-    return either(launched, kind, x, W, tile, WGMMA | chosen, SYNC | chosen)
+    return either(launched, kind, x, W, tile, WGMMA | chosen, SYNC | chosen, most=128)
 
 
 def tiling(headdim, W, tile, width, columns, depth, num_warps, **_):

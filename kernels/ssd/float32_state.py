@@ -83,9 +83,8 @@ def run(x, cut_B, dt, cum, dstate, **chosen):
         launch(kernel, grid, (x, cut_B, dt, cum, states, strange), numbers, constants, **options)
         return states, strange
 
-    return either(
-        launched, ("state", headdim, dstate, chunk_size), x, W, min(TILE, chunk_size), WGMMA | chosen, SYNC | chosen
-    )
+    kind = "state", headdim, dstate, chunk_size
+    return either(launched, kind, x, W, min(TILE, chunk_size), WGMMA | chosen, SYNC | chosen, most=64)
 
 
 def tiling(headdim, W, columns, depth, num_warps, **_):

@@ -1,13 +1,13 @@
 """What is measured of SSD besides the ladders of bench.py: how exact it is, the trials, what Nsight Compute counts."""
 
 from kernels import trials
-from kernels.ssd import accuracy, profile
+from kernels.ssd import accuracy, profile, trained
 from kernels.ssd.bench import told
 
 
 def tables():
-    """The study of accuracy."""
-    return told("accuracy", accuracy.tables)
+    """The studies of accuracy: with decays drawn at random, and with those of trained weights."""
+    return told("accuracy", accuracy.tables) + told("accuracy, trained weights", trained.tables)
 
 
 def further(roof, versions):

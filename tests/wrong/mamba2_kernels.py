@@ -58,6 +58,7 @@ EX5 = {
     "each lane a piece of the row": (changed(STEP, (LOOP, SLICE)), "right, but"),
     "the state loaded twice": (changed(STEP, TWICE), "right, but"),
     "an atomic sum": (changed(STEP, ATOMIC), "atomic requests"),
+    "all lanes store the same y": (changed(STEP, ("if (lane == 0) y", "y")), "store with 20,480 threads"),
     "all lanes store y, after a sum of lane 0": (
         changed(STEP, ("__shfl_xor_sync", "__shfl_down_sync"), ("if (lane == 0) y", "y")),
         "at batch = 1",
