@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ssd_backward_cases import CARD, CASES, check
+from ssd_backward_cases import CASES, check, make
 
 from kernels.ssd_backward import few
 
@@ -18,15 +18,16 @@ def test_right_on_hostile_calls(name, dtype):
     check(few, name, dtype, "cuda", allowed=ALLOWED[dtype], cases=CASES, again=True)
 
 
-@pytest.mark.parametrize("name", ["2.7B, 2K", "many groups", "columns that fill no tile", "a state of 256", "sequences"])
+LARGE = ["2.7B, 2K", "many groups", "columns that fill no tile", "a state of 256", "sequences"]
+
+
+@pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_right_on_large_calls(name, dtype):
     check(few, name, dtype, "cuda", allowed=ALLOWED[dtype], again=True)
 
 
 def test_in_a_graph_and_on_another_stream():
-    from ssd_backward_cases import make
-
     dy, call = make((1, 300, 8, 64, 1, 128), "D, dt_bias, softplus", torch.bfloat16, "cuda")
     wanted = few(dy, **call)
     graph = torch.cuda.CUDAGraph()
