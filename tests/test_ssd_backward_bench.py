@@ -86,13 +86,13 @@ def test_backward_alone_is_less(small):
 def test_mamba_ssm_beside_ours(small, monkeypatch):
     seen, tuned = [], []
     monkeypatch.setattr(ssd_peers, "_module", lambda: made_up_module(seen=seen))
-    monkeypatch.setattr(peers, "tune_anew", lambda: tuned.append(True))
+    monkeypatch.setattr(peers, "tune_quickly", lambda anew: tuned.append(anew))
     ladder = bench.measure(TINY, 0.1)
     assert len(ladder.figures) == 2 and ladder.figures[1].name.startswith("mamba_ssm: chunk ")
-    assert set(seen) == {128, 256} and not tuned  # 40 tokens are not of TUNED
+    assert set(seen) == {128, 256} and tuned == [False]  # 40 tokens are not of TUNED
     monkeypatch.setattr(bench, "TUNED", (40,))
     bench.measure(TINY, 0.1)
-    assert tuned == [True]
+    assert tuned == [False, True]
 
 
 def test_a_peer_that_is_wrong_is_left_out(small, monkeypatch, capsys):
@@ -139,8 +139,10 @@ def test_what_the_peers_kernels_are_tuned_to(monkeypatch):
     combined = SimpleNamespace(_bmm_chunk_bwd_kernel=kernel, _rest_kernel=other)
     monkeypatch.setitem(sys.modules, "mamba_ssm.ops.triton.ssd_combined", combined)
     assert [name for name, _ in peers._tuned()] == ["_bmm_chunk_bwd_kernel", "_rest_kernel"]
-    peers.tune_anew()
-    assert kernel.cache == {} and callable(kernel.do_bench)
+    peers.tune_quickly()
+    assert kernel.cache == {"a": 1} and callable(kernel.do_bench)
+    peers.tune_quickly(anew=True)
+    assert kernel.cache == {}
     run = []
     monkeypatch.setattr(ssd_peers, "_module", lambda: None)
     monkeypatch.setattr(peers, "forward_and_backward", lambda call, chunk: lambda: run.append((call, chunk)))
