@@ -179,13 +179,19 @@ def test_bad_arguments_are_named():
         ({"initial_state": state.float()}, TypeError, "initial_state must be of torch.float16"),
         ({"seq_idx": torch.zeros(2, 5, dtype=torch.int64)}, TypeError, "seq_idx must be of torch.int32"),
         ({"cu_seqlens": torch.tensor([0, 5])}, TypeError, "cu_seqlens must be of torch.int32"),
-        ({"cu_seqlens": torch.tensor([0, 5]).int()}, ValueError, "xBC must have batch 1 where cu_seqlens is given, got 2"),
         (
-            {"cu_seqlens": torch.tensor([0, 5]).int(), "seq_idx": torch.zeros(2, 5).int()}, ValueError,
+            {"cu_seqlens": torch.tensor([0, 5]).int()},
+            ValueError,
+            "xBC must have batch 1 where cu_seqlens is given, got 2",
+        ),
+        (
+            {"cu_seqlens": torch.tensor([0, 5]).int(), "seq_idx": torch.zeros(2, 5).int()},
+            ValueError,
             "seq_idx and cu_seqlens must not both be given",
         ),
         (
-            {"cu_seqlens": torch.tensor([0, 3, 2, 5]).int(), "xBC": xBC[:1], "out": None}, ValueError,
+            {"cu_seqlens": torch.tensor([0, 3, 2, 5]).int(), "xBC": xBC[:1], "out": None},
+            ValueError,
             r"cu_seqlens must go from 0 to 5, never falling, got \[0, 3, 2, 5\]",
         ),
         ({"out": out.float()}, TypeError, "out must be of torch.float16"),

@@ -62,78 +62,92 @@ struct Inputs {
     }
 };
 
+/* What a lane keeps of its tokens' products with later ones. */
+struct OwnSums {
+    float over_outputs[2] = {0, 0}; // sums over i of g decay B_j C_i, without dt_j
+    float skip = 0;                 // x_j dy_j: g on the diagonal
+};
+
+/* Eight tokens i from 8 n on. ON_DIAGONAL: some of them may be before a j, and count for nothing. */
+template <bool ON_DIAGONAL>
+__device__ __forceinline__ void multiply_decays(const float *g, float (&score)[4], float *s_sum, float *over_inputs,
+                                                OwnSums &found, const float4 &product, const Line &line, int n,
+                                                const Inputs &own, int lane) {
+    const int i = 8 * n + lane % 4 * 2;
+    const float2 log_decay = *(const float2 *)&line.log_decay[i];
+    const float products[4] = {product.x, product.y, product.z, product.w};
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        const int j = own.j[e / 2];
+        float decay = exp2_approx((e % 2 ? log_decay.y : log_decay.x) - own.log_decay[e / 2]);
+        if (ON_DIAGONAL && i + e % 2 < j) decay = 0;
+        if (S::SEQUENCES && line.begin_of(i + e % 2) > j + 1) decay = 0;
+        if (ON_DIAGONAL && i + e % 2 == j) found.skip += g[e];
+        score[e] = decay * products[e];
+        const float m = g[e] * score[e];
+        s_sum[e] += g[e] * decay * own.dt[e / 2];
+        found.over_outputs[e / 2] += m;
+        over_inputs[e % 2] += m * own.dt[e / 2];
+    }
+}
+
 /* What a chunk's own tokens give each other. g: (x_j dy_i), of which only i >= j count. scores: decay B_j C_i, the left
-   factor of dx. s_sum += g decay dt_j. over_outputs: sums over i of g decay B_j C_i, without dt_j. */
-__device__ __forceinline__ void multiply_decays(const float (&g)[32], unsigned (&scores)[4][4], float (&s_sum)[32],
-                                                float (&over_outputs)[2], Shared &s, StepSums &sums, const Line &line,
-                                                const Inputs &own, int thread) {
+   factor of dx. s_sum += g decay dt_j. */
+__device__ __forceinline__ OwnSums make_scores(const float (&g)[32], unsigned (&scores)[4][4], float (&s_sum)[32],
+                                               Shared &s, StepSums &sums, const Line &line, const Inputs &own,
+                                               int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     float over_inputs[16];
-    over_outputs[0] = over_outputs[1] = 0;
+    OwnSums found;
 #pragma unroll
-    for (int n = 0; n < 8; n++) { // 8 tokens i
+    for (int n = 0; n < 8; n++) {
         float score[4] = {0, 0, 0, 0};
         over_inputs[2 * n] = over_inputs[2 * n + 1] = 0;
-        if (8 * n + 7 >= 16 * warp) { // else all of them are before all j
-            const int i = 8 * n + lane % 4 * 2;
-            const float2 log_decay = *(const float2 *)&line.log_decay[i];
-            const float4 product = s.products[n][thread];
-            const float products[4] = {product.x, product.y, product.z, product.w};
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float power = exp2_approx((e % 2 ? log_decay.y : log_decay.x) - own.log_decay[e / 2]);
-                const int j = own.j[e / 2];
-                const bool reaches = i + e % 2 >= j && (!S::SEQUENCES || line.begin_of(i + e % 2) <= j + 1);
-                const float decay = reaches ? power : 0;
-                score[e] = decay * products[e];
-                const float m = g[4 * n + e] * score[e];
-                s_sum[4 * n + e] += g[4 * n + e] * decay * own.dt[e / 2];
-                over_outputs[e / 2] += m;
-                over_inputs[2 * n + e % 2] += m * own.dt[e / 2];
-            }
-        }
+        if (n / 2 > warp)
+            multiply_decays<false>(g + 4 * n, score, s_sum + 4 * n, over_inputs + 2 * n, found, s.products[n][thread],
+                                   line, n, own, lane);
+        else if (n / 2 == warp)
+            multiply_decays<true>(g + 4 * n, score, s_sum + 4 * n, over_inputs + 2 * n, found, s.products[n][thread],
+                                  line, n, own, lane);
         scores[n / 2][n % 2 * 2] = pack(score[0], score[1], T());
         scores[n / 2][n % 2 * 2 + 1] = pack(score[2], score[3], T());
     }
-    const float2 found = column_sums(over_inputs, lane);
-    *(float2 *)&sums.over_inputs[warp][8 * column_block(lane) + lane % 4 * 2] = found;
+    *(float2 *)&sums.over_inputs[warp][8 * column_block(lane) + lane % 4 * 2] = column_sums(over_inputs, lane);
+    return found;
 }
 
-/* q: sums of dx without dt_j. Those of the state behind the chunk are there, without their decay: x_j . q_j of them,
-   for each of the two tokens, and then the decay. */
-__device__ __forceinline__ void decay_from_end(float (&q)[32], float (&through_end)[2], const unsigned (&x)[4][4],
-                                               const Inputs &own) {
+/* x_j . (dh B_j) of the two tokens, times the decay to the chunk's end: what they give through the state behind it. */
+__device__ __forceinline__ void dot_with_x(float (&through_end)[2], const float (&from_end)[32],
+                                           const unsigned (&x)[4][4], const Inputs &own) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float dot = 0;
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const float2 v = unpack(x[n / 2][n % 2 * 2 + r], T());
-            dot += v.x * q[4 * n + 2 * r] + v.y * q[4 * n + 2 * r + 1];
-            q[4 * n + 2 * r] *= own.to_end[r], q[4 * n + 2 * r + 1] *= own.to_end[r];
+            dot += v.x * from_end[4 * n + 2 * r] + v.y * from_end[4 * n + 2 * r + 1];
         }
         through_end[r] = row_sum(dot) * own.to_end[r];
     }
 }
 
-/* dx = dt q + D dy, to the place of x; the lane's part of dy . x. */
-__device__ __forceinline__ float write_dx(const float (&q)[32], const unsigned (&x)[4][4], unsigned to, unsigned dy,
-                                          const Inputs &own, float d, int warp, int lane) {
-    float skip = 0;
+/* dx = dt (from the chunk's own tokens + decay to the end * from the state behind it) + D dy, to the place of x. */
+__device__ __forceinline__ void write_dx(const float (&from_own)[32], const float (&from_end)[32], unsigned to,
+                                         unsigned dy, const Inputs &own, float d, int warp, int lane) {
+    const float weight[2] = {own.dt[0] * own.to_end[0], own.dt[1] * own.to_end[1]};
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         unsigned f[4], dx[4];
         ldmatrix_x4(f, spot_of_block(dy, warp, k, lane));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float2 v = unpack(f[i], T()), u = unpack(x[k][i], T());
-            const int at = 8 * k + i / 2 * 4 + i % 2 * 2;
-            skip += v.x * u.x + v.y * u.y;
-            dx[i] = pack(own.dt[i % 2] * q[at] + d * v.x, own.dt[i % 2] * q[at + 1] + d * v.y, T());
+            const float2 v = unpack(f[i], T());
+            const int at = 8 * k + i / 2 * 4 + i % 2 * 2, r = i % 2;
+            dx[i] = pack(own.dt[r] * from_own[at] + (weight[r] * from_end[at] + d * v.x),
+                         own.dt[r] * from_own[at + 1] + (weight[r] * from_end[at + 1] + d * v.y), T());
         }
         stmatrix_x4(spot_of_block(to, warp, k, lane), dx);
     }
-    return skip;
 }
 
 /* A head: dx, the sums of the steps, and what it adds to dB and S^T. */
@@ -145,7 +159,7 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
     const Line &line = s.lines[stage];
     const Inputs own(line, warp, lane);
     unsigned rows[4][4], weighted[4][4], scores[4][4];
-    float g[32], q[32], through_end[2], over_outputs[2];
+    float g[32], from_end[32], through_end[2]; // g: products x_j dy_i, and then what the chunk's own tokens give to dx
     load_rows(rows, x, warp, lane);
     wgmma_fence();
 #pragma unroll
@@ -162,7 +176,7 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++) {
         const int further = k / 4 * TILE + k % 4 * 32;
-        wgmma<64>(q, advance(k_major(shared_address(s.b)), further), advance(k_major(dh), further), k > 0, T());
+        wgmma<64>(from_end, advance(k_major(shared_address(s.b)), further), advance(k_major(dh), further), k > 0, T());
     }
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -170,18 +184,18 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
     wgmma_commit();
     wgmma_wait<1>();
     keep(g);
-    multiply_decays(g, scores, s_sum, over_outputs, s, sums, line, own, thread);
-    wgmma_wait<0>();
-    keep(q), keep(db);
-    if (lane == 0) s.states_ring.release(state);
-    decay_from_end(q, through_end, rows, own);
+    const OwnSums found = make_scores(g, scores, s_sum, s, sums, line, own, thread);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++) wgmma<64, MN_MAJOR>(q, scores[k], advance(mn_major(dy), 16 * k * 128), true, T());
+    for (int k = 0; k < 4; k++) wgmma<64, MN_MAJOR>(g, scores[k], advance(mn_major(dy), 16 * k * 128), k > 0, T());
     wgmma_commit();
+    wgmma_wait<1>();
+    keep(from_end), keep(db);
+    if (lane == 0) s.states_ring.release(state);
+    dot_with_x(through_end, from_end, rows, own);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float own_outputs = row_sum(over_outputs[r]);
+        const float own_outputs = row_sum(found.over_outputs[r]);
         if (lane % 4 == 0) {
             sums.dt[own.j[r]] = own.dt[r];
             sums.over_outputs[own.j[r]] = own.dt[r] * own_outputs;
@@ -189,10 +203,11 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
             sums.direct[own.j[r]] = own_outputs + through_end[r];
         }
     }
-    wgmma_wait<0>();
-    keep(q);
-    const float skip = warp_sum(write_dx(q, rows, x, dy, own, d, warp, lane));
+    const float skip = warp_sum(found.skip);
     if (lane == 0) sums.skip[warp] = skip;
+    wgmma_wait<0>();
+    keep(g);
+    write_dx(g, from_end, x, dy, own, d, warp, lane);
 }
 
 /* A row of 64 tokens' sums, STATE columns each, of a run of heads. */

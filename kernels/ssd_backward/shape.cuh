@@ -45,6 +45,12 @@ struct alignas(16) Line : Begins<S::SEQUENCES> {
         const float decay = exp2_approx(log_decay[CHUNK - 1] - log_decay[j]);
         return S::SEQUENCES && begin_of(j) != begin_of(CHUNK - 1) ? 0 : decay;
     }
+    /* Of token i in a walk in either direction (walk.cuh), without a branch. */
+    __device__ __forceinline__ float weight(int i, bool backwards) const {
+        const float log = log_decay[i], power = exp2_approx(backwards ? log : log_decay[CHUNK - 1] - log);
+        const float decay = S::SEQUENCES && begin_of(i) != (backwards ? 0 : begin_of(CHUNK - 1)) ? 0 : power;
+        return decay * (backwards ? 1 : dt[i]);
+    }
     __device__ __forceinline__ float whole() const { return from_start(CHUNK - 1); }
 };
 

@@ -19,8 +19,7 @@ __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, boo
             const int i = 16 * k + 8 * half + lane % 4 * 2; // and the next
             float by[2];
 #pragma unroll
-            for (int n = 0; n < 2; n++)
-                by[n] = backwards ? line.from_start(i + n) : line.dt[i + n] * line.to_end(i + n);
+            for (int n = 0; n < 2; n++) by[n] = line.weight(i + n, backwards);
 #pragma unroll
             for (int row = 0; row < 2; row++) f[k][2 * half + row] = scaled(f[k][2 * half + row], by[0], by[1]);
         }
