@@ -2,6 +2,7 @@
 
    A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
        bring (here)         a warp: tiles of the next heads by TMA
+       scores.cuh           a warpgroup: pairs of tokens, S
        inputs.cuh           a warpgroup: tokens j, dx and dB
        outputs.cuh          a warpgroup: tokens i, dC
        step_gradients.cuh   a warp: ddt and dA
@@ -22,12 +23,14 @@
    run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
    boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
    groups, dstate): in (run of the group). dt_gradients, head_sums: of each chunk of each row. */
-#include "../device/pdl.cuh"
+#include "inputs.cuh"
 #include "outputs.cuh"
+#include "scores.cuh"
 #include "step_gradients.cuh"
 
-constexpr int THREADS = 384;
-constexpr int INPUT_REGISTERS = 240, OUTPUT_REGISTERS = 208, OTHER_REGISTERS = 56; // 3 times 168
+constexpr int THREADS = 512;
+// 4 times 128
+constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 184, OUTPUT_REGISTERS = 176, OTHER_REGISTERS = 40;
 
 /* The run of rows that a block walks: number `run` of all groups. */
 __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
@@ -35,9 +38,6 @@ __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows)
     const int group = run / runs, first = group * group_rows + run % runs * run_rows;
     return {first, min(first + run_rows, (group + 1) * group_rows), group, run % runs};
 }
-
-// Tiles that two blocks read at about the same time: L2 treats them as any.
-constexpr CachePolicy STAYS = 0x1000000000000000;
 
 struct Maps {
     const CUtensorMap &x, &dy, &b, &c, &h, &dh;
@@ -65,9 +65,9 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
         if (lane == 0) {
             full.expect(3 * TILE);
-            load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, STAYS);
-            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, STAYS);
-            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, STAYS);
+            load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, AS_ANY);
+            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, AS_ANY);
+            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, AS_ANY);
         }
         copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
         copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
@@ -76,8 +76,8 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         if (lane == 0) {
             states_full.expect(2 * STATE_TILES * TILE);
             for (int i = 0; i < STATE_TILES; i++) {
-                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, states_full, STAYS);
-                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, states_full, STAYS);
+                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, states_full, AS_ANY);
+                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, states_full, AS_ANY);
             }
         }
     }
@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
        const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
-       const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip, float *b_sums,
-       float *c_sums, float *dt_gradients, float2 *head_sums, int seqlen, int chunks, int heads, int groups,
-       int headdim, int dstate, int parts, int run_rows, int batches) {
+       const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip,
+       const float *slopes, float *b_sums, float *c_sums, float *dt_gradients, float4 *head_sums, int seqlen,
+       int chunks, int heads, int groups, int headdim, int dstate, int parts, int run_rows, int batches) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
@@ -113,13 +113,11 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     const Run run = run_of(sizes, blockIdx.y, run_rows);
     const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
     const long long first_sum = (row * groups + run.group) * dstate;
-    let_next_kernel_start();
     if (threadIdx.x == 0) {
         s.init();
         prefetch(x), prefetch(dy), prefetch(h), prefetch(dh), prefetch(dx);
     }
     __syncthreads();
-    wait_for_previous_kernel();
     const int warpgroup = warp_uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         take_registers<INPUT_REGISTERS>();
@@ -127,12 +125,15 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
         walk_outputs(s, sizes, c_sums + first_sum, half, run, threadIdx.x % 128);
+    } else if (warpgroup == 2) {
+        give_registers<SCORE_REGISTERS>();
+        walk_scores(s, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 8) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
-        else if (warp == 9)
-            make_steps(s, sizes, a, dt_gradients, head_sums, batch, chunk, run,
+        if (warp == 12) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
+        else if (warp == 13)
+            make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 10) store(s, sizes, run, dx, batch, chunk);
+        else if (threadIdx.x == 32 * 14) store(s, sizes, run, dx, batch, chunk);
     }
 }

@@ -1,13 +1,12 @@
-/* Launch 1 of the backward pass: dt into steps and decays, once for all that follow.
+/* Launch 1 of the backward pass: dt into steps, decays and d step / d dt, once for all that follow.
 
    dt stands as (batch, seqlen, heads), and all launches walk a head's tokens: so this one also turns it. A block has a
    chunk of 64 tokens of 32 heads, a warp four of them in turn; lane l has tokens 2 l and 2 l + 1. Sums of A dt begin at
    each chunk.
 
-   Moves 2 or 4 bytes for each token and head, and writes 8. Compile with DT. Launch with 256 threads on (chunks,
+   Moves 2 or 4 bytes for each token and head, and writes 12. Compile with DT. Launch with 256 threads on (chunks,
    heads / 32, batch) blocks. */
 #include "../device/math.cuh"
-#include "../device/pdl.cuh"
 #include "shape.cuh"
 #include "steps.cuh"
 
@@ -32,12 +31,12 @@ __device__ __forceinline__ int2 begins_of(const int *seq_idx, int first, int seq
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, Line *lines, int seqlen, int heads,
-       long long dt_batch, long long dt_token, long long dt_head, int softplus, float low, float high) {
+decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, Line *lines, float *slopes, int seqlen,
+       int heads, long long dt_batch, long long dt_token, long long dt_head, int softplus, float low,
+       float high) {
     __shared__ float found[CHUNK][HEADS + 1]; // one more: lanes that read a column meet 32 banks
     const int chunk = blockIdx.x, first_head = blockIdx.y * HEADS, batch = blockIdx.z, lane = threadIdx.x % 32;
     const StepRule rule{softplus, low, high};
-    let_next_kernel_start();
     for (int token = threadIdx.x / 32; token < CHUNK; token += THREADS / 32) {
         const int t = chunk * CHUNK + token, head = first_head + lane;
         if (t < seqlen && head < heads)
@@ -65,5 +64,8 @@ decays(const DT *dt, const float *a, const float *dt_bias, const int *seq_idx, L
         *(float2 *)&line.dt[2 * lane] = make_float2(first, second);
         *(float2 *)&line.log_decay[2 * lane] = make_float2(own.x + (lane && !x_is_new ? before : 0), sum);
         line.set_pair(2 * lane, begins);
+        *(float2 *)&slopes[(((long long)batch * heads + head) * gridDim.x + chunk) * CHUNK + 2 * lane] =
+            make_float2(left > 0 ? rule.slope_at(found[2 * lane][i] + bias) : 0,
+                        left > 1 ? rule.slope_at(found[2 * lane + 1][i] + bias) : 0);
     }
 }

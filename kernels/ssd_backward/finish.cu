@@ -1,86 +1,95 @@
-/* Launch 4 of the backward pass: sums that blocks of launch 3 could not finish.
+/* Launch 4 of the backward pass: sums that blocks of launch 3 could not finish. Each block does one of three:
 
-   The first blocks have a head each: ddt back through softplus and limits, as (batch, seqlen, heads), and the sums over
-   all tokens, dA, dD and that of dt_bias. The others add up dB and dC over the runs of a group, in the order of the
-   runs. So the same numbers come out each time.
+       adders    dB and dC: sums over the runs of a group, in the order of the runs; THREADS pairs of numbers of each
+       heads     dA, dD and the gradient of dt_bias: sums over all chunks of a head, its parts and the batch
+       turners   ddt, from lines of a head to (batch, seqlen, heads): 64 tokens of 32 heads
 
-   Compile with DT, of dt, and T by SHAPE. Launch with THREADS on heads + any number of blocks. */
-#include "../device/pdl.cuh"
-#include "steps.cuh"
+   All sums have one order, so the same numbers come out each time. Compile with DT, of dt, and T by SHAPE. Launch with
+   THREADS on adders + heads + turners blocks. dt_gradients, head_sums: of each chunk of each row (chunks.cu). */
+#include "../device/reduce.cuh"
 #include "shape.cuh"
 
 #ifndef DT
 #define DT float
 #endif
-constexpr int THREADS = 1024;
+constexpr int THREADS = 256, HEADS = 32;
 
 template <typename To> __device__ __forceinline__ To rounded(float v);
 template <> __device__ __forceinline__ float rounded<float>(float v) { return v; }
 template <> __device__ __forceinline__ __half rounded<__half>(float v) { return __float2half(v); }
 template <> __device__ __forceinline__ __nv_bfloat16 rounded<__nv_bfloat16>(float v) { return __float2bfloat16(v); }
 
-/* Over the block, in a fixed order; in thread 0. */
-__device__ __forceinline__ float block_sum(float v, float (&of_warps)[32]) {
-#pragma unroll
-    for (int lane_mask = 16; lane_mask; lane_mask /= 2) v += __shfl_xor_sync(~0u, v, lane_mask);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = of_warps[threadIdx.x % 32];
-#pragma unroll
-    for (int lane_mask = 16; lane_mask; lane_mask /= 2) v += __shfl_xor_sync(~0u, v, lane_mask);
-    __syncthreads();
-    return v;
+/* A pair of numbers of dB or dC, of all runs. */
+__device__ __forceinline__ void add_runs(T *to, const float *sums, long long pair, long long numbers, int runs) {
+    float2 sum = {0, 0};
+    for (int run = 0; run < runs; run++) {
+        const float2 part = *reinterpret_cast<const float2 *>(sums + run * numbers + 2 * pair);
+        sum.x += part.x, sum.y += part.y;
+    }
+    to[2 * pair] = rounded<T>(sum.x), to[2 * pair + 1] = rounded<T>(sum.y);
 }
 
-struct Strides {
-    long long batch, token, head;
-};
+/* What a head's chunks give, in thread 0: of A, of D, of dt_bias. */
+__device__ __forceinline__ float3 sum_of_head(const float4 *head_sums, int head, int heads, int lines, int batches,
+                                              int thread) {
+    __shared__ float of_warps[3][THREADS / 32];
+    float3 sum = {0, 0, 0};
+    for (int batch = 0; batch < batches; batch++)
+        for (int i = thread; i < lines; i += THREADS) {
+            const float4 part = head_sums[((long long)batch * heads + head) * lines + i];
+            sum.x += part.x, sum.y += part.y, sum.z += part.z;
+        }
+    sum = make_float3(warp_sum(sum.x), warp_sum(sum.y), warp_sum(sum.z));
+    if (thread % 32 == 0)
+        of_warps[0][thread / 32] = sum.x, of_warps[1][thread / 32] = sum.y, of_warps[2][thread / 32] = sum.z;
+    __syncthreads();
+    sum = make_float3(0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < THREADS / 32; i++) sum.x += of_warps[0][i], sum.y += of_warps[1][i], sum.z += of_warps[2][i];
+    return sum;
+}
+
+/* A chunk of 32 heads: a warp reads the lines of one after another, and writes all heads of one token. */
+__device__ __forceinline__ void turn(DT *ddt, const float *dt_gradients, int batch, int chunk, int first_head,
+                                     int seqlen, int heads, int parts, int chunks, int thread) {
+    __shared__ float found[HEADS][CHUNK + 1]; // one more: lanes that read a column meet 32 banks
+    const int lane = thread % 32;
+    for (int i = thread / 32; i < HEADS && first_head + i < heads; i += THREADS / 32) {
+        float2 sum = {0, 0};
+        for (int part = 0; part < parts; part++) {
+            const long long row = ((long long)batch * heads + first_head + i) * parts + part;
+            const float *from = dt_gradients + (row * chunks + chunk) * CHUNK;
+            const float2 v = reinterpret_cast<const float2 *>(from)[lane];
+            sum.x += v.x, sum.y += v.y;
+        }
+        found[i][2 * lane] = sum.x, found[i][2 * lane + 1] = sum.y;
+    }
+    __syncthreads();
+    for (int i = thread / 32; i < CHUNK; i += THREADS / 32) {
+        const int token = chunk * CHUNK + i, head = first_head + lane;
+        if (token < seqlen && head < heads)
+            ddt[((long long)batch * seqlen + token) * heads + head] = rounded<DT>(found[lane][i]);
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-finish(const DT *dt, const float *dt_bias, const float *dt_gradients, const float2 *head_sums, const float *b_sums,
-       const float *c_sums, DT *ddt, float *slope_gradient, float *skip_gradient, float *bias_gradient, T *db, T *dc,
-       int seqlen, int heads, int parts, int chunks, int batches, int runs, long long numbers, long long dt_batch,
-       long long dt_token, long long dt_head, int softplus, float low, float high) {
-    __shared__ float of_warps[32];
-    wait_for_previous_kernel();
-    if (blockIdx.x >= heads) { // numbers: of dB, and of dC
-        const int workers = (gridDim.x - heads) * THREADS;
-        for (long long i = (blockIdx.x - heads) * THREADS + threadIdx.x; i < numbers / 2; i += workers)
-#pragma unroll
-            for (int which = 0; which < 2; which++) {
-                const float2 *from = reinterpret_cast<const float2 *>(which ? c_sums : b_sums) + i;
-                float2 sum = {0, 0};
-                for (int run = 0; run < runs; run++) {
-                    const float2 part = from[run * (numbers / 2)];
-                    sum.x += part.x, sum.y += part.y;
-                }
-                T *to = (which ? dc : db) + 2 * i;
-                to[0] = rounded<T>(sum.x), to[1] = rounded<T>(sum.y);
-            }
-        return;
+finish(const float *dt_gradients, const float4 *head_sums, const float *b_sums, const float *c_sums, DT *ddt,
+       float *slope_gradient, float *skip_gradient, float *bias_gradient, T *db, T *dc, int seqlen, int heads,
+       int parts, int chunks, int batches, int runs, long long numbers) {
+    const int adders = (int)((numbers / 2 + THREADS - 1) / THREADS), thread = threadIdx.x;
+    const int block = (int)blockIdx.x - adders;
+    if (block < 0) {
+        const long long pair = (long long)blockIdx.x * THREADS + thread;
+        if (pair < numbers / 2) add_runs(db, b_sums, pair, numbers, runs), add_runs(dc, c_sums, pair, numbers, runs);
+    } else if (block < heads) {
+        const float3 sum = sum_of_head(head_sums, block, heads, parts * chunks, batches, thread);
+        if (thread > 0) return;
+        slope_gradient[block] = sum.x;
+        if (skip_gradient) skip_gradient[block] = sum.y;
+        if (bias_gradient) bias_gradient[block] = sum.z;
+    } else {
+        const int spans = (heads + HEADS - 1) / HEADS, place = (block - heads) / spans; // place: a chunk of the batch
+        turn(ddt, dt_gradients, place / chunks, place % chunks, (block - heads) % spans * HEADS, seqlen, heads, parts,
+             chunks, thread);
     }
-    const int head = blockIdx.x;
-    const StepRule rule{softplus, low, high};
-    const float bias = dt_bias ? dt_bias[head] : 0;
-    float slope_sum = 0, skip_sum = 0, bias_sum = 0;
-    for (int batch = 0; batch < batches; batch++) {
-        const long long first = ((long long)batch * heads + head) * parts * chunks;
-        for (int t = threadIdx.x; t < seqlen; t += THREADS) {
-            const float v = as_float(dt[batch * dt_batch + t * dt_token + head * dt_head]) + bias;
-            float gradient = 0;
-            for (int part = 0; part < parts; part++) gradient += dt_gradients[(first + part * chunks) * CHUNK + t];
-            gradient *= rule.slope_at(v);
-            ddt[((long long)batch * seqlen + t) * heads + head] = rounded<DT>(gradient);
-            bias_sum += gradient;
-        }
-        for (int chunk = threadIdx.x; chunk < parts * chunks; chunk += THREADS) {
-            const float2 part = head_sums[first + chunk];
-            slope_sum += part.x, skip_sum += part.y;
-        }
-    }
-    slope_sum = block_sum(slope_sum, of_warps);
-    skip_sum = block_sum(skip_sum, of_warps);
-    bias_sum = block_sum(bias_sum, of_warps);
-    if (threadIdx.x == 0)
-        slope_gradient[head] = slope_sum, skip_gradient[head] = skip_sum, bias_gradient[head] = bias_sum;
 }

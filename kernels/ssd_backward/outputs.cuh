@@ -1,32 +1,18 @@
 /* The role of the other warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and
    of the steps' gradients what belongs to outputs and to the state. */
 #pragma once
-#include "inputs.cuh"
+#include "rows.cuh"
 #include "walk.cuh"
-
-/* The lane's part of the sum over all numbers of two states: both lie in the same order. */
-__device__ __forceinline__ float dot(const unsigned char *h, const unsigned char *dh, int thread) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < STATE_TILES * TILE / 16 / 128; i++) {
-        float u[8], v[8];
-        widen(reinterpret_cast<const uint4 *>(h)[128 * i + thread], u, T());
-        widen(reinterpret_cast<const uint4 *>(dh)[128 * i + thread], v, T());
-#pragma unroll
-        for (int n = 0; n < 8; n++) sum += u[n] * v[n];
-    }
-    return sum;
-}
 
 /* The state between the pair's chunks, in the place of the one before or behind the pair: what the other chunk's tokens
    make of it. */
 __device__ __forceinline__ void make_between(Shared &s, const Half &half, int stage, int state, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     const unsigned place = shared_address(half.second() ? s.h[state] : s.dh[state]);
-    float between[NUMBERS];
+    float between[STATE / 2];
     load_state(between, place, warp, lane);
-    add_chunk(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns), s.other_lines[stage],
-              !half.second(), warp, lane);
+    add_chunk<STATE>(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns),
+                     s.other_lines[stage], !half.second(), warp, lane);
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++)
         store_columns(spot_of_block(place + k / 4 * TILE, warp, k % 4, lane), between, k);
@@ -59,8 +45,6 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     for (int k = 0; k < 4; k++)
         wgmma<STATE, MN_MAJOR>(dc, weighted[k], advance(mn_major(h), 16 * k * 128), true, T());
     wgmma_commit();
-    const float through = warp_sum(dot(s.h[state][0], s.dh[state][0], thread));
-    if (lane == 0) sums.state[warp] = through * line.whole();
     wgmma_wait<0>();
     keep(y), keep(dc);
 #pragma unroll
@@ -97,9 +81,9 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
         __syncwarp();
         if (lane == 0) s.sums_ring.full[place.stage].arrive(), s.ring.release(phase), s.states_ring.release(state);
     }
-    named_barrier<256>(TURNED);
+    named_barrier<384>(TURNED);
     unsigned sums[4][4];
-    load_columns(sums, shared_address(s.turned), warp, lane);
+    load_columns(sums, shared_address(s.scores[0]), warp, lane);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)

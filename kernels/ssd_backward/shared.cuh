@@ -11,9 +11,8 @@ constexpr int STAGES = 3, STATE_STAGES = 2;
 struct StepSums {
     float dt[CHUNK];
     float over_inputs[4][CHUNK]; // sum over j of M_ij, of which each of 4 warps has 16 j
-    float over_outputs[CHUNK];   // sum over i of M_ij
-    float to_end[CHUNK];         // what token j gives through the state behind the chunk
-    float direct[CHUNK];         // d loss / d dt_j, where dt_j is a factor of x_j: decays are not counted
+    float over_outputs[CHUNK];   // sum over i of M_ij / dt_j
+    float through_end[CHUNK];    // what token j gives through the state behind the chunk, over dt_j
     float from_start[CHUNK];     // what y_i gives of the state before the chunk
     float state[4];              // dh . (decay of the chunk) h, of 4 warps: what goes through all of the chunk
     float skip[4];               // dy . x, of 4 warps: the gradient of D
@@ -27,13 +26,13 @@ struct Shared {
     unsigned char x[STAGES][TILE];                            // and dx, when x has been read
     unsigned char dy[STAGES][TILE];
     unsigned char other_rows[STAGES][TILE]; // of the other chunk: x of the first, dy of the second
-    unsigned char turned[TILE];             // S^T, at the end
+    unsigned char scores[2][TILE];          // of heads; at the end the first is S^T
     float4 products[8][128];                // B C^T: of each thread, as it needs it
     Line lines[STAGES], other_lines[STAGES];
     StepSums sums[2];
     Ring<STAGES> ring;              // of heads: tokens and lines
     Ring<STATE_STAGES> states_ring; // of heads: states
-    Ring<2> sums_ring;              // of the sums
+    Ring<2> sums_ring, scores_ring; // of heads: sums of the steps, scores
     Barrier between_full[STATE_STAGES]; // the state between the pair's chunks is made
     Barrier chunk_full;                 // what is of the chunk
     Barrier dx_full[STAGES];
@@ -41,8 +40,9 @@ struct Shared {
     /* By one thread; who arrives stands in brackets. */
     __device__ __forceinline__ void init() {
         ring.init(1 + 32, 4 + 1); // (bring: a lane for TMA, all for the lines), (4 warps of outputs, store)
-        states_ring.init(1, 8);   // (bring), (8 warps that multiply)
-        sums_ring.init(8, 1);     // (8 warps that multiply), (make_steps)
+        states_ring.init(1, 8);   // (bring), (4 warps of inputs, 4 of outputs)
+        sums_ring.init(12, 1);    // (12 warps that multiply), (make_steps)
+        scores_ring.init(4, 4);   // (4 warps of scores), (4 warps of inputs)
         chunk_full.init(1);
 #pragma unroll
         for (int i = 0; i < STATE_STAGES; i++) between_full[i].init(4); // (4 warps of outputs)

@@ -7,6 +7,9 @@
 #include "../device/swizzle.cuh"
 #include "shape.cuh"
 
+/* What several blocks read at about the same time: L2 treats it as anything else. */
+constexpr CachePolicy AS_ANY = 0x1000000000000000;
+
 /* The lane's row of a 16 x 16 block, for ldmatrix and stmatrix: lane l has row l % 8 of matrix l / 8, of 2 x 2. */
 __device__ __forceinline__ unsigned spot_of_block(unsigned tile, int row, int column, int lane) {
     return tile + swizzled(16 * row + lane / 8 % 2 * 8 + lane % 8, 2 * column + lane / 16);

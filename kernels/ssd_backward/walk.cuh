@@ -8,8 +8,6 @@
 #include "../device/math.cuh"
 #include "tiles.cuh"
 
-constexpr int NUMBERS = STATE / 2; // of a state, in a thread
-
 /* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight. */
 __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, bool backwards, int lane) {
 #pragma unroll
@@ -25,30 +23,33 @@ __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, boo
         }
 }
 
-/* rows: tile of x or dy; columns: tiles of B or C. Waits for the products. */
-__device__ __forceinline__ void add_chunk(float (&state)[NUMBERS], unsigned rows, unsigned columns, const Line &line,
-                                          bool backwards, int warp, int lane) {
+/* COLUMNS of the state, of which a thread has half as many numbers. rows: tile of x or dy; columns: tiles of B or C.
+   Waits for the products. */
+template <int COLUMNS>
+__device__ __forceinline__ void add_chunk(float (&state)[COLUMNS / 2], unsigned rows, unsigned columns,
+                                          const Line &line, bool backwards, int warp, int lane) {
     unsigned f[4][4];
     load_columns(f, rows, warp, lane);
     weigh(f, line, backwards, lane);
     const float decay = line.whole();
 #pragma unroll
-    for (int i = 0; i < NUMBERS; i++) state[i] *= decay;
+    for (int i = 0; i < COLUMNS / 2; i++) state[i] *= decay;
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-        wgmma<STATE, MN_MAJOR>(state, f[k], advance(mn_major(columns), 16 * k * 128), true, T());
+        wgmma<COLUMNS, MN_MAJOR>(state, f[k], advance(mn_major(columns), 16 * k * 128), true, T());
     wgmma_commit();
     wgmma_wait<0>();
     keep(state);
 }
 
 /* Sixteen columns of the state, rounded, to a place for 16 rows in shared memory (spot_of_block), and back. */
+template <int NUMBERS>
 __device__ __forceinline__ void store_columns(unsigned spot, const float (&state)[NUMBERS], int k) {
     stmatrix_x4(spot, {pack(state[8 * k], state[8 * k + 1], T()), pack(state[8 * k + 2], state[8 * k + 3], T()),
                        pack(state[8 * k + 4], state[8 * k + 5], T()), pack(state[8 * k + 6], state[8 * k + 7], T())});
 }
-__device__ __forceinline__ void load_state(float (&state)[NUMBERS], unsigned tiles, int warp, int lane) {
+__device__ __forceinline__ void load_state(float (&state)[STATE / 2], unsigned tiles, int warp, int lane) {
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++) {
         unsigned f[4];
