@@ -30,7 +30,7 @@
 
 constexpr int THREADS = 512;
 // 4 times 128
-constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 184, OUTPUT_REGISTERS = 176, OTHER_REGISTERS = 40;
+constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 176, OUTPUT_REGISTERS = 184, OTHER_REGISTERS = 40;
 
 /* The run of rows that a block walks: number `run` of all groups. */
 __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
