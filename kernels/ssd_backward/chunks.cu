@@ -4,7 +4,7 @@
        bring (here)         a warp: tiles of the next heads by TMA
        scores.cuh           a warpgroup: pairs of tokens, S
        inputs.cuh           a warpgroup: tokens j, dx and dB
-       outputs.cuh          a warpgroup: tokens i, dC
+       outputs.cuh          a warpgroup: tokens i, dC; and before that the state between the two chunks of a pair
        step_gradients.cuh   a warp: ddt and dA
        store (here)         one thread: sends dx off by TMA, from where x was
 
@@ -18,18 +18,21 @@
 
    where the products of S with C and B follow once, behind the last head.
 
-   Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64 *
-   STATE multiplications and additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
+   What decides its speed is not memory alone: of a head's chunk each role has hundreds of instructions that wait for
+   each other. So there are three that multiply, on three heads at a time, as rings between them allow.
+
+   Moves x, dy and dx once, h and dh once for each pair of chunks, whose two blocks read them at about the same time, and
+   B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 5 * 64 * 64 * STATE multiplications and
+   additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
    run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
-   boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs, batch, seqlen,
-   groups, dstate): in (run of the group). dt_gradients, head_sums: of each chunk of each row. */
+   boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs of a group, batch, seqlen,
+   groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d dt, as lines. */
 #include "inputs.cuh"
 #include "outputs.cuh"
 #include "scores.cuh"
 #include "step_gradients.cuh"
 
-constexpr int THREADS = 512;
-// 4 times 128
+constexpr int THREADS = 512; // each with 128 registers, which the roles share out among them
 constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 176, OUTPUT_REGISTERS = 184, OTHER_REGISTERS = 40;
 
 /* The run of rows that a block walks: number `run` of all groups. */

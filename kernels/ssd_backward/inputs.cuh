@@ -17,8 +17,8 @@ __device__ __forceinline__ float dot(const unsigned char *h, const unsigned char
     return sum;
 }
 
-/* q: dh B_j. x_j . q_j of the lane's two tokens, times the decay to the chunk's end, is what they give through the state
-   behind it; q takes the decay, too. */
+/* q: dh B_j. x_j . q_j of the lane's two tokens, times the decay to the chunk's end, is what they give through the
+   state behind it; q takes the decay, too. */
 __device__ __forceinline__ void decay_from_end(float (&q)[32], const unsigned (&x)[4][4], StepSums &sums,
                                                const Inputs &own, int lane) {
 #pragma unroll
