@@ -42,7 +42,7 @@ ALONE = 8192  # tokens of the ladders of the backward pass alone
 ACCURATE = 4096  # tokens of the table of errors
 PEER_CHUNKS = (256, 128)  # what mamba_ssm's layers ask for, and what may be faster
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the gradient of x, ‖found − ref‖ / ‖ref‖
-COPIES = 24  # of the inputs, at most
+COPIES, FEW_COPIES = 24, 2  # of the inputs, at most; and for rungs that move many times as much as L2 holds
 PEER = "mamba_ssm"
 
 
@@ -74,7 +74,9 @@ class Case(NamedTuple):
         return f"SSD {'forward and ' if self.both else ''}backward, 2.7B, {self.kind}, {short(self.seqlen)}"
 
 
-CASES = [*(Case(kind, n) for kind in DTYPES for n in LENGTHS), *(Case(kind, ALONE, both=False) for kind in DTYPES)]
+CASES = [  # of one dtype together, and of a length that is tuned for, both ladders
+    Case(kind, n, both) for kind in DTYPES for n in LENGTHS for both in ((True, False) if n == ALONE else (True,))
+]
 
 
 def ladders(seconds=0.03, parts=()):
@@ -164,8 +166,7 @@ def measure(case, seconds):
         for title, calls, sources in (_ours(entry, every, case.both) for entry in RUNGS if entry.both or not case.both)
     ]
     if peers.peers.mamba() is not None:
-        if case.both and case.seqlen in TUNED:
-            peers.tune_anew()
+        peers.tune_quickly(anew=case.both and case.seqlen in TUNED)
         modes = {f"chunk {q}": functools.partial(_theirs, every, q, case.both) for q in PEER_CHUNKS}
         rows += peer_rows([(PEER, modes)], ladder=case.title, **facts)
     return ladder_of(case.title, rows, seconds)
@@ -173,6 +174,7 @@ def measure(case, seconds):
 
 def _ours(entry, every, both):
     if not both:
+        every = every[: len(every) if entry.both else FEW_COPIES]
         return entry.title, [functools.partial(_backward, entry.function, each) for each in every], entry.sources
     calls = [functools.partial(_both, entry.function, each) for each in every]
     return f"fused forward, {entry.title} backward", calls, (*FORWARD, *entry.sources)

@@ -4,7 +4,7 @@
 1 chunk_cumsum   dt, A              -> dt, cum                         kernels.ssd's
 2 states         x, B, dy, C        -> h, dh at the chunks' ends       16 bits, in chunks of 128
 3 inter          x, dy, C, h, dh    -> parts of dB, dC and of the sums for dt and A, from beyond the chunk
-4 intra          x, dy, B, C, dh    -> dx, and the same from inside of the chunk
+4 intra          x, dy, B, C, dh    -> dx, and these parts from inside of the chunk
 5 finish.join    parts              -> dB, dC
 6 finish.ddt     sums               -> ddt
 7 finish.totals  sums over chunks   -> dA, dD, ddt_bias
@@ -20,12 +20,12 @@ from kernels.ssd import chunk_cumsum
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import five, sequence_numbers
 from kernels.ssd.fused import fused
-from kernels.ssd_backward import finish, gate, inter, intra, scores, states
+from kernels.ssd_backward import finish, gate, inter, intra, states
 from kernels.ssd_backward.arguments import Gradients, expect_backward
 from kernels.ssd_backward.plan import plan
 from lab.card import multiprocessors
 
-FILES = ("arguments", "plan", "gate", "states", "inter", "scores", "intra", "finish", "few")
+FILES = ("arguments", "plan", "gate", "states", "inter", "intra", "finish", "few")
 SOURCES = (
     *(f"kernels/ssd_backward/{name}.py" for name in FILES),
     "kernels/ssd/launching.py",
@@ -47,8 +47,8 @@ def few(
     chosen          fields of plan.Plan
 
     Products of matrices take factors rounded to the dtype of x, states among them, and add in float32; of float32 they
-    take two parts of 11 bits, and three products. All must be finite. Moves x and dy twice, dx once, and 4 P N numbers
-    for each head and chunk: 1.3 times x's bytes and more. The same from run to run, bit for bit.
+    take two parts of 11 bits, and three products. All must be finite. Moves x and dy three times, dx once, and a state
+    for each head and chunk, P N numbers, five times. The same from run to run, bit for bit.
     On the CPU it runs in Triton's interpreter, bfloat16 in float32.
     """
     problem = expect_backward(
@@ -87,9 +87,8 @@ def _run(problem, dy, x, dt, A, B, C, D, z, dt_bias, initial, dfinal, seq_idx, s
     del h  # whose memory dx takes
     dx = x.new_empty(x.shape)
     second = dC_parts[outer.stop :]
-    scored = scores.run(problem, B, C, seq_idx, cum.shape[2], how)
     sums, skip = intra.run(
-        problem, x, dy, B, C, D, dts, cum, seq_idx, scored, dh, dx, dB_parts[inner], dC_parts[inner], second, how
+        problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB_parts[inner], dC_parts[inner], second, how
     )  # fmt: skip
     del dh
     finish.join(dB_parts, dC_parts, dB, dC, how)

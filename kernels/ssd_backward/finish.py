@@ -1,16 +1,14 @@
-"""Launches 4 to 6 of few: the gradients of dt, A, dt_bias and D, and of B and C where several runs have a part of them.
+"""Launches 5 to 7 of few: the gradients of dt, A, dt_bias and D, and of B and C, of which other launches left parts.
 
     H nheads   L seqlen   T tokens of a chunk
 
-A token's a_t = exp(A dt_t) stands between all tokens before it and all from it on. What goes over it begins and ends in
-its own block, or begins there and ends in the second block, or began in the first; or it comes from before the chunk,
-or goes on behind it, or both. inter.py and intra.py left these apart (direct, rise, met, gone, far, crossing), so that
-sums begin anew at each block, or digits would be lost:
+A token's a_t = exp(A dt_t) stands between all tokens before it and all from it on. What goes over it inside the chunk
+is the sum over i >= t of rise_i - dt_i (direct_i - gone_i): all that arrives at these tokens, less what has begun among
+them. What comes from before the chunk is in rise; what goes on to its end is counted by itself, dt_j gone_j for j < t,
+and `crossing` from end to end. Sums begin anew at each chunk, or digits would be lost.
 
-    d(A dt_t) = sum_{i >= t} (rise_i + met_i - dt_i direct_i)      of the own block; met: of the second block alone
-              + sum_{j < t} dt_j met_j                             in the first block
-              + sum_{i >= t} far_i + sum_{j < t} dt_j gone_j + a_chunk crossing         of the chunk
-    d(dt_t) = A d(A dt_t) + direct_t + met_t + gone_t,  through limit and softplus;  dA = sum_t dt_t d(A dt_t)
+    d(A dt_t) = sum_{i >= t} (rise_i - dt_i (direct_i - gone_i)) + sum_{j < t} dt_j gone_j + a_chunk crossing
+    d(dt_t) = A d(A dt_t) + direct_t,  through limit and softplus;  dA = sum_t dt_t d(A dt_t)
 
 `ddt` leaves the sums over a chunk for A and dt_bias, `totals` adds them up over chunks and batch, in one order.
 """
@@ -46,44 +44,38 @@ def ddt_kernel(
     heads = h < nheads
     there = heads[:, None] & (token < seqlen)[None, :]
     direct, gone = tl.zeros((HEADS, T), tl.float32), tl.zeros((HEADS, T), tl.float32)
-    rise, met = tl.zeros((HEADS, T), tl.float32), tl.zeros((HEADS, T), tl.float32)
-    skipped, far = tl.zeros((HEADS, T), tl.float32), tl.zeros((HEADS, T), tl.float32)
-    crossed = tl.zeros((HEADS,), tl.float32)
+    skipped = tl.zeros((HEADS, T), tl.float32)
+    rise, crossed = tl.zeros((HEADS, T), tl.float32), tl.zeros((HEADS,), tl.float32)
     for tile in range(TILES):
         at = sums + (((b * nheads + h) * TILES + tile) * nchunks + chunk)[:, None] * T + t[None, :]
         direct += tl.load(at, there, other=0)
         gone += tl.load(at + sums_l, there, other=0)
         rise += tl.load(at + 2 * sums_l, there, other=0)
-        met += tl.load(at + 3 * sums_l, there, other=0)
+        rise += tl.load(at + 3 * sums_l, there & (t >= T // 2)[None, :], other=0)
         if D_TOO:
             skipped += tl.load(at + 4 * sums_l, there, other=0)
     for tile in range(RISES):
         line = ((b * nheads + h) * RISES + tile) * nchunks + chunk
-        far += tl.load(rises + line[:, None] * T + t[None, :], there, other=0)
+        rise += tl.load(rises + line[:, None] * T + t[None, :], there, other=0)
         crossed += tl.load(crossing + line, heads, other=0)
     row = ((b * nheads + h) * nchunks + chunk) * T
     step = tl.load(dts + row[:, None] + t[None, :], there, other=0)
     crossed *= tl.exp2(tl.load(cum + row + T - 1, heads, other=0))
-    first = (t < T // 2)[None, :]
-    rise += tl.where(first, 0, met) - step * direct
-    met = tl.where(first, met, 0)
-    direct += met + gone
     gone *= step
-    # Sums from each token on: in its block of what arrives there, in its chunk of what comes from before the chunk.
-    ends = (t == T // 2 - 1).to(tl.int32)
-    if seq_idx is not None:
+    over = tl.where(there, rise - (step * direct - gone), 0)
+    if seq_idx is None:
+        over = tl.cumsum(over, 1, reverse=True)
+    else:
         seq_idx += b * seqlen
         mine = tl.load(seq_idx + token, token < seqlen, other=-1)
         after = tl.load(seq_idx + token + 1, token + 1 < seqlen, other=-1)
-        ends = ends | ((mine != after) & (t < T - 1)).to(tl.int32)
+        ends = ((mine != after) & (t < T - 1)).to(tl.int32)
+        over, _ = tl.associative_scan(
+            (over, tl.broadcast_to(ends[None, :], (HEADS, T))), 1, _add_unless_new, reverse=True
+        )
         found = tl.load(seq_idx + tl.maximum(chunk * T - 1, 0))
         left = tl.load(seq_idx + tl.minimum((chunk + 1) * T, seqlen) - 1)
         crossed = tl.where(found == left, crossed, 0)
-    ends = tl.broadcast_to(ends[None, :], (HEADS, T))
-    over, _ = tl.associative_scan((rise, ends), 1, _add_unless_new, reverse=True)
-    over += tl.cumsum(far, 1, reverse=True)
-    # And before it, of what goes on: from the first block to the second, and over the chunk's end.
-    over += tl.where(first, tl.cumsum(step * met, 1) - step * met, 0)
     over += tl.cumsum(gone, 1) - gone + crossed[:, None]
     if seq_idx is not None:  # before a sequence's first token nothing is left that could decay
         fresh = mine != tl.load(seq_idx + tl.maximum(token - 1, 0), token < seqlen, other=-1)

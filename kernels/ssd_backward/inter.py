@@ -1,4 +1,4 @@
-"""Launch 4 of few: what dB and dC have from beyond the chunk, by the states at its ends.
+"""Launch 3 of few: what dB and dC have from beyond the chunk, by the states at its ends.
 
     H nheads   P headdim   N dstate   T tokens of a chunk   p column of x   n column of B and C
 

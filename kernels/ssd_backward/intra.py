@@ -1,4 +1,4 @@
-"""Launch 5 of few: inside of a chunk, when the gradient of the state after it is known: dx, and a part of dB and dC.
+"""Launch 4 of few: inside of a chunk, when the gradient of the state after it is known: dx, and a part of dB and dC.
 
     H nheads   P headdim   N dstate   Q tokens of a block, two blocks a chunk   p column of x   n column of B and C
 
@@ -10,15 +10,11 @@ from j to the chunk's end, and dh the gradient of the state there.
     S_ij  = (dy_i.x_j) L_ij dt_j                            summed over heads, in registers
     dB_j += sum_i S_ij C_i,  dC_i += sum_j S_ij B_j         once, at the end: one product for all heads
 
-In its own block L is made element by element. From the first block to the second it is a number of j, the decay to the
-first block's end, times one of i: so x and dy are weighted, and S is summed by products of matrices.
-
 For dt and A it leaves sums, in float32, for each token (finish.py adds them up):
 
-    direct_j  x_j . (what dx_j has of its own block, over dt_j)            sums[0]
-    gone_j    out_j x_j.(dh B_j), what of it leaves the chunk              sums[1]
-    rise_i    dy_i . (what y_i has of its own block)                       sums[2]
-    met_j     as direct_j, of the second block;  of i: rise_i, of the first   sums[3]
+    direct_j  x_j . (dx_j without D, over dt_j)                            sums[0]
+    gone_j    out_j x_j.(dh B_j), which is what of it leaves the chunk     sums[1]
+    rise_i    dy_i . (what y_i has of its own block), and of the first     sums[2], sums[3]
     skip_j    x_j . dy_j, for D of a number a head                         sums[4]
 
 Columns of x beyond WP are further `lines` of the walk, as if they were a head: all is linear in them. So it is in the
@@ -34,7 +30,7 @@ from kernels.ssd_backward.states import tile
 
 @triton.jit
 def walk(
-    x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+    x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
     b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
     x_l: tl.constexpr, dy_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     FIRST: tl.constexpr, P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
@@ -58,15 +54,14 @@ def walk(
     kind = b_own.dtype
     cb = tl.dot(b_own, tl.trans(tile(C, start, C_l, t, n, N, seqlen, FULL_N)), input_precision=EXACT)
     cb = tl.where(reaches, cb, 0)  # (j, i)
-    square = t[:, None] * Q + t[None, :]
     s = tl.zeros((Q, Q), tl.float32)  # (j, i)
     if FIRST:
-        cb_second, bc_second = tl.load(scores + 2 * Q * Q + square), tl.load(scores + 3 * Q * Q + square)
-        s_second = tl.zeros((Q, Q), tl.float32)  # (j, i)
+        cb_second = tl.dot(b_own, tl.trans(tile(C, start + Q, C_l, t, n, N, seqlen, FULL_N)), input_precision=EXACT)
         if seq_idx is not None:
-            at_mid = tl.load(seq_idx + tl.minimum(start + Q, seqlen) - 1)
-            comes = tl.load(seq_idx + start + Q + t, start + Q + t < seqlen, other=-2) == at_mid
-            goes, through = number == at_mid, tl.load(seq_idx + tl.minimum(start + 2 * Q, seqlen) - 1) == at_mid
+            second = tl.load(seq_idx + start + Q + t, start + Q + t < seqlen, other=-2)
+            reaches_second = number[:, None] == second[None, :]
+            cb_second = tl.where(reaches_second, cb_second, 0)
+        s_second = tl.zeros((Q, Q), tl.float32)
 
     begin = run * lines_a_run
     for line in range(begin, tl.minimum(begin + lines_a_run, heads_a_group * tiles_p)):
@@ -78,43 +73,21 @@ def walk(
         to = sums + ((b * nheads * tiles_p + head * tiles_p + line % tiles_p) * nchunks + chunk) * (2 * Q) + half + t
         cum_own, dt_own = tl.load(cum + row + half + t), tl.load(dts + row + half + t)
 
-        # What the tokens behind the block give: by the state after the chunk, and by the second block. This first, so
-        # that x is needed later as nothing but a factor.
+        # With the state after the chunk: first, so that x is not needed any more as anything but a factor.
         at = ((b * nchunks + chunk) * nheads + head) * (P * N) + p[:, None] * N + n[None, :]
         if FULL_N and FULL_P:
             state = tl.load(dh + at)  # (WP, WN)
         else:
             state = tl.load(dh + at, (p < P)[:, None] & (n < N)[None, :], other=0)
-        end = tl.load(cum + row + 2 * Q - 1)
-        acc = tl.dot(b_own, tl.trans(state), input_precision=EXACT)  # (j, p)
-        if FIRST:
-            mid = tl.load(cum + row + Q - 1)
-            over, earlier, later = tl.exp2(end - mid), tl.exp2(mid - cum_own), tl.exp2(tl.load(cum + row + Q + t) - mid)
-            if seq_idx is not None:
-                over, earlier, later = tl.where(through, over, 0), tl.where(goes, earlier, 0), tl.where(comes, later, 0)
-            acc *= over
-            gone = earlier * tl.sum(acc * x_own, 1)
-            dy_second = tile(dy + head * dy_h, start + Q, dy_l, t, p, P, seqlen, FULL_P)
-            dy_second = (dy_second * later[:, None]).to(kind)
-            acc = tl.dot(cb_second, dy_second, acc, input_precision=EXACT) * earlier[:, None]
-            met = tl.sum(acc * x_own, 1) - gone
-            given = (x_own * (earlier * dt_own)[:, None]).to(kind)
-            s_second = tl.dot(given, tl.trans(dy_second), s_second, input_precision=EXACT)
-            rise = tl.sum(tl.dot(bc_second, given, input_precision=EXACT) * dy_second, 1)  # of i
-            if N_FIRST > 0:
-                met += tl.load(to + 3 * sums_l)
-                rise += tl.load(to + 3 * sums_l + Q)
-            tl.store(to + 3 * sums_l, met)
-            tl.store(to + 3 * sums_l + Q, rise)
-        else:
-            out = tl.exp2(end - cum_own)
-            if seq_idx is not None:
-                out = tl.where(leaves, out, 0)
-            acc *= out[:, None]
-            gone = tl.sum(acc * x_own, 1)
+        out = tl.exp2(tl.load(cum + row + 2 * Q - 1) - cum_own)
+        if seq_idx is not None:
+            out = tl.where(leaves, out, 0)
+        acc = tl.dot(b_own, tl.trans(state), input_precision=EXACT) * out[:, None]  # (j, p)
+        direct = tl.sum(acc * x_own, 1)
         if N_FIRST > 0:
-            gone += tl.load(to + sums_l)
-        tl.store(to + sums_l, gone)
+            tl.store(to + sums_l, direct + tl.load(to + sums_l))
+        else:
+            tl.store(to + sums_l, direct)
 
         # The own block with itself.
         decay = tl.exp2(tl.minimum(cum_own[None, :] - cum_own[:, None], 0.0))
@@ -123,14 +96,29 @@ def walk(
         if D is not None and not D_ROWS and LAST:
             tl.store(to + 4 * sums_l, tl.sum(tl.where(t[:, None] == t[None, :], g, 0), 1))
         g *= cb
-        direct, rise = tl.sum(g, 1), tl.sum(g * dt_own[:, None], 0)
+        direct += tl.sum(g, 1)
+        rise = tl.sum(g * dt_own[:, None], 0)
         acc = tl.dot((decay * cb).to(kind), dy_own, acc, input_precision=EXACT)
         if N_FIRST > 0:
-            direct += tl.load(to)
             rise += tl.load(to + 2 * sums_l)
-        tl.store(to, direct)
         tl.store(to + 2 * sums_l, rise)
 
+        if FIRST:
+            dy_second = tile(dy + head * dy_h, start + Q, dy_l, t, p, P, seqlen, FULL_P)
+            decay = tl.exp2(tl.minimum(tl.load(cum + row + Q + t)[None, :] - cum_own[:, None], 0.0))
+            g = tl.dot(x_own, tl.trans(dy_second), input_precision=EXACT) * decay
+            s_second += g * dt_own[:, None]
+            g *= cb_second
+            direct += tl.sum(g, 1)
+            rise = tl.sum(g * dt_own[:, None], 0)
+            acc = tl.dot((decay * cb_second).to(kind), dy_second, acc, input_precision=EXACT)
+            if N_FIRST > 0:
+                rise += tl.load(to + Q + 3 * sums_l)
+            tl.store(to + Q + 3 * sums_l, rise)
+
+        if N_FIRST > 0:
+            direct += tl.load(to)
+        tl.store(to, direct)
         acc *= dt_own[:, None]
         at = ((b * seqlen + start) * nheads + head) * P + t[:, None].to(tl.int64) * (nheads * P) + p[None, :]
         inside = there[:, None] & (p < P)[None, :]
@@ -159,6 +147,8 @@ def walk(
     s = tl.where(reaches, s, 0).to(kind)
     db = tl.dot(s, tile(C, start, C_l, t, n, N, seqlen, FULL_N), input_precision=EXACT)
     if FIRST:
+        if seq_idx is not None:
+            s_second = tl.where(reaches_second, s_second, 0)
         s_second = s_second.to(kind)
         db = tl.dot(s_second, tile(C, start + Q, C_l, t, n, N, seqlen, FULL_N), db, input_precision=EXACT)
     tl.store(dB + at, db, inside)
@@ -171,7 +161,7 @@ def walk(
 
 @triton.jit(do_not_specialize=["seqlen", "nchunks", "heads_a_group", "runs", "lines_a_run", "places"])
 def intra_kernel(
-    x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+    x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
     seqlen, nchunks, heads_a_group, runs, lines_a_run, places, x_b, x_h, dy_b, dy_h, B_b, B_g, C_b, C_g, sums_l,
     x_l: tl.constexpr, dy_l: tl.constexpr, B_l: tl.constexpr, C_l: tl.constexpr, nheads: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, WP: tl.constexpr, WN: tl.constexpr, Q: tl.constexpr,
@@ -187,23 +177,21 @@ def intra_kernel(
     dy += b * dy_b
     B += b * B_b + group * B_g
     C += b * C_b + group * C_g
-    groups = tl.num_programs(1) // runs
-    scores += (((N_FIRST // WN * tl.num_programs(2) + b) * nchunks + chunk) * groups + group) * (4 * Q * Q)
     if (tl.program_id(0) + linear // places) % 2 == 0:
         walk(
-            x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+            x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
             b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
             x_l, dy_l, B_l, C_l, nheads, True, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
     else:
         walk(
-            x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip,
+            x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip,
             b, chunk, group, run, seqlen, nchunks, heads_a_group, lines_a_run, x_h, dy_h, sums_l,
             x_l, dy_l, B_l, C_l, nheads, False, P, N, WP, WN, Q, EXACT, N_FIRST, LAST, D_ROWS,
         )  # fmt: skip
 
 
-def run(problem, x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, dB, dC, dC_second, plan):
+def run(problem, x, dy, B, C, D, dts, cum, seq_idx, dh, dx, dB, dC, dC_second, plan):
     """(sums, skip) for finish.py; dx is written, and dB and the two parts of dC, (runs, batch, L, G, N) float32."""
     batch, seqlen, nheads, headdim, ngroups, dstate = problem[:6]
     nchunks, tiles = cum.shape[2], -(-headdim // plan.columns)
@@ -215,7 +203,7 @@ def run(problem, x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, dB, dC, dC_s
     lines = nheads // ngroups * tiles
     strides = *(t.stride(axis) for t in (x, dy, B, C) for axis in (0, 2)), sums[0].numel()
     of_token = *(t.stride(1) for t in (x, dy, B, C)), nheads  # compiled in, so that rows need no registers
-    tensors = x, dy, B, C, D, dts, cum, seq_idx, scores, dh, dx, so_far, dB, dC, dC_second, sums, skip
+    tensors = x, dy, B, C, D, dts, cum, seq_idx, dh, dx, so_far, dB, dC, dC_second, sums, skip
     options = dict(num_warps=plan.warps, num_stages=plan.stages)
     if plan.registers and x.is_cuda:
         options["maxnreg"] = plan.registers

@@ -2,7 +2,7 @@
 
     forward_and_backward(call, chunk_size)   a function that runs both, and returns the gradients; None without it
     backward(call, chunk_size)               the same of the backward pass alone, after a forward that is run here
-    tune_anew()                              make the next call tune again
+    tune_quickly(anew)                       let calls that tune take little time for it; anew: the next one tunes
     compile_part(call, chunk_size, part)     compile what it may choose between for one of its kernels, or the rest
 
 These are the functions that its autograd calls, so that a CUDA graph takes them. They tune at the first call, by shape
@@ -61,10 +61,11 @@ def _options(call):
     return {name: call[name] for name in OPTIONS if name in call}
 
 
-def tune_anew(warmup=2, rep=8):
-    """Forget what these kernels were tuned to. They are then timed for so many milliseconds each."""
+def tune_quickly(anew=False, warmup=2, rep=8):
+    """Where these kernels tune, they are timed for so many milliseconds each. anew: forget what they were tuned to."""
     for _, kernel in _tuned():
-        kernel.cache.clear()
+        if anew:
+            kernel.cache.clear()
         vars(kernel)["do_bench"] = functools.partial(triton.testing.do_bench, warmup=warmup, rep=rep)
 
 
@@ -84,5 +85,5 @@ def compile_part(call, chunk_size, part):
     for name, kernel in _tuned():
         if (PARTS.index(name) if name in PARTS else len(PARTS)) != part:
             kernel.configs = kernel.configs[-1:]  # the smallest tiles
-    tune_anew(0, 1)
+    tune_quickly(True, 0, 1)
     forward_and_backward(call, chunk_size)()

@@ -3,8 +3,6 @@
 import functools
 from typing import NamedTuple
 
-import torch
-
 from kernels.ssd.launching import filled_up
 
 
@@ -52,16 +50,11 @@ def plan(batch, seqlen, nheads, headdim, ngroups, dstate, dtype, places, **chose
 
 
 def spread(blocks, lines, places):
-    """Over how many runs `lines` heads are best spread, when `places` programs run at a time: the
-    fewest heads in a row, where a program's beginning and end, and what has to be added up, cost as much as 3."""
+    """Over how many runs `lines` heads are best spread, when `places` programs run at a time. A program's beginning and
+    end, and what of its sums must be added up, cost as much as 3 heads."""
 
     def cost(runs):
         waves = -(-blocks * runs // places)
         return waves * (-(-lines // runs) + 3), runs
 
     return min((runs for runs in range(1, lines + 1) if (lines + runs - 1) // runs * (runs - 1) < lines), key=cost)
-
-
-def multiplies(dtype):
-    """The dtype that Triton multiplies in on the CPU, where bfloat16 is widened."""
-    return torch.float32 if dtype is torch.bfloat16 else dtype
