@@ -1,5 +1,5 @@
-/* The role of the other warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and
-   of the steps' gradients what belongs to outputs and to the state. */
+/* The role of a warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of the
+   steps' gradients what outputs take of the state before the chunk; and for all roles the state between two chunks. */
 #pragma once
 #include "rows.cuh"
 #include "walk.cuh"

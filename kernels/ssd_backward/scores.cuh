@@ -1,6 +1,6 @@
-/* The role of a warpgroup in chunks.cu: what a chunk's own tokens give each other. A row of its products is a token j, a
-   column a token i. It makes scores, the left factor of dx; S^T, a sum over heads; and of the steps' gradients what
-   belongs to pairs of tokens. */
+/* The role of a warpgroup in chunks.cu: what a chunk's own tokens give each other. A row of its products is a token
+   j, a column a token i. It makes scores, the left factor of dx; S^T, a sum over heads; and of the steps' gradients
+   what belongs to pairs of tokens. */
 #pragma once
 #include "rows.cuh"
 
@@ -66,8 +66,8 @@ __device__ __forceinline__ void multiply_decays(const float *g, float (&score)[4
     }
 }
 
-/* All pairs of a head. g: (x_j dy_i), of which only i >= j count. scores: decay B_j C_i, to a tile; what lies before the
-   diagonal stays zero there. s_sum += g decay dt_j. */
+/* All pairs of a head. g: (x_j dy_i), of which only i >= j count. scores: decay B_j C_i, to a tile, in which what lies
+   before the diagonal stays zero. s_sum += g decay dt_j. */
 __device__ __forceinline__ void make_scores(const float (&g)[32], unsigned scores, float (&s_sum)[32], Shared &s,
                                             StepSums &sums, const Line &line, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);

@@ -21,7 +21,7 @@ struct StepSums {
 struct Shared {
     unsigned char b[STATE_TILES][TILE], c[STATE_TILES][TILE]; // of the chunk
     unsigned char other_columns[STATE_TILES][TILE];           // of the other chunk: B of the first, C of the second
-    unsigned char h[STATE_STAGES][STATE_TILES][TILE];         // before the chunk, once it is made (between.cuh)
+    unsigned char h[STATE_STAGES][STATE_TILES][TILE];         // before the chunk, once it is made (outputs.cuh)
     unsigned char dh[STATE_STAGES][STATE_TILES][TILE];        // behind it
     unsigned char x[STAGES][TILE];                            // and dx, when x has been read
     unsigned char dy[STAGES][TILE];

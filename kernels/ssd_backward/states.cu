@@ -7,8 +7,9 @@
 
    Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
    and head. A block has 64 WALK_TILES columns of the state. Launch with THREADS on (rows * parts of a state, batch, 2)
-   blocks. Maps: x, dy, B, C (1, batch, heads or groups, seqlen, columns), boxes of a tile; states (1, batch * pairs, rows, 64, STATE), boxes of 16 rows of a
-   tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
+   blocks. Maps: x, dy, B, C (1, batch, heads or groups, seqlen, columns), boxes of a tile; states (1, batch * pairs,
+   rows, 64, STATE), boxes of 16 rows of a tile. initial, final_gradients: (batch, heads, headdim, dstate)
+   or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "walk.cuh"
@@ -22,9 +23,9 @@ constexpr int STAGES = 3;
 static_assert(STATE_TILES % TILES == 0);
 
 struct Shared {
-    unsigned char rows[STAGES][TILE];                   // x or dy
-    unsigned char columns[STAGES][TILES][TILE];   // B or C
-    unsigned char out[2][4][TILES][TILE / 4];     // of each warp: 16 rows of the state
+    unsigned char rows[STAGES][TILE];           // x or dy
+    unsigned char columns[STAGES][TILES][TILE]; // B or C
+    unsigned char out[2][4][TILES][TILE / 4];   // of each warp: 16 rows of the state
     Line lines[STAGES];
     Ring<STAGES> ring;
 };
