@@ -48,16 +48,13 @@ struct Maps {
 
 /* The role of a warp: what is of the chunk, and then tokens. */
 __device__ __forceinline__ void bring_tokens(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
-                                             const Line *lines, int batch, const Half &half, int lane) {
-    const int token = half.chunk * CHUNK, other = half.other() * CHUNK;
-    const CUtensorMap &other_columns = half.second() ? maps.b : maps.c, &other_rows = half.second() ? maps.x : maps.dy;
+                                             const Line *lines, int batch, int chunk, int lane) {
+    const int token = chunk * CHUNK;
     if (lane == 0) {
-        s.chunk_full.expect(3 * STATE_TILES * TILE);
+        s.chunk_full.expect(2 * STATE_TILES * TILE);
         for (int i = 0; i < STATE_TILES; i++) {
             load_tile(s.b[i], maps.b, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
             load_tile(s.c[i], maps.c, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
-            load_tile(s.other_columns[i], other_columns, Place{{64 * i, other, run.group, batch, 0}}, s.chunk_full,
-                      LEAVES_LAST);
         }
     }
     Phase<STAGES> phase;
@@ -66,28 +63,27 @@ __device__ __forceinline__ void bring_tokens(Shared &s, const Sizes &sizes, cons
         s.ring.wait_empty(phase);
         Barrier &full = s.ring.full[stage];
         if (lane == 0) {
-            full.expect(3 * TILE);
-            load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, AS_ANY);
-            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, AS_ANY);
-            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, AS_ANY);
+            full.expect(2 * TILE);
+            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, LEAVES_FIRST);
+            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, LEAVES_FIRST);
         }
-        copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
-        copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
+        copy_line(s.lines[stage], lines + sizes.line_of(batch, head, chunk), lane);
         full.arrive_with_copies();
     }
     copy_async_wait<0>();
 }
 
 /* The role of a thread: states. */
-__device__ __forceinline__ void bring_states(Shared &s, const Run &run, const Maps &maps, int pair) {
+__device__ __forceinline__ void bring_states(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
+                                             int place) {
     Phase<STATE_STAGES> state;
     for (int row = run.first; row < run.last; row++, state.advance()) {
         s.states_ring.wait_empty(state);
         Barrier &full = s.states_ring.full[state.stage];
         full.expect(2 * STATE_TILES * TILE);
         for (int i = 0; i < STATE_TILES; i++) {
-            load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, full, AS_ANY);
-            load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, full, AS_ANY);
+            load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row - sizes.first_row, place, 0}}, full, LEAVES_FIRST);
+            load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row - sizes.first_row, place, 0}}, full, LEAVES_FIRST);
         }
     }
 }
@@ -112,13 +108,13 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
        const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip,
        const float *slopes, float *b_sums, float *c_sums, float *dt_gradients, float4 *head_sums, int seqlen,
-       int chunks, int heads, int groups, int headdim, int dstate, int parts, int run_rows, int batches) {
+       int chunks, int heads, int groups, int headdim, int dstate, int parts, int first_row, int first_run,
+       int run_rows, int batches) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
-    const Half half{(int)blockIdx.x};
-    const int chunk = half.chunk, batch = blockIdx.z, warp = threadIdx.x / 32;
-    const Run run = run_of(sizes, blockIdx.y, run_rows);
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts, first_row};
+    const int chunk = blockIdx.x, batch = blockIdx.z, warp = threadIdx.x / 32;
+    const Run run = run_of(sizes, first_run + blockIdx.y, run_rows);
     const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
     const long long first_sum = (row * groups + run.group) * dstate;
     if (threadIdx.x == 0) {
@@ -132,15 +128,15 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
         walk_inputs(s, sizes, d_skip, b_sums + first_sum, chunk, run, threadIdx.x % 128);
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
-        walk_outputs(s, sizes, c_sums + first_sum, half, run, threadIdx.x % 128);
+        walk_outputs(s, sizes, c_sums + first_sum, chunk, run, threadIdx.x % 128);
     } else if (warpgroup == 2) {
         give_registers<SCORE_REGISTERS>();
         walk_scores(s, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 12) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
+        if (warp == 12) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
         else if (threadIdx.x == 32 * 15)
-            bring_states(s, run, {x, dy, b, c, h, dh}, (batch * chunks + chunk) / 2);
+            bring_states(s, sizes, run, {x, dy, b, c, h, dh}, batch * chunks + chunk);
         else if (warp == 13)
             make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);

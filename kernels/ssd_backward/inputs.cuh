@@ -71,7 +71,6 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], cons
     float q[32]; // sums of dx without dt_j
     load_rows(rows, x, warp, lane);
     s.states_ring.wait_full(at.state);
-    s.between_full[state].wait(at.state.parity);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++) {

@@ -1,25 +1,7 @@
 /* The role of a warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of the
-   steps' gradients what outputs take of the state before the chunk; and for all roles the state between two chunks. */
+   steps' gradients what outputs take of the state before the chunk. */
 #pragma once
 #include "rows.cuh"
-#include "walk.cuh"
-
-/* The state between the pair's chunks, in the place of the one before or behind the pair: what the other chunk's tokens
-   make of it. */
-__device__ __forceinline__ void make_between(Shared &s, const Half &half, int stage, int state, int thread) {
-    const int lane = thread % 32, warp = warp_uniform(thread / 32);
-    const unsigned place = shared_address(half.second() ? s.h[state] : s.dh[state]);
-    float between[STATE / 2];
-    load_state(between, place, warp, lane);
-    add_chunk<STATE>(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns),
-                     s.other_lines[stage], !half.second(), warp, lane);
-#pragma unroll
-    for (int k = 0; k < STATE / 16; k++)
-        store_columns(spot_of_block(place + k / 4 * TILE, warp, k % 4, lane), between, k);
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) s.between_full[state].arrive();
-}
 
 /* A head: what it adds to dC, and sums of the steps. */
 __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], int stage, int state, StepSums &sums,
@@ -60,7 +42,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     }
 }
 
-__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, const Half &half,
+__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, int chunk,
                                              const Run &run, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     float dc[STATE / 2];
@@ -73,8 +55,6 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
         const int stage = warp_uniform(phase.stage), state_stage = warp_uniform(state.stage);
         s.ring.wait_full(phase);
         s.states_ring.wait_full(state);
-        make_between(s, half, stage, state_stage, thread);
-        s.between_full[state_stage].wait(state.parity);
         s.sums_ring.wait_empty(place);
         add_outputs(s, dc, stage, state_stage, s.sums[warp_uniform(place.stage)], thread);
         fence_async_proxy(); // of what has been read
@@ -91,5 +71,5 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
     wgmma_commit();
     wgmma_wait<0>();
     keep(dc);
-    write_sums(to, dc, sizes, half.chunk, thread);
+    write_sums(to, dc, sizes, chunk, thread);
 }

@@ -58,7 +58,7 @@ struct alignas(16) Line : Begins<S::SEQUENCES> {
    columns of x: a head, or one of the `parts` of a head. All but dx are sums over columns of x: parts are added up as
    heads are. */
 struct Sizes {
-    int seqlen, chunks, heads, groups, headdim, dstate, parts;
+    int seqlen, chunks, heads, groups, headdim, dstate, parts, first_row;
 
     __device__ __forceinline__ int group_of(int row) const { return row / (heads / groups * parts); }
     __device__ __forceinline__ int head_of(int row) const { return row / parts; }

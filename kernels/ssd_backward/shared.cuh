@@ -4,7 +4,7 @@
 #include "shape.cuh"
 
 // Heads that shared memory has room for: of tokens, and of states, which are used for a shorter time.
-constexpr int STAGES = 3, STATE_STAGES = 2;
+constexpr int STAGES = 3, STATE_STAGES = 3;
 
 /* What the gradients of the steps are made of: sums over a chunk of a head. j and i are tokens; M_ij is what token j
    gives to the loss through y_i: (dy_i x_j)(C_i B_j) decay dt_j. */
@@ -20,20 +20,17 @@ struct StepSums {
 
 struct Shared {
     unsigned char b[STATE_TILES][TILE], c[STATE_TILES][TILE]; // of the chunk
-    unsigned char other_columns[STATE_TILES][TILE];           // of the other chunk: B of the first, C of the second
-    unsigned char h[STATE_STAGES][STATE_TILES][TILE];         // before the chunk, once it is made (outputs.cuh)
+    unsigned char h[STATE_STAGES][STATE_TILES][TILE];         // before the chunk
     unsigned char dh[STATE_STAGES][STATE_TILES][TILE];        // behind it
     unsigned char x[STAGES][TILE];                            // and dx, when x has been read
     unsigned char dy[STAGES][TILE];
-    unsigned char other_rows[STAGES][TILE]; // of the other chunk: x of the first, dy of the second
     unsigned char scores[2][TILE];          // of heads; at the end the first is S^T
     float4 products[8][128];                // B C^T: of each thread, as it needs it
-    Line lines[STAGES], other_lines[STAGES];
+    Line lines[STAGES];
     StepSums sums[2];
     Ring<STAGES> ring;              // of heads: tokens and lines
     Ring<STATE_STAGES> states_ring; // of heads: states
     Ring<2> sums_ring, scores_ring; // of heads: sums of the steps, scores
-    Barrier between_full[STATE_STAGES]; // the state between the pair's chunks is made
     Barrier chunk_full;                 // what is of the chunk
     Barrier dx_full[STAGES];
 
@@ -45,8 +42,6 @@ struct Shared {
         scores_ring.init(4, 4);   // (4 warps of scores), (4 warps of inputs)
         chunk_full.init(1);
 #pragma unroll
-        for (int i = 0; i < STATE_STAGES; i++) between_full[i].init(4); // (4 warps of outputs)
-#pragma unroll
         for (int i = 0; i < STAGES; i++) dx_full[i].init(4); // (4 warps of inputs)
         Barrier::init_done();
     }
@@ -55,15 +50,6 @@ struct Shared {
 /* The rows that a block walks: up to but not `last`. */
 struct Run {
     int first, last, group, of_group; // of_group: which run of its group
-};
-
-/* Which chunk of its pair a block has, and what it makes of the other one: the first makes dh behind itself, the second
-   h before itself. */
-struct Half {
-    int chunk;
-
-    __device__ __forceinline__ bool second() const { return chunk % 2; }
-    __device__ __forceinline__ int other() const { return chunk ^ 1; }
 };
 
 #ifdef SHARED_BYTES

@@ -114,9 +114,8 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Wa
     Phase<STAGES> phase;
     for (int step = 0; step < walk.chunks; step++, phase.advance()) {
         const int stage = warp_uniform(phase.stage);
-        const int pair = (batch * walk.chunks + walk.chunk(step)) / 2;
-        if (step % 2 == 0)
-            write_state(s.out[step / 2 % 2][warp], state, walk.to, walk.first, pair, row, warp, lane);
+        write_state(s.out[step % 2][warp], state, walk.to, walk.first, batch * walk.chunks + walk.chunk(step),
+                    row - sizes.first_row, warp, lane);
         s.ring.wait_full(phase);
         add_chunk<COLUMNS>(state, shared_address(s.rows[stage]), shared_address(s.columns[stage]), s.lines[stage],
                   walk.backwards, warp, lane);
@@ -140,12 +139,12 @@ states(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh, const Line *lines,
        const float *initial, const float *final_gradients, float *initial_gradients, int seqlen, int chunks, int heads,
-       int groups, int headdim, int dstate, int parts) {
+       int groups, int headdim, int dstate, int parts, int first_row) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts, first_row};
     constexpr int PARTS = STATE_TILES / TILES; // of a state: side by side, as they read the same rows
-    const int row = blockIdx.x / PARTS, batch = blockIdx.y;
+    const int row = first_row + blockIdx.x / PARTS, batch = blockIdx.y;
     const bool backwards = blockIdx.z;
     const int first = (int)blockIdx.x % PARTS * COLUMNS;
     const Walk walk{backwards ? dy : x, backwards ? c : b, backwards ? dh : h, backwards, chunks, first};
