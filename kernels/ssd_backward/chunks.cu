@@ -1,7 +1,7 @@
 /* Launch 3 of the backward pass: all gradients of a chunk, from the states before and behind it.
 
    A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
-       bring (here)         a warp: tiles of the next heads by TMA
+       bring (here)         a warp and a thread: tokens and states of the next heads, by TMA
        scores.cuh           a warpgroup: pairs of tokens, S
        inputs.cuh           a warpgroup: tokens j, dx and dB
        outputs.cuh          a warpgroup: tokens i, dC; and before that the state between the two chunks of a pair
@@ -46,10 +46,10 @@ struct Maps {
     const CUtensorMap &x, &dy, &b, &c, &h, &dh;
 };
 
-__device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
-                                      const Line *lines, int batch, const Half &half, int lane) {
+/* The role of a warp: what is of the chunk, and then tokens. */
+__device__ __forceinline__ void bring_tokens(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
+                                             const Line *lines, int batch, const Half &half, int lane) {
     const int token = half.chunk * CHUNK, other = half.other() * CHUNK;
-    const int pair = (batch * sizes.chunks + half.chunk) / 2;
     const CUtensorMap &other_columns = half.second() ? maps.b : maps.c, &other_rows = half.second() ? maps.x : maps.dy;
     if (lane == 0) {
         s.chunk_full.expect(3 * STATE_TILES * TILE);
@@ -61,11 +61,10 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         }
     }
     Phase<STAGES> phase;
-    Phase<STATE_STAGES> state;
-    for (int row = run.first; row < run.last; row++, phase.advance(), state.advance()) {
+    for (int row = run.first; row < run.last; row++, phase.advance()) {
         const int stage = phase.stage, head = sizes.head_of(row), column = sizes.column_of(row);
         s.ring.wait_empty(phase);
-        Barrier &full = s.ring.full[stage], &states_full = s.states_ring.full[state.stage];
+        Barrier &full = s.ring.full[stage];
         if (lane == 0) {
             full.expect(3 * TILE);
             load_tile(s.other_rows[stage], other_rows, Place{{column, other, head, batch, 0}}, full, AS_ANY);
@@ -75,16 +74,22 @@ __device__ __forceinline__ void bring(Shared &s, const Sizes &sizes, const Run &
         copy_line(s.lines[stage], lines + sizes.line_of(batch, head, half.chunk), lane);
         copy_line(s.other_lines[stage], lines + sizes.line_of(batch, head, half.other()), lane);
         full.arrive_with_copies();
-        s.states_ring.wait_empty(state);
-        if (lane == 0) {
-            states_full.expect(2 * STATE_TILES * TILE);
-            for (int i = 0; i < STATE_TILES; i++) {
-                load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, states_full, AS_ANY);
-                load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, states_full, AS_ANY);
-            }
-        }
     }
     copy_async_wait<0>();
+}
+
+/* The role of a thread: states. */
+__device__ __forceinline__ void bring_states(Shared &s, const Run &run, const Maps &maps, int pair) {
+    Phase<STATE_STAGES> state;
+    for (int row = run.first; row < run.last; row++, state.advance()) {
+        s.states_ring.wait_empty(state);
+        Barrier &full = s.states_ring.full[state.stage];
+        full.expect(2 * STATE_TILES * TILE);
+        for (int i = 0; i < STATE_TILES; i++) {
+            load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row, pair, 0}}, full, AS_ANY);
+            load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row, pair, 0}}, full, AS_ANY);
+        }
+    }
 }
 
 __device__ __forceinline__ void store(Shared &s, const Sizes &sizes, const Run &run, const CUtensorMap &dx, int batch,
@@ -133,7 +138,9 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
         walk_scores(s, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 12) bring(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
+        if (warp == 12) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, half, threadIdx.x % 32);
+        else if (threadIdx.x == 32 * 15)
+            bring_states(s, run, {x, dy, b, c, h, dh}, (batch * chunks + chunk) / 2);
         else if (warp == 13)
             make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);

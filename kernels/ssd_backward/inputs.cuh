@@ -90,8 +90,11 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], cons
         wgmma<STATE, MN_MAJOR>(db, weighted[k], advance(mn_major(dh), 16 * k * 128), true, T());
     wgmma_commit();
     const float through = warp_sum(dot(s.h[state][0], s.dh[state][0], thread)) * s.lines[at.stage].whole();
-    wgmma_wait<1>();
-    keep(q);
+    wgmma_wait<0>();
+    keep(q), keep(db);
+    fence_async_proxy(); // of what has been read of h and dh
+    __syncwarp();
+    if (lane == 0) s.states_ring.release(at.state); // early: the next states but one are on their way then
     s.sums_ring.wait_empty(at.sums);
     if (lane == 0) sums.state[warp] = through;
     decay_from_end(q, rows, sums, own, lane);
@@ -101,13 +104,10 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], cons
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma<64, MN_MAJOR>(q, scores[k], advance(mn_major(dy), 16 * k * 128), true, T());
     wgmma_commit();
-    wgmma_wait<1>();
-    keep(db);
-    fence_async_proxy(); // of what has been read of h and dh
-    __syncwarp();
-    if (lane == 0) s.states_ring.release(at.state), s.scores_ring.release(at.sums);
     wgmma_wait<0>();
     keep(q);
+    __syncwarp();
+    if (lane == 0) s.scores_ring.release(at.sums);
     write_dx(q, x, dy, own, d, warp, lane);
 }
 
