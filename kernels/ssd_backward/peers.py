@@ -62,7 +62,7 @@ def _options(call):
     return {name: call[name] for name in OPTIONS if name in call}
 
 
-def tune_quickly(anew=False, warmup=2, rep=8):
+def tune_quickly(anew=False, warmup=1, rep=4):
     """Where these kernels tune, they are timed for so many milliseconds each. anew: forget what they were tuned to."""
     for _, kernel in _tuned():
         if anew:
