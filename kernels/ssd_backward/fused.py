@@ -115,7 +115,7 @@ def _like(gradient, tensor):
 def _gated(dy, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_softplus, dt_limit):
     """(dz, the gradient of what z is multiplied with)"""
     v = forward(x, dt, A, B, C, D=D, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
-                  dt_softplus=dt_softplus, dt_limit=dt_limit)  # fmt: skip
+                dt_softplus=dt_softplus, dt_limit=dt_limit)  # fmt: skip
     if x.is_cpu:  # Triton's interpreter has no bfloat16
         return tuple(t.to(x.dtype) for t in gate.run(dy.float(), z.float(), v.float()))
     return gate.run(dy, z, v)
