@@ -23,11 +23,13 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
+from lab.operator_gradients import Learning, refuse_backward, register_backward
 from lab.tensors import expect, expect_no_gradient
 
 NAMESPACE = "matmul_to_mamba"
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels have looked at strides: keep them
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
+REFUSAL = "gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
 WRAPPER = """
 def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode, _calls):
     def {name}({parameters}):
@@ -41,7 +43,7 @@ PREPARED = """
             return {result}"""
 GRADIENTS = """
         try:
-            if ({ask}) and out is None and _grad_mode():
+            if ({ask}){without_out} and _grad_mode():
                 return _operators({arguments})
         except AttributeError:  # no tensor: the call says so
             pass"""
@@ -58,15 +60,19 @@ class Prepared(NamedTuple):
 
 
 def operator(
-    name, inputs, *, fake, backward=None, tracked=(), results="Tensor", unpack=None, call=None, watched=None,
-    prepared=None,
+    name, inputs, *, fake, backward=None, tracked=(), kept=(), refusal=REFUSAL, results="Tensor", unpack=None,
+    call=None, watched=None, prepared=None,
 ):  # fmt: skip
     """A decorator: the function, and operators `name` and `name_out` that run it.
 
     inputs    the schema of its arguments without out, by the function's names; Tensor(a!) of what it writes to
     fake      as the function, without out and with stand-ins: checks them and returns tensors like the results
-    backward  backward(context, gradient): gradients of the inputs in `tracked`, which context.saved_tensors holds
-    tracked   names of the tensors that may have gradients
+    backward  backward(context, gradient): gradients of the inputs in `tracked`. context.saved_tensors holds these, and
+              those in `kept`; needs_input_grad says which of them ask; options has all other inputs by name. With
+              several results: a gradient for each, None where the loss does not depend on it
+    tracked   names of the tensors that may have gradients; with `unpack`, which then sees to out= itself
+    kept      names of further tensors that backward reads, such as whole numbers
+    refusal   without a backward: what is said, behind "name: ", when a gradient is asked for
     results   the schema of what comes back, y first; other than "Tensor" only with unpack
     unpack    unpack(operators, *args, **kwargs): for a function whose arguments or results are no operator's. It calls
               operators(..., out=...), and torch.compile looks through it
@@ -83,20 +89,21 @@ def operator(
         if not hasattr(space, name):  # or another copy of the course has defined it: the same
             _register(name, inputs, results, run, fake, has_out)
             if backward is None:
-                _refuse_backward(name)
+                refuse_backward(_library(), name, refusal)
             else:
-                _register_backward(name, inputs, backward, tracked)
+                register_backward(_library(), name, _names(inputs), backward, tracked, kept)
         plain, into = getattr(space, name).default, getattr(space, f"{name}_out").default if has_out else None
+        learns = backward and Learning(_names(inputs), run, backward, tracked, kept)
 
         def operators(*args, out=None, **kwargs):
             if out is None:
-                return plain(*args, **kwargs)
+                return learns(args, kwargs) if learns and not _looked_at(args[0]) else plain(*args, **kwargs)
             found = into(*args, **kwargs, out=out)
             return out if found is None else (out, *found)
 
         if unpack is not None:
             operators = functools.partial(unpack, operators)
-        return _wrapped(function, operators, tracked, watched, prepared)
+        return _wrapped(function, operators, tracked, watched, prepared, unpack is None)
 
     return decorate
 
@@ -180,62 +187,16 @@ def _look(fake, into, out=None, **how):
         return tuple(rest) or None
 
 
-# Gradients
-
-
-def _register_backward(name, inputs, backward, tracked):
-    names = _names(inputs)
-    kept = [names.index(one) for one in tracked]
-
-    def setup(ctx, inputs, output):
-        ctx.save_for_backward(*(inputs[index] for index in kept))
-
-    def all_of_them(context, *gradients):
-        found = dict(zip(tracked, backward(context, *gradients)))
-        return tuple(found.get(name) for name in names)
-
-    library = _library()
-    torch.library.register_autograd(f"{NAMESPACE}::{name}", all_of_them, setup_context=setup, lib=library)
-
-
-class _Untracked(torch.autograd.Function):
-    """A node of the graph that says, if it is ever reached, that it has no gradients."""
-
-    @staticmethod
-    def forward(ctx, run, name, *inputs):
-        ctx.name = name
-        return run(*inputs)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError(
-            f"{ctx.name}: gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
-        )
-
-
-def _refuse_backward(name):
-    """What register_autograd would do for such a backward, in a tenth of the time, which every import takes."""
-    run = getattr(getattr(torch.ops, NAMESPACE), name).default
-
-    def below(*inputs):
-        with torch._C._AutoDispatchBelowAutograd():
-            return run(*inputs)
-
-    def called(*inputs):
-        asked = torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in inputs)
-        return _Untracked.apply(below, name, *inputs) if asked else below(*inputs)
-
-    _library().impl(name, called, "Autograd")
-
-
 # The function
 
 
-def _wrapped(function, operators, tracked, watched, prepared=None):
+def _wrapped(function, operators, tracked, watched, prepared=None, out_untracked=True):
     """The function, with a look at who calls: of its own signature, as *args and **kwargs would take 0.3 µs."""
     signature = inspect.signature(function)
     defaults, parameters, arguments, star = {}, [], [], False
     for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:  # what trials choose: of the function itself, not of this one
+            continue
         by_name = parameter.kind is parameter.KEYWORD_ONLY
         if by_name and not star:
             parameters.append("*")
@@ -247,14 +208,18 @@ def _wrapped(function, operators, tracked, watched, prepared=None):
             parameters.append(name)
         arguments.append(f"{name}={name}" if by_name else name)
     arguments = ", ".join(arguments)
-    ask = " or ".join(f"{name}.requires_grad" for name in tracked)
+    optional = {name for name in tracked if signature.parameters[name].default is None}
+    ask = " or ".join(
+        (f"{name} is not None and " if name in optional else "") + f"{name}.requires_grad" for name in tracked
+    )
+    without_out = " and out is None" if out_untracked and "out" in signature.parameters else ""
     text = WRAPPER.format(
         name=function.__name__,
         parameters=", ".join(parameters),
         arguments=arguments,
         watched=watched or next(iter(signature.parameters)),
         prepared=PREPARED.format(ask=prepared.ask, result=prepared.result) if prepared else "",
-        gradients=GRADIENTS.format(ask=ask, arguments=arguments) if tracked else "",
+        gradients=GRADIENTS.format(ask=ask, arguments=arguments, without_out=without_out) if tracked else "",
     )
     space = defaults | (prepared.names if prepared else {})  # no __name__: torch.compile would look for these there
     exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
@@ -262,6 +227,16 @@ def _wrapped(function, operators, tracked, watched, prepared=None):
         function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, prepared and prepared.calls
     )
     return functools.update_wrapper(made, function)
+
+
+def _looked_at(tensor):
+    """Whether somebody traces, counts or transforms what is called, and so must see operators."""
+    return (
+        is_dynamo_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or (type(tensor) not in PLAIN and _stands_in(tensor))
+    )
 
 
 def _stands_in(value):

@@ -75,12 +75,35 @@ class Llama(nn.Module):
         return F.linear(self.norm(x), self.embed_tokens.weight)
 
 
-class Mixer(nn.Module):
-    """The block of ref.mamba2, numbered alike; decays and step sizes begin as mamba_ssm's do."""
+def by_kernels(x, dt, A, B, C, **options):
+    """Step 3 by kernels.ssd, there and back: products of bfloat16, sums in float32."""
+    from kernels.ssd import fused
 
-    def __init__(self, c):
+    return fused(*_narrow(x, dt, A, B, C), **options)
+
+
+def by_mamba_ssm(x, dt, A, B, C, **options):
+    """Step 3 by mamba_ssm's five kernels and those of its backward, for products of bfloat16 too."""
+    from kernels.ssd import peers
+
+    if (run := peers.mamba()) is None:
+        raise ImportError("mamba_ssm is not installed: pip install mamba-ssm einops")
+    return run(*_narrow(x, dt, A, B, C), chunk_size=256, **options)
+
+
+def _narrow(x, dt, A, B, C):
+    return x.bfloat16(), dt, A, B.bfloat16(), C.bfloat16()
+
+
+SCANS = {"torch": ssd, "kernels": by_kernels, "mamba_ssm": by_mamba_ssm}  # what may run step 3; torch: in float32
+
+
+class Mixer(nn.Module):
+    """The block of ref.mamba2, numbered alike; decays and step sizes begin as mamba_ssm's do. scan: of SCANS."""
+
+    def __init__(self, c, scan="torch"):
         super().__init__()
-        self.c = c
+        self.c, self.scan = c, SCANS[scan]
         self.in_proj, self.out_proj = linear(c.in_rows, c.hidden), linear(c.hidden, c.d_inner)
         self.conv1d = nn.Conv1d(c.channels, c.channels, c.width, groups=c.channels)
         dt = torch.exp(torch.empty(c.nheads).uniform_(math.log(1e-3), math.log(1e-1)))
@@ -99,30 +122,30 @@ class Mixer(nn.Module):
             x, B, C = xBC.split([c.d_inner, states, states], dim=-1)
             B, C = (t.view(batch, n, c.ngroups, c.dstate) for t in (B, C))
             x = x.view(batch, n, c.nheads, c.headdim)
-            y = ssd(x, dt, -self.A_log.exp(), B, C, D=self.D, dt_bias=self.dt_bias, dt_softplus=True)  # 3
+            y = self.scan(x, dt, -self.A_log.exp(), B, C, D=self.D, dt_bias=self.dt_bias, dt_softplus=True)  # 3
             normed = gated_norm(y.flatten(2), z, self.norm.weight, c.eps, ngroups=c.ngroups)  # 4
         return self.out_proj(normed)  # 5
 
 
 class MambaLayer(nn.Module):
-    def __init__(self, c):
+    def __init__(self, c, scan="torch"):
         super().__init__()
-        self.norm, self.mixer = nn.RMSNorm(c.hidden, c.eps), Mixer(c)
+        self.norm, self.mixer = nn.RMSNorm(c.hidden, c.eps), Mixer(c, scan)
 
     def forward(self, x):
         return x + F.dropout(self.mixer(self.norm(x)), MAMBA2_DROP, self.training)
 
 
 class Mamba2(nn.Module):
-    """The model of ref.mamba2."""
+    """The model of ref.mamba2. scan, of SCANS: what runs the state space duality in training."""
 
     prefix = "backbone."
 
-    def __init__(self, c):
+    def __init__(self, c, scan="torch"):
         super().__init__()
         self.c = c
         self.embeddings = nn.Embedding(c.vocab, c.hidden)
-        self.layers = nn.ModuleList(MambaLayer(c) for _ in range(c.n_layers))
+        self.layers = nn.ModuleList(MambaLayer(c, scan) for _ in range(c.n_layers))
         self.norm_f = nn.RMSNorm(c.hidden, c.eps)
         begin(self, c.n_layers)
 

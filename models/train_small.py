@@ -4,6 +4,11 @@ It writes models/small/, a Llama, and models/small_mamba2/, a Mamba-2 of as many
 (float16) and tokenizer.json, as Hugging Face lays them out, and training.json: the loss on the way, on what is learned
 and on what is held out. Both learn the same text in the same order; a Mamba-2 trained alone takes the Llama's tokens as
 they are stored. The weights differ a little from card to card.
+
+    python -m models.train_small --compare
+
+trains the Mamba-2 alone, with each of the scans in COMPARED, and writes models/small_mamba2/scans.json: the curves, and
+what a step takes. No weights are kept.
 """
 
 import argparse
@@ -20,7 +25,7 @@ from torch import nn
 
 from models.config import read_config
 from models.corpus import texts
-from models.small_networks import Llama, Mamba2, decays
+from models.small_networks import SCANS, Llama, Mamba2, decays
 
 HERE = Path(__file__).resolve().parent
 BOTH = {
@@ -38,6 +43,12 @@ MAMBA2 = BOTH | {
     "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
 }  # fmt: skip
 KINDS = {"llama": ("small", LLAMA, Llama), "mamba2": ("small_mamba2", MAMBA2, Mamba2)}  # folder, config, network
+COMPARED = (
+    ("kernels", 0),
+    ("torch", 0),
+    ("mamba_ssm", 0),
+    ("kernels", 1),
+)  # scan and seed; the last says what chance does
 LENGTH, BATCH, STEPS, WARM_UP, RATE, DECAY = 256, 64, 450, 100, 2e-3, 0.3
 
 
@@ -126,18 +137,55 @@ def train(network, stream, held, steps, *, graphs=False, seed=0):
     return curve
 
 
+def compare(stream, held, args, where):
+    """The Mamba-2 with each scan, from the same weights, through the same text and with the same dropped numbers."""
+    path, found = args.out / "small_mamba2" / "scans.json", []
+    for scan, seed in COMPARED:
+        torch.manual_seed(seed)
+        network = Mamba2(read_config(HERE / "small_mamba2"), scan).to(stream.device)
+        print(f"scan: {scan}, seed {seed}", flush=True)
+        try:
+            graphs = stream.is_cuda and not args.no_graphs
+            curve = train(network, stream, held, args.steps, graphs=graphs, seed=seed)
+        except ImportError as error:
+            print(f"left out: {error}", flush=True)
+            continue
+        step = step_seconds(network, stream)
+        print(f"a step: {step * 1e3:.2f} ms", flush=True)
+        found.append({"scan": scan, "seed": seed, "step": step, "curve": curve})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"where": where, "steps": args.steps, "scans": found}) + "\n")
+
+
+def step_seconds(network, stream, times=20):
+    """Median seconds of forward and backward of a batch; in the graphs with which the network was trained, if any."""
+    tokens, seconds = stream[: BATCH * (LENGTH + 1)].view(BATCH, LENGTH + 1), []
+    settle = torch.cuda.synchronize if stream.is_cuda else lambda: None
+    for _ in range(times):
+        settle()
+        start = time.perf_counter()
+        with torch.autocast(stream.device.type, torch.bfloat16):
+            logits = network(tokens[:, :-1].contiguous())
+        F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        settle()
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[times // 2]
+
+
 def parser():
     found = argparse.ArgumentParser("python -m models.train_small", description=__doc__.split("\n")[0])
     found.add_argument("kinds", nargs="*", help="llama, mamba2 or both, in this order; both where none is named")
     found.add_argument("--steps", type=int, default=STEPS)
     found.add_argument("--out", type=Path, default=HERE, help="the folder that gets small/ and small_mamba2/")
+    found.add_argument("--scan", default="torch", choices=SCANS, help="what runs the Mamba-2's state space duality")
+    found.add_argument("--compare", action="store_true", help="the Mamba-2 with each scan; curves alone are kept")
     found.add_argument("--no-graphs", action="store_true", help="on a card, launch by launch")
     return found
 
 
 def main(arguments=None):
     args = parser().parse_args(arguments)
-    kinds = args.kinds or list(KINDS)
+    kinds = args.kinds or (["mamba2"] if args.compare else list(KINDS))
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise SystemExit(f"train_small: kinds must be of {', '.join(KINDS)}, got {unknown[0]}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -145,6 +193,9 @@ def main(arguments=None):
     paragraphs, held_out = texts()
     tokenizer = tokenizer_of(paragraphs) if "llama" in kinds else Tokenizer.from_file(f"{HERE}/small/tokenizer.json")
     stream, held = (stream_of(tokenizer, found).to(device) for found in (paragraphs, held_out))
+    if args.compare:
+        compare(stream, held, args, where)
+        return
     for kind in kinds:
         start = time.perf_counter()
         name, config, make = KINDS[kind]
@@ -152,7 +203,8 @@ def main(arguments=None):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         torch.manual_seed(0)
-        network = make(read_config(folder)).to(device)
+        options = {"scan": args.scan} if kind == "mamba2" else {}
+        network = make(read_config(folder), **options).to(device)
         count = sum(parameter.numel() for parameter in network.parameters())
         print(f"{kind}: {count:,} weights, {len(stream):,} tokens of text, {len(held):,} held out", flush=True)
         curve = train(network, stream, held, args.steps, graphs=device.type == "cuda" and not args.no_graphs)

@@ -55,6 +55,40 @@ def test_training_learns_and_keeps_the_best(kind, tmp_path, monkeypatch):
     assert after < before - 0.5 and after == pytest.approx(min(loss for *_, loss in curve), abs=1e-3)
 
 
+def test_scans_that_are_trained_with_are_the_same_layer(tmp_path):
+    """Loss and gradients of the network by the course's kernels, there and back, beside PyTorch's own."""
+    found = []
+    for scan in ("torch", "kernels"):
+        network = network_of("mamba2", tmp_path)
+        for layer in network.layers:
+            layer.mixer.scan = small_networks.SCANS[scan]
+        tokens = torch.arange(18) * 7 % 61
+        loss = torch.nn.functional.cross_entropy(network(tokens[None, :-1])[0], tokens[1:])
+        names, parameters = zip(*network.named_parameters())
+        found.append([loss.detach(), *torch.autograd.grad(loss, parameters)])
+    for name, one, other in zip(("loss", *names), *found):
+        assert off(other, one) < 4e-2, name
+
+
+def test_scans_are_compared(tmp_path, monkeypatch):
+    for name, value in dict(BATCH=2, LENGTH=8, COMPARED=(("torch", 0), ("mamba_ssm", 0), ("torch", 1))).items():
+        monkeypatch.setattr(train_small, name, value)
+
+    def absent(*given, **options):
+        raise ImportError("mamba_ssm is not installed")
+
+    monkeypatch.setitem(small_networks.SCANS, "mamba_ssm", absent)
+    monkeypatch.setattr(
+        train_small, "texts", lambda: (["A warp reads neighbouring numbers."] * 9, ["Memory answers."] * 9)
+    )
+    train_small.main(["--compare", "--steps", "2", "--out", str(tmp_path)])
+    scans = json.loads((tmp_path / "small_mamba2" / "scans.json").read_text())["scans"]
+    assert [(one["scan"], one["seed"]) for one in scans] == [("torch", 0), ("torch", 1)]
+    assert all(one["step"] > 0 and len(one["curve"]) == 1 for one in scans)
+    with pytest.raises(SystemExit):
+        train_small.main(["mamba2", "--scan", "thought"])
+
+
 def test_time_constants_begin_as_they_should_and_do_not_shrink(tmp_path):
     _, config, make = train_small.KINDS["mamba2"]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -98,3 +132,15 @@ def test_what_is_stored_is_as_good_as_its_curve_says(kind):
     logits = models.load(folder, device="cpu").logits(tokens)
     loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(tokens[1:])).item()
     assert loss < 5 and min(held for *_, held in facts["curve"]) < 4
+
+
+@pytest.mark.skipif(not (train_small.HERE / "small_mamba2" / "scans.json").exists(), reason="no scans are stored")
+def test_stored_scans_learn_alike():
+    """From one seed the curves lie together, closer than another seed's to any of them."""
+    scans = json.loads((train_small.HERE / "small_mamba2" / "scans.json").read_text())["scans"]
+    assert {"kernels", "torch"} <= {one["scan"] for one in scans}
+    curves = [torch.tensor([held for *_, held in one["curve"]]) for one in scans if one["seed"] == 0]
+    apart = max((curve - curves[0]).abs().max() for curve in curves)
+    others = [torch.tensor([held for *_, held in one["curve"]]) for one in scans if one["seed"]]
+    assert apart < 1e-3 and all((other - curves[0]).abs().max() > 10 * apart for other in others)
+    assert all(curve[-1] < 4 and curve[0] > 5 for curve in curves)

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, mamba2, matmul, ssd
+from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, mamba2, matmul, ssd, ssd_backward
 from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
@@ -23,14 +23,15 @@ WANTED += (
 WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_quantized "
 WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual mamba2_conv1d mamba2_conv_step "
 WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out_proj mamba2_state_step "
-WANTED += "mamba2_state_step_coded"
+WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain "
+WANTED += "ssd_backward_few ssd_backward_fused"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
     return torch.randn(*shape, generator=GENERATOR).mul_(scale).to(dtype)
 
 
-assert lowbit_fused  # it defines operators
+assert lowbit_fused and ssd_backward  # they define operators
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -110,6 +111,10 @@ CASES = {
     "ssd_five": lambda: (*layer(), 16),
     "ssd_fused": lambda: layer(),
     "mamba_chunk_scan_combined": lambda: (*layer(), 16),
+    "ssd_backward": lambda: (randn(1, 19, 2, 8), *layer()),
+    "ssd_backward_plain": lambda: (randn(1, 19, 2, 8), *layer()),
+    "ssd_backward_few": lambda: (randn(1, 9, 2, 8), *layer(seqlen=9)),
+    "ssd_backward_fused": lambda: (half(1, 9, 2, 8), *layer(torch.float16, 9)),
     "llm_embed": lambda: (half(9, 40), torch.tensor([3])),
     "llm_rope_append": token,
     "llm_rope_append_quantized": lambda: token(quantised=True),

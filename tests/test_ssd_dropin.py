@@ -74,15 +74,6 @@ def test_strides_that_mamba_ssm_takes():
     assert torch.equal(mamba_chunk_scan_combined(**call, chunk_size=16), wanted)
 
 
-def test_gradients_are_refused():
-    call = problem(1, 20, 2, 16, 1, 16)
-    call["x"].requires_grad_()
-    with pytest.raises(NotImplementedError, match="gradients are not supported.*no_grad"):
-        mamba_chunk_scan_combined(**call, chunk_size=16)
-    with torch.no_grad():
-        mamba_chunk_scan_combined(**call, chunk_size=16)
-
-
 def test_what_is_wrong_is_named():
     call = problem(1, 20, 2, 16, 1, 16)
     with pytest.raises(TypeError, match="x must be a dense torch tensor, got None|x must be"):

@@ -9,8 +9,9 @@
 
 Head h reads group h // (nheads // ngroups). dt takes dt_bias, softplus and dt_limit, in this order. CUDA tensors run on
 their card; CPU tensors in Triton's interpreter, where bfloat16 is computed in float32, or, if fused.cu takes them, on
-the SIMT machine. Sums are float32, offsets 64 bits. Gradients are not tracked. TypeError, ValueError or
-NotImplementedError names the argument, what was expected and what came; nothing has been written by then.
+the SIMT machine. Sums are float32, offsets 64 bits. Gradients are tracked, of y and the final states, and made by
+kernels.ssd_backward; what runs then keeps its inputs and nothing else. TypeError, ValueError or NotImplementedError
+names the argument, what was expected and what came; nothing has been written by then.
 torch.compile takes each as an operator: ssd_five, ssd_fused and mamba_chunk_scan_combined of torch.ops.matmul_to_mamba.
 """
 

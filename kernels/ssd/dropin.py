@@ -22,7 +22,8 @@ def mamba_chunk_scan_combined(
                      the final states, and in those of sequences that end in a later chunk than they begin
         the states of sequences    are float32, there the dtype of C. The first has the initial state in it; there it
                      is left out of a sequence that ends in chunk 0. An empty one's is 0
-        gradients    NotImplementedError where a tensor asks for one and grad mode is on: this is for inference
+        gradients    of y and the final states, by kernels.ssd_backward; of no states of sequences, as there. Gradients
+                     of gradients: NotImplementedError
     """
     tensors = x, dt, A, B, C, D, z, dt_bias, initial_states
     if not return_varlen_states:  # which fused prepares by itself, with what it makes of cu_seqlens
@@ -30,10 +31,6 @@ def mamba_chunk_scan_combined(
         found = CALLS.run_tracked(how, None, None, None, *tensors, seq_idx, None, None)
         if found is not None:
             return found[:2] if return_final_states else found[0]
-    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-        raise NotImplementedError(
-            "mamba_chunk_scan_combined: gradients are not supported; call it under torch.no_grad() or inference_mode()"
-        )
     x, dt, B, C, z = (_last_axis_contiguous(t) for t in (x, dt, B, C, z))
     if isinstance(seq_idx, torch.Tensor) and seq_idx.dtype is torch.int64:
         seq_idx = seq_idx.int()

@@ -1,14 +1,19 @@
 """five, fused and mamba_chunk_scan_combined as operators of torch.library: ssd_five, ssd_fused, and its own name.
 
-Each returns y, the final states and those of the sequences; what was not asked for has no elements.
+Each returns y, the final states and those of the sequences; what was not asked for has no elements. Where a tensor asks
+for a gradient the operators run, and keep their inputs; kernels.ssd_backward makes all else again. Where none does, the
+functions run, and nothing is kept.
 """
+
+import functools
 
 import torch
 
 from kernels.ssd import arguments, dropin
 from kernels.ssd.arguments import MOST_CHUNK, MOST_DSTATE, MOST_HEADDIM, NO_LIMIT
+from kernels.ssd.dropin import _last_axis_contiguous
 from kernels.ssd.five import five as run_five
-from kernels.ssd.fused import STOP, expect_stop
+from kernels.ssd.fused import CALLS, STOP, expect_stop
 from kernels.ssd.fused import fused as run_fused
 from lab.operators import Prepared, operator
 
@@ -20,6 +25,9 @@ OPTIONS = (
 )
 LADDER = f"{TENSORS}int? chunk_size=None, {OPTIONS}, ScalarType? state_dtype=None"
 RESULTS = "(Tensor, Tensor, Tensor)"
+TRACKED = "x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"
+KEPT = "seq_idx", "cu_seqlens"
+UNSEEN = "dt_softplus", "return_final_states", "state_dtype", "stop"  # not looked at by expect_ssd, or otherwise
 
 
 def _results(x, y, final, varlen):
@@ -58,10 +66,62 @@ def _fake(where):
     return fake
 
 
-def _unpack(operators, *tensors, dt_limit=NO_LIMIT, state_dtype=torch.float32, **how):
-    how["dt_limit"] = None if dt_limit == NO_LIMIT else list(dt_limit)
+def _backward(context, dy, dfinal_states, dvarlen_states, mamba=False):
+    """Gradients of TRACKED. mamba: as mamba_chunk_scan_combined reads its arguments."""
+    from kernels.ssd_backward import gradients  # which imports this package
+
+    named = dict(zip((*TRACKED, *KEPT), context.saved_tensors))
+    tensors = [_last_axis_contiguous(named.pop(name)) for name in ("x", "dt", "A", "B", "C")]
+    named["z"] = _last_axis_contiguous(named["z"])
+    named = {name: t if t is None or name == "z" else t.contiguous() for name, t in named.items()}
+    if mamba:
+        named["cu_seqlens"] = None
+    if named["seq_idx"] is not None:
+        named["seq_idx"] = named["seq_idx"].int()
+    limit = context.options["dt_limit"]
+    dy = torch.zeros_like(tensors[0]) if dy is None else dy.contiguous()
+    if dfinal_states is not None:
+        dfinal_states = dfinal_states.contiguous()
+    return gradients(
+        dy, *tensors, dfinal_states=dfinal_states, **named, dt_softplus=context.options["dt_softplus"],
+        dt_limit=NO_LIMIT if limit is None else tuple(limit),
+    )  # fmt: skip
+
+
+def _expect_trackable(where, tensors, out, how):
+    """Raise for what has no gradient, where a tensor asks for one, before anything runs."""
+    if not torch.is_grad_enabled():
+        return
+    asking = (t for t in (*tensors, *how.values()) if isinstance(t, torch.Tensor) and t.requires_grad)
+    if next(asking, None) is None:
+        return
+    if how["return_varlen_states"]:
+        raise NotImplementedError(
+            f"{where}: return_varlen_states must be False where a tensor asks for a gradient, got True: the states of "
+            f"sequences have none, y and the final states have; or call it under torch.no_grad()"
+        )
+    if out is not None:
+        raise NotImplementedError(
+            f"{where}: out must be None where a tensor asks for a gradient, got a tensor; or call it under "
+            f"torch.no_grad()"
+        )
+
+
+def _unpack(where, operators, *tensors, dt_limit=NO_LIMIT, state_dtype=torch.float32, out=None, **how):
+    _expect_trackable(where, tensors, out, how)
     how["state_dtype"] = None if state_dtype is torch.float32 else state_dtype
-    return _asked(operators(*tensors, **how), how)
+    return _asked(_run(where, operators, tensors, how, dt_limit, out=out), how)
+
+
+def _run(where, operators, tensors, how, dt_limit, **out):
+    """The operator; what its schema does not take is named as the function names it."""
+    try:
+        how["dt_limit"] = None if dt_limit == NO_LIMIT else list(dt_limit)
+        return operators(*tensors, **how, **out)
+    except (RuntimeError, TypeError):
+        named = {name: value for name, value in how.items() if name not in UNSEEN}
+        arguments.expect_ssd(where, *tensors, **named | {"dt_limit": dt_limit})
+        raise
 
 
 def _asked(results, how):
@@ -70,12 +130,13 @@ def _asked(results, how):
     return found if len(found) > 1 else found[0]
 
 
-def _ladder(function, further=""):
+def _ladder(function, further="", prepared=None):
     """A rung of the ladder; `further`: arguments that it has besides."""
     where = function.__name__
     made = operator(
-        f"ssd_{where}", LADDER + further, fake=_fake(where), results=RESULTS, unpack=_unpack, call=_caller(function)
-    )
+        f"ssd_{where}", LADDER + further, fake=_fake(where), results=RESULTS, unpack=functools.partial(_unpack, where),
+        call=_caller(function), backward=_backward, tracked=TRACKED, kept=KEPT, prepared=prepared,
+    )  # fmt: skip
     return made(function)
 
 
@@ -85,14 +146,14 @@ def _combined_call(x, dt, A, B, C, *, chunk_size, **options):
 
 def _combined_fake(x, dt, A, B, C, **options):
     """The drop-in copies tensors whose strides do not fit, and so does this."""
-    x, dt, B, C = map(dropin._last_axis_contiguous, (x, dt, B, C))
+    x, dt, B, C = map(_last_axis_contiguous, (x, dt, B, C))
     if options.get("seq_idx") is not None:
         options["seq_idx"] = options["seq_idx"].int()
     if not options.get("return_varlen_states"):
         options["cu_seqlens"] = None
     for name, option in options.items():
         if isinstance(option, torch.Tensor):
-            options[name] = dropin._last_axis_contiguous(option) if name == "z" else option.contiguous()
+            options[name] = _last_axis_contiguous(option) if name == "z" else option.contiguous()
     return _fake("mamba_chunk_scan_combined")(x, dt, A.contiguous(), B, C, **options)
 
 
@@ -102,18 +163,23 @@ def _combined_unpack(
 ):  # fmt: skip
     how = dict(
         chunk_size=chunk_size, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
-        cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, dt_limit=None if dt_limit == NO_LIMIT else list(dt_limit),
-        return_final_states=return_final_states, return_varlen_states=return_varlen_states,
+        cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, return_final_states=return_final_states,
+        return_varlen_states=return_varlen_states,
     )  # fmt: skip
-    return _asked(operators(x, dt, A, B, C, **how), how)
+    where, tensors = "mamba_chunk_scan_combined", (x, dt, A, B, C)
+    _expect_trackable(where, tensors, None, how)
+    return _asked(_run(where, operators, tensors, how, dt_limit), how)
 
 
-five, fused = _ladder(run_five), _ladder(run_fused, f", int stop={STOP}")
-HOW = "chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states, float32, STOP"
-ASK = f"run_tracked(({HOW}), None, None, None, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, None, None)"
+HOW = "chunk_size, dt_softplus, dt_limit, return_final_states, return_varlen_states"
+TENSORS_OF = "x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx"
+ASK_FUSED = f"run_tracked(({HOW}, state_dtype, stop), out, None, None, {TENSORS_OF}, cu_seqlens, None)"
+ASK = f"run_tracked(({HOW}, float32, STOP), None, None, None, {TENSORS_OF}, None, None)"
 STATES = "done[:2] if return_final_states else done[0]"  # those of sequences are no part of what is prepared here
+five, fused = _ladder(run_five), _ladder(run_fused, f", int stop={STOP}", Prepared(CALLS, ASK_FUSED, STATES))
 mamba_chunk_scan_combined = operator(
     "mamba_chunk_scan_combined", f"{TENSORS}int chunk_size, {OPTIONS}", fake=_combined_fake, results=RESULTS,
-    unpack=_combined_unpack, call=_caller(_combined_call),
-    prepared=Prepared(dropin.CALLS, ASK, STATES, {"float32": torch.float32, "STOP": STOP}),
+    unpack=_combined_unpack, call=_caller(_combined_call), backward=functools.partial(_backward, mamba=True),
+    tracked=TRACKED, kept=KEPT,
+    prepared=Prepared(CALLS, ASK, STATES, {"float32": torch.float32, "STOP": STOP}),
 )(dropin.mamba_chunk_scan_combined)  # fmt: skip

@@ -1,0 +1,145 @@
+/* Launch 3 of the backward pass: all gradients of a chunk, from the states before and behind it.
+
+   A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
+       bring (here)         a warp and a thread: tokens and states of the next heads, by TMA
+       scores.cuh           a warpgroup: pairs of tokens, S
+       inputs.cuh           a warpgroup: tokens j, dx and dB
+       outputs.cuh          a warpgroup: tokens i, dC; and before that the state between the two chunks of a pair
+       step_gradients.cuh   a warp: ddt and dA
+       store (here)         one thread: sends dx off by TMA, from where x was
+
+   B, C and B C^T are the same for all heads of a group: they stay in shared memory. dB, dC and S are sums over heads:
+   they stay in registers, and nobody adds in memory, so the same numbers come out each time. With L_ij the decay from
+   behind token j to behind token i, e_i the decay from the chunk's start, f_j that to its end, for each head
+
+       q_j   = sum over i >= j of (B_j C_i) L_ij dy_i + f_j dh B_j        dx_j = dt_j q_j + D dy_j
+       S_ij += (dy_i x_j) L_ij dt_j                                       dB_j = sum over i of S_ij C_i + ...
+       dB_j += dt_j f_j dh^T x_j     dC_i += e_i h^T dy_i                 dC_i = sum over j of S_ij B_j + ...
+
+   where the products of S with C and B follow once, behind the last head.
+
+   What decides its speed is not memory alone: of a head's chunk each role has hundreds of instructions that wait for
+   each other. So there are three that multiply, on three heads at a time, as rings between them allow.
+
+   Moves x, dy and dx once, h and dh once for each pair of chunks, whose two blocks read them at about the same time,
+   and B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 5 * 64 * 64 * STATE multiplications and
+   additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
+   run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
+   boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs of a group, batch, seqlen,
+   groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d dt, as lines. */
+#include "inputs.cuh"
+#include "outputs.cuh"
+#include "scores.cuh"
+#include "step_gradients.cuh"
+
+constexpr int THREADS = 512; // each with 128 registers, which the roles share out among them
+constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 176, OUTPUT_REGISTERS = 184, OTHER_REGISTERS = 40;
+
+/* The run of rows that a block walks: number `run` of all groups. */
+__device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
+    const int group_rows = sizes.heads / sizes.groups * sizes.parts, runs = (group_rows + run_rows - 1) / run_rows;
+    const int group = run / runs, first = group * group_rows + run % runs * run_rows;
+    return {first, min(first + run_rows, (group + 1) * group_rows), group, run % runs};
+}
+
+struct Maps {
+    const CUtensorMap &x, &dy, &b, &c, &h, &dh;
+};
+
+/* The role of a warp: what is of the chunk, and then tokens. */
+__device__ __forceinline__ void bring_tokens(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
+                                             const Line *lines, int batch, int chunk, int lane) {
+    const int token = chunk * CHUNK;
+    if (lane == 0) {
+        s.chunk_full.expect(2 * STATE_TILES * TILE);
+        for (int i = 0; i < STATE_TILES; i++) {
+            load_tile(s.b[i], maps.b, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
+            load_tile(s.c[i], maps.c, Place{{64 * i, token, run.group, batch, 0}}, s.chunk_full, LEAVES_LAST);
+        }
+    }
+    Phase<STAGES> phase;
+    for (int row = run.first; row < run.last; row++, phase.advance()) {
+        const int stage = phase.stage, head = sizes.head_of(row), column = sizes.column_of(row);
+        s.ring.wait_empty(phase);
+        Barrier &full = s.ring.full[stage];
+        if (lane == 0) {
+            full.expect(2 * TILE);
+            load_tile(s.x[stage], maps.x, Place{{column, token, head, batch, 0}}, full, LEAVES_FIRST);
+            load_tile(s.dy[stage], maps.dy, Place{{column, token, head, batch, 0}}, full, LEAVES_FIRST);
+        }
+        copy_line(s.lines[stage], lines + sizes.line_of(batch, head, chunk), lane);
+        full.arrive_with_copies();
+    }
+    copy_async_wait<0>();
+}
+
+/* The role of a thread: states. */
+__device__ __forceinline__ void bring_states(Shared &s, const Sizes &sizes, const Run &run, const Maps &maps,
+                                             int place) {
+    Phase<STATE_STAGES> state;
+    for (int row = run.first; row < run.last; row++, state.advance()) {
+        s.states_ring.wait_empty(state);
+        Barrier &full = s.states_ring.full[state.stage];
+        full.expect(2 * STATE_TILES * TILE);
+        for (int i = 0; i < STATE_TILES; i++) {
+            load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row - sizes.first_row, place, 0}}, full, LEAVES_FIRST);
+            load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row - sizes.first_row, place, 0}}, full, LEAVES_FIRST);
+        }
+    }
+}
+
+__device__ __forceinline__ void store(Shared &s, const Sizes &sizes, const Run &run, const CUtensorMap &dx, int batch,
+                                      int chunk) {
+    Phase<STAGES> phase;
+    for (int row = run.first; row < run.last; row++, phase.advance()) {
+        s.dx_full[phase.stage].wait(phase.parity);
+        store_tile(dx, Place{{sizes.column_of(row), chunk * CHUNK, sizes.head_of(row), batch, 0}}, s.x[phase.stage],
+                   LEAVES_FIRST);
+        store_commit();
+        store_wait_read();
+        s.ring.release(phase);
+    }
+    store_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
+       const __grid_constant__ CUtensorMap b, const __grid_constant__ CUtensorMap c,
+       const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh,
+       const __grid_constant__ CUtensorMap dx, const Line *lines, const float *a, const float *d_skip,
+       const float *slopes, float *b_sums, float *c_sums, float *dt_gradients, float4 *head_sums, int seqlen,
+       int chunks, int heads, int groups, int headdim, int dstate, int parts, int first_row, int first_run,
+       int run_rows, int batches) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    Shared &s = *reinterpret_cast<Shared *>(memory);
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts, first_row};
+    const int chunk = blockIdx.x, batch = blockIdx.z, warp = threadIdx.x / 32;
+    const Run run = run_of(sizes, first_run + blockIdx.y, run_rows);
+    const long long row = ((long long)run.of_group * batches + batch) * seqlen + chunk * CHUNK; // of sums
+    const long long first_sum = (row * groups + run.group) * dstate;
+    if (threadIdx.x == 0) {
+        s.init();
+        prefetch(x), prefetch(dy), prefetch(h), prefetch(dh), prefetch(dx);
+    }
+    __syncthreads();
+    const int warpgroup = warp_uniform(threadIdx.x / 128);
+    if (warpgroup == 0) {
+        take_registers<INPUT_REGISTERS>();
+        walk_inputs(s, sizes, d_skip, b_sums + first_sum, chunk, run, threadIdx.x % 128);
+    } else if (warpgroup == 1) {
+        take_registers<OUTPUT_REGISTERS>();
+        walk_outputs(s, sizes, c_sums + first_sum, chunk, run, threadIdx.x % 128);
+    } else if (warpgroup == 2) {
+        give_registers<SCORE_REGISTERS>();
+        walk_scores(s, run, threadIdx.x % 128);
+    } else {
+        give_registers<OTHER_REGISTERS>();
+        if (warp == 12) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
+        else if (threadIdx.x == 32 * 15)
+            bring_states(s, sizes, run, {x, dy, b, c, h, dh}, batch * chunks + chunk);
+        else if (warp == 13)
+            make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
+                       threadIdx.x % 32);
+        else if (threadIdx.x == 32 * 14) store(s, sizes, run, dx, batch, chunk);
+    }
+}

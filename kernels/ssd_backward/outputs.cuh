@@ -1,0 +1,75 @@
+/* The role of a warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of the
+   steps' gradients what outputs take of the state before the chunk. */
+#pragma once
+#include "rows.cuh"
+
+/* A head: what it adds to dC, and sums of the steps. */
+__device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], int stage, int state, StepSums &sums,
+                                            int thread) {
+    const int lane = thread % 32, warp = warp_uniform(thread / 32), first = 16 * warp + lane / 4;
+    const unsigned h = shared_address(s.h[state]);
+    const Line &line = s.lines[stage];
+    const float decay[2] = {line.from_start(first), line.from_start(first + 8)};
+    unsigned dy[4][4], weighted[4][4];
+    float y[32]; // of the state before the chunk, without the decay from there
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STATE / 16; k++) {
+        const int further = k / 4 * TILE + k % 4 * 32;
+        wgmma<64>(y, advance(k_major(shared_address(s.c)), further), advance(k_major(h), further), k > 0, T());
+    }
+    wgmma_commit();
+    load_rows(dy, shared_address(s.dy[stage]), warp, lane);
+#pragma unroll
+    for (int i = 0; i < 16; i++) weighted[i / 4][i % 4] = scaled(dy[i / 4][i % 4], decay[i % 2], decay[i % 2]);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma<STATE, MN_MAJOR>(dc, weighted[k], advance(mn_major(h), 16 * k * 128), true, T());
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(y), keep(dc);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const float2 v = unpack(dy[n / 2][n % 2 * 2 + r], T());
+            sum += v.x * y[4 * n + 2 * r] + v.y * y[4 * n + 2 * r + 1];
+        }
+        sum = row_sum(sum) * decay[r];
+        if (lane % 4 == 0) sums.from_start[first + 8 * r] = sum;
+    }
+}
+
+__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, int chunk,
+                                             const Run &run, int thread) {
+    const int lane = thread % 32, warp = warp_uniform(thread / 32);
+    float dc[STATE / 2];
+    clear(dc);
+    s.chunk_full.wait(0);
+    Phase<STAGES> phase;
+    Phase<STATE_STAGES> state;
+    Phase<2> place;
+    for (int row = run.first; row < run.last; row++, phase.advance(), state.advance(), place.advance()) {
+        const int stage = warp_uniform(phase.stage), state_stage = warp_uniform(state.stage);
+        s.ring.wait_full(phase);
+        s.states_ring.wait_full(state);
+        s.sums_ring.wait_empty(place);
+        add_outputs(s, dc, stage, state_stage, s.sums[warp_uniform(place.stage)], thread);
+        fence_async_proxy(); // of what has been read
+        __syncwarp();
+        if (lane == 0) s.sums_ring.full[place.stage].arrive(), s.ring.release(phase), s.states_ring.release(state);
+    }
+    named_barrier<384>(TURNED);
+    unsigned sums[4][4];
+    load_columns(sums, shared_address(s.scores[0]), warp, lane);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        wgmma<STATE, MN_MAJOR>(dc, sums[k], advance(mn_major(shared_address(s.b)), 16 * k * 128), true, T());
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(dc);
+    write_sums(to, dc, sizes, chunk, thread);
+}

@@ -1,0 +1,57 @@
+/* What the roles of chunks.cu hand each other in shared memory. Symbols: see chunks.cu. */
+#pragma once
+#include "../device/hopper/mbarrier.cuh"
+#include "shape.cuh"
+
+// Heads that shared memory has room for: of tokens, and of states, which are used for a shorter time.
+constexpr int STAGES = 3, STATE_STAGES = 3;
+
+/* What the gradients of the steps are made of: sums over a chunk of a head. j and i are tokens; M_ij is what token j
+   gives to the loss through y_i: (dy_i x_j)(C_i B_j) decay dt_j. */
+struct StepSums {
+    float dt[CHUNK];
+    float over_inputs[4][CHUNK]; // sum over j of M_ij, of which each of 4 warps has 16 j
+    float over_outputs[CHUNK];   // sum over i of M_ij / dt_j
+    float through_end[CHUNK];    // what token j gives through the state behind the chunk, over dt_j
+    float from_start[CHUNK];     // what y_i gives of the state before the chunk
+    float state[4];              // dh . (decay of the chunk) h, of 4 warps: what goes through all of the chunk
+    float skip[4];               // dy . x, of 4 warps: the gradient of D
+};
+
+struct Shared {
+    unsigned char b[STATE_TILES][TILE], c[STATE_TILES][TILE]; // of the chunk
+    unsigned char h[STATE_STAGES][STATE_TILES][TILE];         // before the chunk
+    unsigned char dh[STATE_STAGES][STATE_TILES][TILE];        // behind it
+    unsigned char x[STAGES][TILE];                            // and dx, when x has been read
+    unsigned char dy[STAGES][TILE];
+    unsigned char scores[2][TILE];          // of heads; at the end the first is S^T
+    float4 products[8][128];                // B C^T: of each thread, as it needs it
+    Line lines[STAGES];
+    StepSums sums[2];
+    Ring<STAGES> ring;              // of heads: tokens and lines
+    Ring<STATE_STAGES> states_ring; // of heads: states
+    Ring<2> sums_ring, scores_ring; // of heads: sums of the steps, scores
+    Barrier chunk_full;                 // what is of the chunk
+    Barrier dx_full[STAGES];
+
+    /* By one thread; who arrives stands in brackets. */
+    __device__ __forceinline__ void init() {
+        ring.init(1 + 32, 4 + 1); // (bring: a lane for TMA, all for the lines), (4 warps of outputs, store)
+        states_ring.init(1, 8);   // (bring), (4 warps of inputs, 4 of outputs)
+        sums_ring.init(12, 1);    // (12 warps that multiply), (make_steps)
+        scores_ring.init(4, 4);   // (4 warps of scores), (4 warps of inputs)
+        chunk_full.init(1);
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) dx_full[i].init(4); // (4 warps of inputs)
+        Barrier::init_done();
+    }
+};
+
+/* The rows that a block walks: up to but not `last`. */
+struct Run {
+    int first, last, group, of_group; // of_group: which run of its group
+};
+
+#ifdef SHARED_BYTES
+static_assert(sizeof(Shared) <= SHARED_BYTES, "the launcher asks for too little shared memory");
+#endif
