@@ -2,8 +2,7 @@
 
    A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
        bring (here)         a warp and a thread: tokens and states of the next heads, by TMA
-       scores.cuh           a warpgroup: pairs of tokens, S
-       inputs.cuh           a warpgroup: tokens j, dx and dB
+       inputs.cuh           a warpgroup: tokens j, dx, dB and S
        outputs.cuh          a warpgroup: tokens i, dC; and before that the state between the two chunks of a pair
        step_gradients.cuh   a warp: ddt and dA
        store (here)         one thread: sends dx off by TMA, from where x was
@@ -29,11 +28,10 @@
    groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d dt, as lines. */
 #include "inputs.cuh"
 #include "outputs.cuh"
-#include "scores.cuh"
 #include "step_gradients.cuh"
 
-constexpr int THREADS = 512; // each with 128 registers, which the roles share out among them
-constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 176, OUTPUT_REGISTERS = 184, OTHER_REGISTERS = 40;
+constexpr int THREADS = 384; // each with 168 registers, which the roles share out among them
+constexpr int INPUT_REGISTERS = 240, OUTPUT_REGISTERS = 208, OTHER_REGISTERS = 56;
 
 /* The run of rows that a block walks: number `run` of all groups. */
 __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
@@ -129,17 +127,14 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
         walk_outputs(s, sizes, c_sums + first_sum, chunk, run, threadIdx.x % 128);
-    } else if (warpgroup == 2) {
-        give_registers<SCORE_REGISTERS>();
-        walk_scores(s, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 12) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 15)
+        if (warp == 8) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
+        else if (threadIdx.x == 32 * 11)
             bring_states(s, sizes, run, {x, dy, b, c, h, dh}, batch * chunks + chunk);
-        else if (warp == 13)
+        else if (warp == 9)
             make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 14) store(s, sizes, run, dx, batch, chunk);
+        else if (threadIdx.x == 32 * 10) store(s, sizes, run, dx, batch, chunk);
     }
 }
