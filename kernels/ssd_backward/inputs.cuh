@@ -1,5 +1,5 @@
-/* The role of a warpgroup in chunks.cu: tokens as inputs, j, a row of the products for each. It makes dx, dB and S^T, and
-   of the steps' gradients what belongs to inputs and to pairs of tokens. */
+/* The role of a warpgroup in chunks.cu: tokens as inputs, j, a row of the products for each. It makes dx, dB and S^T,
+   and of the steps' gradients what belongs to inputs and to pairs of tokens. */
 #pragma once
 #include "rows.cuh"
 

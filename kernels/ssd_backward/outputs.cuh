@@ -1,5 +1,5 @@
 /* The role of a warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of the
-   steps' gradients what outputs take of the state before the chunk. */
+   steps' gradients what outputs take of the state before the chunk, and what passes through the chunk. */
 #pragma once
 #include "rows.cuh"
 
