@@ -20,11 +20,12 @@
    What decides its speed is less memory than instructions that wait for each other: of a head's chunk each role has
    hundreds, a warp of each on a quarter of a multiprocessor.
 
-   Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64 *
-   STATE multiplications and additions. Launch with THREADS on (chunks, runs of the part, batch) blocks; a run has
-   run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
-   boxes of a tile; of h and dh (1, batch * chunks, rows of the part, 64, STATE). b_sums, c_sums (runs of a group,
-   batch, seqlen, groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d dt, as lines. */
+   Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64
+   * STATE multiplications and additions. Launch with THREADS on (chunks, runs of the part, batch) blocks; a run has
+   run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen,
+   columns), boxes of a tile; of h and dh (1, batch * chunks, rows of the part, 64, STATE). b_sums, c_sums (runs of
+   a group, batch, seqlen, groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d
+   dt, as lines. */
 #include "inputs.cuh"
 #include "outputs.cuh"
 #include "step_gradients.cuh"

@@ -5,10 +5,10 @@
    walk adds in float32 and is never rounded.
 
    Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each
-   chunk and head. A block has 64 WALK_TILES columns of the state: more blocks, more of them on a multiprocessor. Launch with
-   THREADS on (rows of the part * parts of a state, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads or groups,
-   seqlen, columns), boxes of a tile; states (1, batch * chunks, rows of the part, 64, STATE), boxes of 16 rows of a
-   tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
+   chunk and head. A block has 64 WALK_TILES columns of the state: more blocks, more of them on a multiprocessor.
+   Launch with THREADS on (rows of the part * parts of a state, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads
+   or groups, seqlen, columns), boxes of a tile; states (1, batch * chunks, rows of the part, 64, STATE), boxes of
+   16 rows of a tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "walk.cuh"
