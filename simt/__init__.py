@@ -14,6 +14,7 @@ course.
 """
 
 from simt.arithmetic.lanes import shuffle
+from simt.counting import uncounted
 from simt.errors import (
     AsyncFault,
     BarrierFault,
@@ -59,4 +60,5 @@ __all__ = [
     "load",
     "sectors_per_warp",
     "shuffle",
+    "uncounted",
 ]

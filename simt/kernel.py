@@ -8,6 +8,7 @@ import threading
 import numpy as np
 
 from simt import nvrtc
+from simt.counting import counting
 from simt.errors import LaunchError, SimtError, Unsupported
 from simt.execute.scheduler import Launch
 from simt.hopper.tensor_map import BYTES, TensorMap
@@ -191,7 +192,7 @@ class Kernel:
             near = ahead and ahead.touches([b.bytes for b in buffers.values()] + mapped)
             launch = Launch(
                 program, grid, block, parameters, buffers, shared, races, step_limit, maps, places, order,
-                {} if by_warp else None, near, cluster,
+                {} if by_warp else None, near, cluster, counting() or by_warp,
             )  # fmt: skip
             try:
                 launch.run()
@@ -205,9 +206,8 @@ class Kernel:
                 if launch.printed:
                     error.add_note("printed until then:\n" + "".join(launch.printed))
                 raise error from None
-            report = Report(
-                self.name, self.module.source, program.counts(), "".join(launch.printed), grid, block, launch.by_warp
-            )
+            counts = program.counts() if launch.counted else None
+            report = Report(self.name, self.module.source, counts, "".join(launch.printed), grid, block, launch.by_warp)
             report.waited, report.waits_first = launch.waited, program.waits_first
             report.ahead = (
                 None if launch.written is None else after(launch.written, [s.bytes for s in spaces.values()] + mapped)

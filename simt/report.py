@@ -2,6 +2,8 @@
 
 import html
 
+from simt.counting import nothing_counted
+
 REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum"
 SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum"
 SHARED = "smsp__inst_executed_op_shared_{}.sum"
@@ -57,12 +59,20 @@ class Report:
         self.kernel, self.source, self.printed, self.by_warp = kernel, source, printed, by_warp
         self.grid, self.block = grid, block
         self.waited, self.waits_first, self.ahead = False, False, None
+        if counts is None:
+            return  # see __getattr__
         self.lines = {line: whole(counts[line]) for line in sorted(counts) if any(counts[line].values())}
         totals = {}
         for here in counts.values():
             for key, value in here.items():
                 totals[key] = totals.get(key, 0) + value
         self.counters = whole(totals)
+
+    def __getattr__(self, name):
+        """What is not there: of a launch that counted nothing, what it would have counted."""
+        if name in ("counters", "lines"):
+            raise nothing_counted(self.kernel, name)
+        raise AttributeError(f"a Report has no {name!r}")
 
     def sectors_per_request(self, op="ld"):
         """32-byte sectors per request of a warp to global memory: 4 for neighbouring floats. 0.0 without a request.
@@ -82,10 +92,19 @@ class Report:
         """Wavefronts of loads and stores that would not be needed if no two words lay in one bank."""
         return sum(self.counters[CONFLICTS.format(op)] for op in SHARED_OPS)
 
+    @property
+    def counted(self):
+        """Whether the launch counted: one within simt.uncounted() did not."""
+        return "counters" in vars(self)
+
     def __repr__(self):
+        if not self.counted:
+            return f"<Report of {self.title()}: nothing was counted>"
         return f"<Report of {self.title()}: {self.counters[INSTRUCTIONS]} warp instructions>"
 
     def __str__(self):
+        if not self.counted:
+            return "\n".join([repr(self), *(["printed:", self.printed.rstrip("\n")] if self.printed else [])])
         rows = self.rows()
         texts = [text for _, text, _ in rows]
         columns = self.columns()
@@ -102,6 +121,8 @@ class Report:
         return "\n".join([*out, *beside, NOTE, *said])
 
     def _repr_html_(self):
+        if not self.counted:
+            return f'<pre style="{MONO}">{html.escape(str(self))}</pre>'
         head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in self.columns())
         body = []
         rows = self.rows()

@@ -21,7 +21,10 @@ LISTED = 3  # seconds that a file takes at least to be listed
 # machine those whose sources have run on a card or are PTX in all but name.
 PTX_ALONE = ("test_gemv", "test_attention_", "test_kv_cache", "test_lowbit", "test_fusion", "test_ssd_", "test_matmul")
 PTX_ALONE += ("test_trials", "test_exercises_", "test_simt_fuzz", "test_simt_truth", "test_simt_arithmetic")
-PTX_ALONE += ("test_simt_math", "test_operators")
+PTX_ALONE += ("test_simt_math", "test_operators", "test_llm_", "test_mamba2_", "test_models_")
+
+# Tests that look at what kernels compute, and not at what the SIMT machine counts: a tenth of their time.
+UNCOUNTED = ("test_ssd_", "test_llm_", "test_mamba2_", "test_models_", "test_simt_fuzz")
 
 LOG = "--ptxas-options=-v"  # registers, spills: what lab.cuda asks the compiler for
 
@@ -161,6 +164,23 @@ def ptx_alone(request):
 
 
 _assembled = set()
+
+
+@pytest.fixture(autouse=True)
+def uncounted(request):
+    """Launches of UNCOUNTED's tests count nothing, but for those of a test that asks for `counted`."""
+    if not request.path.name.startswith(UNCOUNTED) or "counted" in request.fixturenames:
+        yield
+        return
+    import simt
+
+    with simt.uncounted():
+        yield
+
+
+@pytest.fixture
+def counted():
+    """For a test that looks at counters in a file of UNCOUNTED."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -638,6 +638,27 @@ MUTATIONS = [
         "each = t->d_inner;",
     ),
     Mutation(
+        "a token in one call: a pair's streams both walk along gate",
+        "kernels/cpu_llm/phases.h",
+        "p->W[1] + row * p->cols",
+        "tests/test_cpu_llm.py -k test_windows",
+        "p->W[0] + row * p->cols",
+    ),
+    Mutation(
+        "a token in one call: the last rows are forgotten where streams are not of one length",
+        "kernels/cpu_llm/phases.h",
+        "rows.end - rows.begin + p->unit - 1",
+        "tests/test_cpu_llm.py -k test_windows",
+        "rows.end - rows.begin",
+    ),
+    Mutation(
+        "a team: two threads take the same rows",
+        "kernels/cpu_llm/team.h",
+        "return span(first + taken, count, all);",
+        "tests/test_cpu_llm.py -k test_windows",
+        "return span(first, count, all);",
+    ),
+    Mutation(
         "heads read another group's B and C",
         "kernels/cpu_mamba2/state.c",
         "B + head / (nheads / ngroups) * dstate",

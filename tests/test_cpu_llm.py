@@ -123,7 +123,18 @@ def test_a_token_in_one_call_is_the_steps(dtype, threads, isa):
         assert (one != other).sum() <= 3 and off(other.astype(np.float64), one.astype(np.float64)) < 1e-4
 
 
-@pytest.mark.parametrize("changes", [{"window": 70}, {"head_dim": 6, "n_heads": 3, "n_kv_heads": 1}, {"ffn": 3}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"window": 70},
+        {"head_dim": 6, "n_heads": 3, "n_kv_heads": 1},
+        {"ffn": 3},
+        {"ffn": 4103},  # six streams of rows, as x is long: so many columns in W_down ...
+        {"hidden": 4101, "ffn": 7, "n_layers": 1},  # ... and in the others, three of gate and three of up
+        {"vocab": 5003},  # many spans of rows
+    ],
+    ids=str,
+)
 def test_windows_and_odd_shapes_in_one_call(changes):
     model, weights, x, caches, _ = token_case(**changes)
     before = caches.copy()
@@ -199,6 +210,15 @@ def test_what_one_call_does_not_take_is_named():
     short = SimpleNamespace(**vars(weights) | {"head": weights.head[:9]})
     with pytest.raises(ValueError, match="head must have 71 rows, got 9"):
         call(weights=short)
+    for layers in (weights.layers[:1], weights.layers + weights.layers[:1]):
+        other = SimpleNamespace(**vars(weights) | {"layers": layers})
+        with pytest.raises(ValueError, match=f"token_logits: weights.layers must have 2 layers, got {len(layers)}"):
+            call(weights=other)
+    for name in ("attention_norm", "ffn_norm"):  # a bias or a norm of heads may be None, these may not
+        layer = SimpleNamespace(**vars(weights.layers[1]) | {name: None})
+        lacking = SimpleNamespace(**vars(weights) | {"layers": [weights.layers[0], layer]})
+        with pytest.raises(TypeError, match=f"token_logits: {name} must be a NumPy float32 .*, got NoneType"):
+            call(weights=lacking)
 
 
 def test_a_team_ends_where_others_want_the_processors():

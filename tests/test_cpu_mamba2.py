@@ -133,6 +133,16 @@ def test_a_token_in_one_call_is_the_operations_one_by_one(kind, threads, isa):
     assert off(one[1], other[1]) < 1e-5 and off(one[0], other[0]) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_a_token_in_one_call_has_the_same_bits_with_any_number_of_threads(dtype):
+    """Each row is summed in one order, whichever rows it is worked on with."""
+    c, weights = model(dtype=dtype)
+    x = np.random.default_rng(7).standard_normal(c.hidden).astype(np.float32)
+    found = [fused.token_logits(c, weights, x, *states_of(c), threads=threads) for threads in (1, 2, 3, 16)]
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
 def test_a_token_in_one_call_keeps_nan():
     c, weights = model()
     conv, ssm = states_of(c)
@@ -152,6 +162,12 @@ def test_what_a_token_in_one_call_does_not_take():
     ]:
         with pytest.raises(error, match=wanted):
             call()
+    for name in ("norm", "conv_weight", "dt_bias", "A", "D", "gated_norm"):  # biases may be None, these may not
+        kept = getattr(weights.layers[1], name)
+        setattr(weights.layers[1], name, None)
+        with pytest.raises(TypeError, match=f"token_logits: {name} must be a NumPy float32 .*, got NoneType"):
+            fused.token_logits(c, weights, x, conv, ssm)
+        setattr(weights.layers[1], name, kept)
     weights.layers[1].D = weights.layers[1].D[1:]
     with pytest.raises(ValueError, match="D must be a float32 array of shape"):
         fused.token_logits(c, weights, x, conv, ssm)

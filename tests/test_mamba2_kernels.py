@@ -8,7 +8,7 @@ import torch
 
 import ref.mamba2
 from kernels.mamba2 import add_norm, conv1d, conv_step, embed, gated_norm
-from kernels.mamba2.operations import launch_conv1d
+from kernels.mamba2.convolution import launch_conv1d
 from ref.fusion import rmsnorm
 
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()

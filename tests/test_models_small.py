@@ -136,9 +136,11 @@ def test_what_is_stored_is_as_good_as_its_curve_says(kind):
 
 @pytest.mark.skipif(not (train_small.HERE / "small_mamba2" / "scans.json").exists(), reason="no scans are stored")
 def test_stored_scans_learn_alike():
-    """From one seed the curves lie together, far closer than the 0.01 and more that another seed moves them by."""
+    """From one seed the curves lie together, closer than another seed's to any of them."""
     scans = json.loads((train_small.HERE / "small_mamba2" / "scans.json").read_text())["scans"]
     assert {"kernels", "torch"} <= {one["scan"] for one in scans}
     curves = [torch.tensor([held for *_, held in one["curve"]]) for one in scans if one["seed"] == 0]
-    assert all((curve - curves[0]).abs().max() < 5e-3 for curve in curves)
+    apart = max((curve - curves[0]).abs().max() for curve in curves)
+    others = [torch.tensor([held for *_, held in one["curve"]]) for one in scans if one["seed"]]
+    assert apart < 1e-3 and all((other - curves[0]).abs().max() > 10 * apart for other in others)
     assert all(curve[-1] < 4 and curve[0] > 5 for curve in curves)

@@ -4,6 +4,7 @@ import html.parser
 import json
 import re
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -168,3 +169,48 @@ def test_requests_are_counted_by_block_and_warp_where_asked_for(how):
     assert threads.tolist() == [[32 * block, 32 * (block + 1), 8 * (block + 2)] for block in range(5)]
     assert report.by_warp[SHARED.format("atom")].tolist() == [[0, 1, 0]] * 5
     assert all(report.counters[name] == made.sum() for name, made in report.by_warp.items() if name in report.counters)
+
+
+# Launches that count nothing
+
+PRINTS = r"""
+extern "C" __global__ void half(float *x, int n) {
+    __shared__ float s[64];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x < n) x[threadIdx.x] = s[n - 1 - threadIdx.x];
+    if (threadIdx.x == 0) printf("n = %d\n", n);
+}
+"""
+
+
+def test_what_is_not_counted_is_computed_all_the_same():
+    kernel, x = simt.compile(PRINTS)["half"], np.arange(64, dtype=np.float32)
+    counted = kernel(1, 64, x.copy(), np.int32(20))
+    with simt.uncounted():
+        report = kernel(1, 64, x, np.int32(20), check_races=True)
+        with pytest.raises(simt.MemoryFault, match=r"reads x\[63\], but x has 63"):
+            kernel(1, 64, np.zeros(63, np.float32), np.int32(20))
+        asked = kernel(1, 64, x.copy(), np.int32(20), by_warp=True)
+    assert (x == [*range(19, -1, -1), *range(20, 64)]).all()
+    assert counted.counted and asked.counted and asked.counters == counted.counters and asked.by_warp
+    assert not report.counted and report.printed == "n = 20\n"
+    for ask in (
+        lambda: report.counters,
+        lambda: report.lines,
+        report.sectors_per_request,
+        lambda: report.bank_conflicts,
+    ):
+        with pytest.raises(simt.LaunchError, match=r"^half: this launch ran within simt.uncounted\(\), so its report"):
+            ask()
+    assert str(report) == "<Report of half: grid 1, block 64: nothing was counted>\nprinted:\nn = 20"
+    assert "nothing was counted" in report._repr_html_() and not hasattr(report, "no_such_thing")
+    assert kernel(1, 64, x, np.int32(20)).counters == counted.counters  # from here on it counts again
+
+
+def test_another_thread_counts():
+    kernel, found = simt.compile(PRINTS)["half"], []
+    with simt.uncounted():
+        thread = threading.Thread(target=lambda: found.append(kernel(1, 64, np.zeros(64, np.float32), np.int32(1))))
+        thread.start(), thread.join()
+    assert found[0].counted

@@ -154,7 +154,7 @@ def test_the_same_bits_in_every_run_and_counters_that_go_on(launched, monkeypatc
 
 
 @pytest.mark.parametrize("rate", [SLOW, FAST])
-def test_no_race(launched, rate):
+def test_no_race(launched, counted, rate):
     launched(processors=3, sort=1)
     tiles = 5 if rate == SLOW else 4
     call = simple(64 * tiles, 2, rate=rate)
@@ -171,7 +171,7 @@ def test_no_race(launched, rate):
         assert again.counters["simt__wgmma.sum"] >= products + tiles * (4 + 2 * (4 + 6 + 4))
 
 
-def test_bundles_do_not_race(launched):
+def test_bundles_do_not_race(launched, counted):
     """Two of two pairs, each in its group; a share that goes over the border, and fewer blocks than tickets."""
     launched(processors=4)
     call = simple(128, 8, ngroups=2, rate=SLOW)
@@ -182,7 +182,7 @@ def test_bundles_do_not_race(launched):
     run(call, HALF)
 
 
-def test_halves_of_a_state_do_not_race_and_know_what_is_not_finite(launched):
+def test_halves_of_a_state_do_not_race_and_know_what_is_not_finite(launched, counted):
     """Two shares of a head: sums handed over, and a state handed on; an infinite x in both halves of a chunk."""
     launched(processors=2)
     call = simple(257, 1, dstate=256, rate=SLOW, headdim=16)

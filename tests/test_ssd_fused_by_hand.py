@@ -32,7 +32,7 @@ def test_right_on_hostile_shapes(shape):
         assert off(out, wanted) < ALLOWED[out.dtype], rung.name
 
 
-def test_no_race():
+def test_no_race(counted):
     call = call_of(200, 2)
     for name in OWN:
         report = by_hand.counters(name, **call, check_races=True)

@@ -45,7 +45,7 @@ def test_sequences_do_not_meet(launched, processors):  # noqa: F811
     right(call, torch.cat([numbers(140, *begins) for begins in HOSTILE]))
 
 
-def test_an_early_stop_changes_nothing_and_looks_no_further_than_a_sequence(launched):  # noqa: F811
+def test_an_early_stop_changes_nothing_and_looks_no_further_than_a_sequence(launched, counted):  # noqa: F811
     launched(processors=4, sort=0)
     call, seq_idx = slow_and_fast(200), numbers(200, 75, 130)
     y, final = right(call, seq_idx)

@@ -40,15 +40,20 @@ def through(function, dy, dfinal_states=None, **call):
 
 
 @pytest.mark.parametrize("name", CARD)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_right_on_large_calls(name, dtype):
+def test_right_on_large_calls(name):
+    check(ssd_backward.gradients, name, torch.bfloat16, "cuda", again=True)
+
+
+@pytest.mark.parametrize("name", ["2.7B, 2K", "sequences"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_right_in_other_dtypes(name, dtype):
     check(ssd_backward.gradients, name, dtype, "cuda", again=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["one token, everything", "a token more", "prime sizes", "sequences", "a huge step"])
 def test_right_on_hostile_calls(name):
-    for dtype in DTYPES:
-        check(ssd_backward.gradients, name, dtype, "cuda", cases=CASES)
+    """A few of those that tests of the rungs have all of."""
+    check(ssd_backward.gradients, name, torch.float16, "cuda", cases=CASES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -154,6 +159,10 @@ def test_inside_a_layer_of_mamba_ssm(monkeypatch):
     """In the place of its own function: the same loss, and the same gradients of all weights and of the input."""
     if (modules := peers.layer()) is None:
         pytest.skip("needs mamba_ssm")
+    for module in [found for name, found in sys.modules.items() if name.startswith("mamba_ssm.ops.triton")]:
+        for value in vars(module).values():
+            if hasattr(value, "configs") and hasattr(value, "cache"):  # tuned among many, which takes minutes
+                monkeypatch.setattr(value, "configs", value.configs[-1:])
     torch.manual_seed(0)
     layer = modules.mamba2.Mamba2(
         256, d_state=128, headdim=64, use_mem_eff_path=False, device="cuda", dtype=torch.bfloat16

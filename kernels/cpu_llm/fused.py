@@ -20,6 +20,7 @@ NUMBERS = {  # how token.c reads weights of a type
 HEADERS = [*cpu_llm.HEADERS, *(cpu_llm.HERE / f"{name}.h" for name in ("team", "product", "phases"))]
 MATRICES = "Wqkv", "Wo", "W_glu", "W_down"
 VECTORS = "attention_norm", "bqkv", "q_norm", "k_norm", "ffn_norm"
+MAY_LACK = {"bqkv", "q_norm", "k_norm"}  # vectors that may be None
 
 
 def takes(weights):
@@ -118,6 +119,8 @@ def _planned(config, weights):
     if len(types) != 1 or not types <= set(NUMBERS):
         raise TypeError(f"{where}: matrices must be of one type, {_names(NUMBERS)}, got {_names(types)}")
     (dtype,) = types
+    if len(weights.layers) != c.n_layers:
+        raise ValueError(f"{where}: weights.layers must have {c.n_layers} layers, got {len(weights.layers)}")
     q_rows, kv_rows = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
 
     def rows_of(name, matrix, rows, cols):
@@ -134,13 +137,13 @@ def _planned(config, weights):
         return found
 
     def vector(name, array, size):
-        if array is None:
+        if array is None and name in MAY_LACK:
             return [0]
         expect_array(where, name, array, dtype=np.float32, shape=(size,))
         return [array.ctypes.data]
 
     addresses = np.zeros((c.n_layers + 1, 14), np.uint64)
-    for row, layer in zip(addresses, weights.layers, strict=False):
+    for row, layer in zip(addresses[:-1], weights.layers, strict=True):
         row[:12] = [
             *vector("attention_norm", layer.attention_norm, c.hidden),
             *rows_of("Wqkv", layer.Wqkv, (q_rows, kv_rows, kv_rows), c.hidden),

@@ -5,7 +5,7 @@
 #include <math.h>
 #include "product.h"
 #include "team.h"
-enum { LEAST = 1 << 16 }; /* bytes of weights in a task, about, at the least */
+enum { LEAST = 1 << 16 }; /* bytes of weights in a task, about, at the least; LONGEST times that at the most */
 
 /* So many floats, and what is left of the last one's cache line. */
 static int64_t lines(int64_t floats) { return (floats + 15) / 16 * 16; }
@@ -32,7 +32,7 @@ static const NUMBER *row_of(const Product *p, int64_t r) {
     return p->W[i] + r * p->cols;
 }
 
-/* Rows begin to end - 1 of a product as streams of `each` rows; of a pair half of the streams are the other matrix's. */
+/* Rows begin to end - 1 of a product, as streams of `each` rows. Of a pair half of the streams are the other matrix. */
 typedef struct {
     int64_t begin, end, each;
 } Task;
@@ -72,7 +72,7 @@ static void ask_for_first(const Team *team, int me, const Product *p) {
     const Task task = first_task(team, me, p);
     if (task.each <= 0) return;
     const Rows rows = rows_of(p, &task, 0);
-    ask_for(&rows, streams_of(p->cols), p->cols);
+    ask_for(&rows, p->cols);
 }
 
 /* A phase: tasks of a product until there is none left; then the thread asks for its first rows of the next one. */
@@ -85,7 +85,7 @@ static void multiply(Team *team, int phase, int me, const Product *p, const Prod
             float y[STREAMS];
             if (i + 1 < task.each) there = rows_of(p, &task, i + 1);
             else if (following.each > 0) there = rows_of(p, &following, 0);
-            (streams_of(p->cols) == FEW ? few_rows : many_rows)(&here, &there, x, y, p->cols);
+            multiply_rows(&here, &there, x, y, p->cols);
             put(p, &task, i, y, out, bias, add);
         }
     }

@@ -4,10 +4,10 @@
      Span span = take(team, phase, all, least)       the next ones that nobody has; none are left where it is empty
      meet(team, phase)                               wait until all have ended this phase
 
-   A thread takes half of its share of what is left, and not less than `least`: long spans first, as memory gives most
-   along them, and short ones at the end, so that all end at about one time. The faster thread takes more, as other programs
-   may use the processors, too. Whoever waits spins for some microseconds, which is as long as a phase's end takes, and
-   then sleeps until it is woken, so that others run. */
+   A thread takes half of its share of what is left, from `least` to LONGEST times that: long spans first, as memory
+   gives most along them, and short ones at the end, so that all end at about one time. The faster thread takes more,
+   as other programs may use the processors, too. Whoever waits spins for some microseconds, which is as long as a
+   phase's end takes, and then sleeps until it is woken, so that others run. */
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>
@@ -21,7 +21,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-enum { SPINS = 1000 };
+enum { SPINS = 1000, LONGEST = 24 };
 
 typedef struct {
     int threads;
@@ -60,9 +60,8 @@ static void run(Team *team, int threads, void (*work)(void *what, int me), void 
 
 /* How many of the things that are left a thread takes at a time. */
 static inline int64_t share(const Team *team, int64_t left, int64_t least) {
-    int64_t times = left / (2 * team->threads) / least;
-    if (times > 24) times = 24;
-    return times > 1 ? times * least : least;
+    const int64_t times = left / (2 * team->threads) / least;
+    return least * (times < 1 ? 1 : times < LONGEST ? times : LONGEST);
 }
 
 static inline Span span(int64_t begin, int64_t count, int64_t all) {

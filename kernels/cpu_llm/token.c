@@ -59,8 +59,8 @@ static half to_half(float f) {
     return sign | (u - 0x3f000000);
 }
 
-/* A kv head and a part of its tokens: the tasks of attention.c's first step. The part with the newest token puts it into
-   the cache. */
+/* A kv head and a part of its tokens: a task of attention.c's first step. The part with the newest token puts it
+   into the cache. */
 static void attend_part(const Token *t, int64_t kv_head, int64_t part, const uint64_t *at, float *q) {
     const Sizes *s = &t->s;
     const int64_t d = s->head_dim, group = s->n_heads / s->n_kv_heads, end = s->position + 1, row = d + 2;

@@ -16,6 +16,7 @@ PER_LAYER = 13  # arrays of a layer in token.c
 ARRAYS = (
     "norm", "W_in", "b_in", "conv_weight", "conv_bias", "dt_bias", "A", "D", "gated_norm", "W_out", "b_out",
 )  # fmt: skip
+MAY_LACK = {"b_in", "conv_bias", "b_out"}  # of ARRAYS: those that may be None
 
 
 def takes(config, weights):
@@ -72,7 +73,7 @@ def _planned(config, weights):
     (dtype,) = _types(weights)
 
     def at(name, array, shape, dtype=np.float32):
-        if array is None:
+        if array is None and name in MAY_LACK:
             return 0
         expect_array(where, name, array, dtype=dtype, shape=shape)
         return array.ctypes.data
@@ -83,7 +84,7 @@ def _planned(config, weights):
         "conv_bias": (c.channels,), "dt_bias": (c.nheads,), "A": (c.nheads,), "D": (c.nheads,),
         "gated_norm": (c.d_inner,), "W_out": (c.hidden, c.d_inner), "b_out": (c.hidden,),
     }  # fmt: skip
-    for found, layer in zip(addresses, weights.layers, strict=False):
+    for found, layer in zip(addresses[:-1], weights.layers, strict=True):
         found[: len(shapes)] = [
             at(name, getattr(layer, name), shape, dtype.type if name.startswith("W_") else np.float32)
             for name, shape in shapes.items()

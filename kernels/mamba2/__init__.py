@@ -1,6 +1,6 @@
 """A Mamba-2 layer beside its state space scan (kernels/ssd): convolution, norms, products of a token, and the step.
 
-    conv1d           causal convolution and silu of a prompt, with the state before and after
+    conv1d           causal convolution and silu of a prompt, or of several end to end, with the states before and after
     conv_step        the same of one token
     gated_norm       RMSNorm of y · silu(z), in groups
     add_norm         the residual stream of a prompt: an addition in place, and RMSNorm

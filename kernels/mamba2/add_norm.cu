@@ -1,7 +1,6 @@
-/* residual += scale[token] · x, and out = RMSNorm of it: what stands between two layers of a prompt.
+/* residual += x, and out = RMSNorm of it: what stands between two layers of a prompt.
 
-   x, out (tokens, cols), residual (tokens, cols) in RESIDUAL, float or the type of x, scale (tokens,); x may be null, and
-   scale, for 1: it is the root of a norm of what x is a product of, which may as well come behind the product. A block for each
+   x, out (tokens, cols), residual (tokens, cols) in RESIDUAL, float or the type of x; x may be null. A block for each
    token: with a float residual it moves 12 bytes a number. Compile with DTYPE, RESIDUAL and WORDS, a thread's words. */
 #include "row_norm.cuh"
 #include <cuda_bf16.h>
@@ -11,11 +10,10 @@ using T = DTYPE;
 using Residual = RESIDUAL;
 
 extern "C" __global__ void __launch_bounds__(512)
-add_norm(const T *x, Residual *residual, const T *weight, const float *scale, T *out, int cols, float eps) {
+add_norm(const T *x, Residual *residual, const T *weight, T *out, int cols, float eps) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const long long at = (long long)blockIdx.x * cols;
-    const float by = scale ? scale[blockIdx.x] : 1;
     residual += at;
     auto read = [&](int c, float(&row)[VEC]) {
         load_words(residual + c, row);
@@ -23,21 +21,19 @@ add_norm(const T *x, Residual *residual, const T *weight, const float *scale, T 
         float add[VEC];
         load_words(x + at + c, add);
 #pragma unroll
-        for (int i = 0; i < VEC; i++) row[i] += by * add[i];
+        for (int i = 0; i < VEC; i++) row[i] += add[i];
         store_words(residual + c, row);
     };
     norm_row<WORDS>(read, weight, out + at, cols, eps);
 }
 
-extern "C" __global__ void add_norm_any(const T *x, Residual *residual, const T *weight, const float *scale, T *out,
-                                        int cols, float eps) {
+extern "C" __global__ void add_norm_any(const T *x, Residual *residual, const T *weight, T *out, int cols, float eps) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const long long at = (long long)blockIdx.x * cols;
-    const float by = scale ? scale[blockIdx.x] : 1;
     residual += at;
     if (x)
         for (int c = threadIdx.x; c < cols; c += blockDim.x) /* each thread
-            its own columns, here and below */ residual[c] = (Residual)((float)residual[c] + by * (float)x[at + c]);
+            its own columns, here and below */ residual[c] = (Residual)((float)residual[c] + (float)x[at + c]);
     norm_row_any([&](int c) { return (float)residual[c]; }, weight, out + at, cols, eps);
 }

@@ -59,8 +59,8 @@ def expect_taps(where, weight, bias, like, channels):
 
 
 def expect_begins(where, cu_seqlens, seq_idx, xBC, memory=True):
-    """Raise unless these say where sequences of one row of tokens begin, (sequences + 1,) int32; their values are looked
-    at on the CPU. Returns how many sequences there are."""
+    """Raise unless these say where sequences of one row of tokens begin, (sequences + 1,) int32; their values are
+    looked at on the CPU. Returns how many sequences there are."""
     if seq_idx is not None:
         raise ValueError(f"{where}: seq_idx and cu_seqlens must not both be given")
     expect(where, "cu_seqlens", cu_seqlens, xBC, ("sequences + 1",), (torch.int32,))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import benching, mamba2, running
-from kernels.mamba2 import one_launch, peers, prompt_bench, shapes, stepping
+from kernels.mamba2 import one_launch, peers, prompt, prompt_bench, shapes, stepping
 from kernels.mamba2.step import OneOperationEach, Step, TorchOperations
 from kernels.ssd import peers as ssd_peers
 from lab import Ladder, cuda_timing
@@ -210,7 +210,8 @@ def convolution(seconds):
     device = benching.DEVICE
     weight, bias = torch.rand(channels, 4, device=device) - 0.5, torch.rand(channels, device=device) - 0.5
     copies = -(-cuda_timing.COLD // (2 * seqlen * MODEL.in_rows)) + 1
-    projected = [torch.randn(1, seqlen, MODEL.in_rows, device=device).to(MODEL.dtype) for _ in range(copies)]
+    u, W = (torch.randn(n, MODEL.hidden, device=device).to(MODEL.dtype) for n in (seqlen, MODEL.in_rows))
+    projected = [prompt.project(u, W / MODEL.hidden**0.5)[None] for _ in range(copies)]
     inputs = [p[:, :, MODEL.d_inner : MODEL.d_inner + channels] for p in projected]
     padded = F.pad(inputs[0].double().transpose(1, 2), (3, 0))
     wanted = F.silu(F.conv1d(padded, weight.double()[:, None], bias.double(), groups=channels)).transpose(1, 2)
@@ -224,7 +225,7 @@ def convolution(seconds):
         raise ValueError(f"{title}: conv1d is not right, so it is not timed: relative error {error:.2g}")
     del padded, wanted
     calls = [functools.partial(run, x, out=out) for x, out in zip(inputs, outs)]
-    sources = (HERE + "conv1d.cu", HERE + "operations.py")
+    sources = (HERE + "conv1d.cu", HERE + "convolution.py")
     ladder.plan("conv1d", calls, verdict=Verdict(shapes=1, error=error), sources=sources, **facts)
     _copying(ladder, facts["bytes"])
     benching.measure(ladder, seconds)

@@ -9,9 +9,9 @@
    need in registers and the next AHEAD on their way. What two neighbouring walks both read is in L2: they run at about
    the same time.
 
-   Sequences laid end to end (SEQUENCES): BY_NUMBER with seq_idx (batch, seqlen), where it changes another begins, and what
-   lies before counts as 0. BY_BEGIN with cu_seqlens (count + 1,), where each begins, of batch 1: initial and final are
-   then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory.
+   Sequences laid end to end (SEQUENCES): BY_NUMBER with seq_idx (batch, seqlen), where it changes another begins, and
+   what lies before counts as 0. BY_BEGIN with cu_seqlens (count + 1,), where each begins, of batch 1: initial and final
+   are then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory.
 
    Reads and writes 2 bytes of a channel and token, for which a processor has some 40 instructions' time in all: so no
    step of a walk branches, and steps past its end are taken, but neither read nor write.
@@ -23,9 +23,6 @@
 #include "../device/half2.cuh"
 #include "../device/words.cuh"
 
-#ifndef MIN_BLOCKS
-#define MIN_BLOCKS 3
-#endif
 using T = DTYPE;
 enum Sequences { ONE, BY_NUMBER, BY_BEGIN };
 constexpr int PAST = WIDTH - 1;
@@ -79,7 +76,22 @@ struct Sequence {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256, MIN_BLOCKS)
+/* The state of a sequence without tokens stays as it was. */
+__device__ __forceinline__ void keep_empty(const T *initial, const int *begins, T *final, int count, int channels,
+                                           int c) {
+    for (int sequence = 0; sequence < count; sequence++) {
+        if (begins[sequence] < begins[sequence + 1]) continue;
+#pragma unroll
+        for (int i = 0; i < PAST; i++) {
+            const long long at = ((long long)sequence * PAST + i) * channels + c;
+            float kept[VEC] = {};
+            if (initial) widen(load_word<VEC>(initial + at), kept);
+            store(final + at, kept);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256, 3)
 conv1d(const T *x, const float *weight, const float *bias, const T *initial, const int *sequences, T *out, T *final,
        int batch, int seqlen, int channels, int tokens, int count, long long x_batch, long long x_token) {
     let_next_kernel_start();
@@ -115,18 +127,7 @@ conv1d(const T *x, const float *weight, const float *bias, const T *initial, con
         return load_word<VEC>(x + t * x_token);
     };
 
-    if (SEQUENCES == BY_BEGIN && final && begin == 0) { // of sequences without tokens the state stays
-        const int first = now.number;
-        for (now.number = 0; now.number < count; now.number++)
-            if (sequences[now.number] >= sequences[now.number + 1])
-#pragma unroll
-                for (int i = 0; i < PAST; i++) {
-                    float kept[VEC];
-                    widen(before(i), kept);
-                    store(final + place(i), kept);
-                }
-        now.number = first;
-    }
+    if (SEQUENCES == BY_BEGIN && final && begin == 0) keep_empty(initial, sequences, final, count, channels, c);
     float past[WIDTH][VEC];
     Channels next[AHEAD] = {};
 #pragma unroll

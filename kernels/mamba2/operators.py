@@ -3,9 +3,12 @@ mamba2_state_step_coded of a state's parts. torch.compile looks through a Quanti
 
 import torch
 
-from kernels.mamba2 import operations, stepping
+from kernels.fusion.arguments import expect_eps
+from kernels.mamba2 import convolution, operations, stepping
+from kernels.mamba2.launches import HALVES
 from kernels.mamba2.states import QuantizedState
 from lab.operators import operator
+from lab.tensors import expect, expect_first
 
 TOKEN = (
     "Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, "
@@ -15,7 +18,7 @@ TOKEN = (
 
 def _fake_conv1d(xBC, weight, bias=None, initial_state=None, seq_idx=None, cu_seqlens=None, pdl=False):
     others = xBC, weight, bias, initial_state, seq_idx, cu_seqlens
-    return operations.expect_conv1d("conv1d", *others, memory=False)[:2]
+    return convolution.expect_conv1d("conv1d", *others, memory=False)[:2]
 
 
 def _conv1d(
@@ -31,17 +34,17 @@ conv1d = operator(
     "Tensor xBC, Tensor weight, Tensor? bias=None, Tensor? initial_state=None, Tensor? seq_idx=None, "
     "Tensor? cu_seqlens=None, bool pdl=False",
     fake=_fake_conv1d, results="(Tensor, Tensor)", unpack=_conv1d,
-)(operations.conv1d)  # fmt: skip
+)(convolution.conv1d)  # fmt: skip
 
 
 def _fake_conv_step(conv_state, xBC, weight, bias=None, pdl=False):
-    return operations.expect_conv_step("conv_step", conv_state, xBC, weight, bias, memory=False)[0]
+    return convolution.expect_conv_step("conv_step", conv_state, xBC, weight, bias, memory=False)[0]
 
 
 conv_step = operator(
     "mamba2_conv_step", "Tensor(s!) conv_state, Tensor xBC, Tensor weight, Tensor? bias=None, bool pdl=False",
     fake=_fake_conv_step,
-)(operations.conv_step)  # fmt: skip
+)(convolution.conv_step)  # fmt: skip
 
 
 def _fake_gated_norm(y, z, weight, eps=1e-5, ngroups=1, pdl=False):
@@ -54,14 +57,18 @@ gated_norm = operator(
 )(operations.gated_norm)  # fmt: skip
 
 
-def _fake_add_norm(x, residual, weight, eps=1e-5, scale=None, pdl=False):
-    operations.expect_add_norm("add_norm", x, residual, weight, scale, eps)
+def _fake_add_norm(x, residual, weight, eps=1e-5, pdl=False):
+    where = "add_norm"
+    expect_first(where, "weight", weight, ("hidden",), HALVES)
+    expect(where, "residual", residual, weight, ("tokens", len(weight)), (torch.float32, weight.dtype))
+    if x is not None:
+        expect(where, "x", x, weight, tuple(residual.shape))
+    expect_eps(where, eps)
     return weight.new_empty(residual.shape)
 
 
 add_norm = operator(
-    "mamba2_add_norm",
-    "Tensor? x, Tensor(r!) residual, Tensor weight, float eps=1e-05, Tensor? scale=None, bool pdl=False",
+    "mamba2_add_norm", "Tensor? x, Tensor(r!) residual, Tensor weight, float eps=1e-05, bool pdl=False",
     fake=_fake_add_norm, watched="residual",
 )(operations.add_norm)  # fmt: skip
 

@@ -1,28 +1,26 @@
 """A prompt's tokens at once through the layers of a Mamba-2 model on a card.
 
 step 1   residual += what the layer before gives, RMSNorm     add_norm
-step 2   in_proj                                              torch.nn.functional.linear
+step 2   in_proj                                              torch.mm, whose rows begin at lines of L2
 step 3   causal convolution and silu of x, B, C               conv1d, where in_proj left them
 step 4   the scan                                             kernels.ssd.fused, where conv1d left them
 step 5   gated norm                                           gated_norm
 step 6   out_proj                                             torch.nn.functional.linear
 
-Or, where `refusal` has nothing against it, steps 1 to 3 and 6 in products of our own (prompt_products.py).
+The card is at its limit of power in the products: whatever is saved beside them also leaves it less time at less
+power, and the products' clock falls. Tried on an H200, and slower for whole prompts, though each moves fewer bytes: the
+residual stream and the norms in the products' own tiles (2 %), the convolution, too (5 %).
 """
 
 import torch
 import torch.nn.functional as F
 
-from kernels import lowbit, mamba2, ssd
-from kernels.mamba2 import prompt_products
-
+from kernels import mamba2, ssd
 
 LINE = 128  # bytes
 
 
-def layers(
-    config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None, joined=False
-):
+def layers(config, weights, residual, state=None, *, attend=None, product=F.linear, cu_seqlens=None):
     """All layers for a run of tokens of one sequence: residual (n, hidden), float32 or like the weights, is written in
     place. Returns the model's last norm of it, (n, hidden) like the weights.
 
@@ -30,16 +28,11 @@ def layers(
     state             .conv[i] (1, width - 1, channels) and .ssm[i] (1, nheads, headdim, dstate) float32 of the i-th
                       Mamba-2 layer, written in place; None: zeros, and nothing is kept
     attend            attend(layer, i, normed) → (n, hidden): the i-th attention layer of a hybrid
-    product           product(x, W) = x Wᵀ, for what is no tensor of 16 bits, and for in_proj where rows are whole lines
+    product           product(x, W) = x Wᵀ; in_proj of 16 bits is torch.mm's where its rows are no whole lines
     cu_seqlens        (sequences + 1,) int32: several sequences end to end, each from its beginning; then .conv[i] is
                       (sequences, width - 1, channels), .ssm[i] (sequences, nheads, headdim, dstate), only written. A
                       hybrid's attend must know of it
-    joined            whether norms and convolution go into the products; ValueError where they cannot
     """
-    if joined and (why := refusal(config, weights, residual)):
-        raise ValueError(f"layers: joined must not be True: {why}")
-    if joined:
-        return joined_layers(config, weights, residual, state)
     more, seen = None, {"mamba": 0, "attention": 0}
     for layer in weights.layers:
         index = seen[layer.kind]
@@ -51,46 +44,10 @@ def layers(
             states = (None, None) if state is None else (state.conv[index], state.ssm[index])
             more = block(config, layer, normed, *states, product, cu_seqlens)
         if config.ffn:
-            normed = mamba2.add_norm(more, residual, layer.ffn_norm, config.eps)
+            normed = mamba2.add_norm(more, residual, layer.ffn_norm, config.eps, pdl=True)
             gate, up = product(normed, layer.W_glu).chunk(2, dim=1)
             more = product(F.silu(gate) * up, layer.W_down)
-    return mamba2.add_norm(more, residual, weights.norm, config.eps)
-
-
-def refusal(config, weights, residual):
-    """Why norms and convolution cannot go into the products; None if they can."""
-    if any(layer.kind != "mamba" for layer in weights.layers) or config.ffn or not weights.layers:
-        return "there are layers of another kind"
-    if any(layer.b_in is not None or layer.b_out is not None for layer in weights.layers):
-        return "products have a bias"
-    if any(isinstance(W, lowbit.QuantizedWeight) for layer in weights.layers for W in (layer.W_in, layer.W_out)):
-        return "weights have fewer than 16 bits"
-    if str(residual.dtype) != "torch.float32" or not residual.is_contiguous():
-        return f"the residual is {residual.dtype}, or not contiguous"
-    return prompt_products.refusal(config, weights.layers[0].W_in.dtype, residual.device)
-
-
-def joined_layers(config, weights, residual, state=None):
-    """`layers`, of Mamba-2 layers alone, with norms, convolution and residual stream in the products."""
-    c, n, every = config, len(residual), weights.layers
-    made = prompt_products.between(c, n, every[0].conv_weight.shape[1], every[0].W_in)
-    x, squares, before = mamba2.add_norm(None, residual, every[0].norm, c.eps), None, None
-    for index, layer in enumerate(every):
-        root = made.roots[index % 2]
-        conv_state, ssm_state = (None, None) if state is None else (state.conv[index], state.ssm[index])
-        prompt_products.in_proj(
-            x, layer.W_in, layer.conv_weight, layer.conv_bias, conv_state, made, c.d_inner, squares=squares,
-            before=before, after=None if squares is None else root, eps=c.eps, pdl=True,
-        )  # fmt: skip
-        z, xBC, dt = made.projected[None].split((c.d_inner, c.channels, c.nheads), dim=-1)
-        gated = _scan(c, layer, z, xBC, dt, ssm_state)
-        if index + 1 < len(every):
-            before = None if squares is None else root  # of the norm ahead of this layer
-            prompt_products.out_proj(
-                gated, layer.W_out, residual, every[index + 1].norm, made, before=before, pdl=True
-            )  # fmt: skip
-            x, squares = made.normed, made.squares
-    return mamba2.add_norm(F.linear(gated, layer.W_out), residual, weights.norm, c.eps)
+    return mamba2.add_norm(more, residual, weights.norm, config.eps, pdl=True)
 
 
 def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear, cu_seqlens=None):
@@ -115,8 +72,8 @@ def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear, c
 
 
 def project(u, W, product=F.linear):
-    """product(u, W), u (n, hidden), W (rows, hidden) → (n, rows). Of numbers of 16 bits each row begins at a line of L2,
-    128 bytes, though rows are no multiple of that: else who reads a part of each row asks for a line more."""
+    """product(u, W), u (n, hidden), W (rows, hidden) → (n, rows). Of numbers of 16 bits each row begins at a line of
+    L2, 128 bytes, though rows are no multiple of that: else who reads a part of each row asks for a line more."""
     rows, per_line = len(W), LINE // 2
     if not isinstance(W, torch.Tensor) or W.itemsize != 2 or rows % per_line == 0:
         return product(u, W)

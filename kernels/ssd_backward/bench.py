@@ -1,8 +1,8 @@
 """Measure the SSD layer's training step on a GPU: forward and backward of the Mamba-2 2.7B model's layer, 2K to 128K.
 
 80 heads, headdim 64, dstate 128, one group, batch 1, dt_bias and softplus, D; inputs as kernels.ssd.bench draws them.
-Beside ours stand mamba_ssm's kernels (peers.py) at their best chunk size, in a CUDA graph and as called; they are tuned
-anew at each length of TUNED, and at 128K are those of 32K. Bytes and flops are what the layer asks for (`least`), so
+Beside ours stand mamba_ssm's kernels (peers.py), tuned at each length and at their best chunk size, in a CUDA graph and
+as called. Bytes and flops are what the layer asks for (`least`), so
 that percentages of the roof compare. The gradient of x of each row is held against float64 before it is timed and
 after; all gradients in the table of errors.
 
@@ -36,8 +36,7 @@ from lab import cuda_timing
 from lab.table import Table
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LENGTHS = (2048, 8192, 32768, 131072)
-TUNED = 2048, 8192, 32768
+LENGTHS = (8192, 131072, 2048, 32768)  # the most telling first: a run may be ended early
 ALONE = 8192  # tokens of the ladders of the backward pass alone
 ACCURATE = 4096  # tokens of the table of errors
 PEER_CHUNKS = (256, 128)  # what mamba_ssm's layers ask for, and what may be faster
@@ -74,7 +73,7 @@ class Case(NamedTuple):
         return f"SSD {'forward and ' if self.both else ''}backward, 2.7B, {self.kind}, {short(self.seqlen)}"
 
 
-CASES = [  # of one dtype together, and of a length that is tuned for, both ladders
+CASES = [  # ladders of one dtype and length follow each other: mamba_ssm is tuned once for them
     Case(kind, n, both) for kind in DTYPES for n in LENGTHS for both in ((True, False) if n == ALONE else (True,))
 ]
 
@@ -94,11 +93,11 @@ def tables():
 
 def compile_ahead(kinds):
     """Compile ours and mamba_ssm's on all cores, in processes of their own, which leave it in Triton's cache."""
-    jobs = [("peer", kind, part) for part in range(len(peers.PARTS) + 1) for kind in kinds]
+    jobs = [("peer", kind, part) for part in range(len(peers.PARTS)) for kind in kinds]
     if peers.peers.mamba() is None:
         jobs = []
     jobs += [("ours", kind, 0) for kind in kinds]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # of threads that wait for processes
         list(pool.map(_apart, jobs))
 
 
@@ -166,7 +165,7 @@ def measure(case, seconds):
         for title, calls, sources in (_ours(entry, every, case.both) for entry in RUNGS if entry.both or not case.both)
     ]
     if peers.peers.mamba() is not None:
-        peers.tune_quickly(anew=case.both and case.seqlen in TUNED)
+        peers.tune_quickly(anew=case.both)
         modes = {f"chunk {q}": functools.partial(_theirs, every, q, case.both) for q in PEER_CHUNKS}
         rows += peer_rows([(PEER, modes)], ladder=case.title, **facts)
     return ladder_of(case.title, rows, seconds)
@@ -209,7 +208,7 @@ def _steps(call):
 def memory():
     """MB above the inputs that a forward and a backward ask for at the same time, results among them."""
     rows = {}
-    for seqlen in LENGTHS:
+    for seqlen in sorted(LENGTHS):
         empty()
         call = inputs(seqlen, torch.bfloat16)
         for name, step in _steps(call).items():
@@ -237,6 +236,7 @@ def errors(kind):
         if peers.peers.mamba() is not None:
             functions[PEER] = peers.backward(call, PEER_CHUNKS[0])
         for name, function in functions.items():
+            function()  # tunes, where that is needed: some of mamba_ssm's kernels add to what the last try has left
             found, *again = (function() for _ in range(3))
             same = all(torch.equal(a, b) for more in again for a, b in zip(found, more) if a is not None)
             row = {k: _off(getattr(found, k), right) for k, right in wanted._asdict().items() if right is not None}

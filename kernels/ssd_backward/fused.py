@@ -14,9 +14,9 @@ import contextlib
 
 import torch
 
-from kernels import ssd
 from kernels.ssd.arguments import NO_LIMIT
 from kernels.ssd.five import sequence_numbers
+from kernels.ssd.fused import fused as forward
 from kernels.ssd_backward import gate
 from kernels.ssd_backward.arguments import Gradients, expect_backward
 from kernels.ssd_backward.fused_launches import Tensors, empty_gradients, launches
@@ -115,8 +115,8 @@ def _like(gradient, tensor):
 
 def _gated(dy, x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, dt_softplus, dt_limit):
     """(dz, the gradient of what z is multiplied with)"""
-    v = ssd.fused(x, dt, A, B, C, D=D, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
-                  dt_softplus=dt_softplus, dt_limit=dt_limit)  # fmt: skip
+    v = forward(x, dt, A, B, C, D=D, dt_bias=dt_bias, initial_states=initial_states, seq_idx=seq_idx,
+                dt_softplus=dt_softplus, dt_limit=dt_limit)  # fmt: skip
     if x.is_cpu:  # Triton's interpreter has no bfloat16
         return tuple(t.to(x.dtype) for t in gate.run(dy.float(), z.float(), v.float()))
     return gate.run(dy, z, v)

@@ -3,7 +3,7 @@
     forward_and_backward(call, chunk_size)   a function that runs both, and returns the gradients; None without it
     backward(call, chunk_size)               the same of the backward pass alone, after a forward that is run here
     tune_quickly(anew)                       let calls that tune take little time for it; anew: the next one tunes
-    compile_part(call, chunk_size, part)     compile what it may choose between for one of its kernels, or the rest
+    compile_part(call, chunk_size, part)     compile what it may choose between for one of its kernels
 
 These are the functions that its autograd calls, so that a CUDA graph takes them. They tune at the first call, by shape
 but not by length: tuned anew at each length, they are measured at their best.
@@ -19,8 +19,9 @@ from kernels.ssd import peers
 from kernels.ssd_backward.arguments import Gradients
 
 MODULES = (*peers.MODULES, "ssd_combined")
-PARTS = (  # the kernels that have most to choose between
-    "_bmm_chunk_fwd_kernel", "_bmm_chunk_bwd_kernel", "_chunk_state_fwd_kernel", "_chunk_state_bwd_db_kernel",
+PARTS = (  # all of its kernels that tune, on both ways
+    "_bmm_chunk_fwd_kernel", "_bmm_chunk_bwd_kernel", "_chunk_cumsum_fwd_kernel", "_chunk_cumsum_bwd_kernel",
+    "_chunk_state_fwd_kernel", "_chunk_state_bwd_db_kernel", "_state_passing_fwd_kernel", "_state_passing_bwd_kernel",
     "_chunk_scan_fwd_kernel", "_chunk_scan_bwd_dstates_kernel", "_chunk_scan_bwd_dc_kernel",
     "_chunk_scan_bwd_dcb_kernel", "_chunk_scan_bwd_ddAcs_stable_kernel", "_chunk_scan_chunk_state_bwd_dx_kernel",
 )  # fmt: skip
@@ -61,7 +62,7 @@ def _options(call):
     return {name: call[name] for name in OPTIONS if name in call}
 
 
-def tune_quickly(anew=False, warmup=2, rep=8):
+def tune_quickly(anew=False, warmup=1, rep=4):
     """Where these kernels tune, they are timed for so many milliseconds each. anew: forget what they were tuned to."""
     for _, kernel in _tuned():
         if anew:
@@ -80,10 +81,16 @@ def _tuned():
 
 
 def compile_part(call, chunk_size, part):
-    """Compile what mamba_ssm may choose between for this call, of one kernel: number `part` of PARTS, or all others."""
+    """Compile what mamba_ssm may choose between for this call, of one kernel: number `part` of PARTS. It does so one
+    after another, which takes minutes for all. What was compiled is found in Triton's cache on disk. In a process of
+    its own: the other kernels do nothing from here on."""
     peers._module()
     for name, kernel in _tuned():
-        if (PARTS.index(name) if name in PARTS else len(PARTS)) != part:
-            kernel.configs = kernel.configs[-1:]  # the smallest tiles
+        if name != PARTS[part]:
+            vars(kernel).update(run=_nothing, best_config=kernel.configs[-1])  # by which results are cut to size
     tune_quickly(True, 0, 1)
     forward_and_backward(call, chunk_size)()
+
+
+def _nothing(*_, **__):
+    pass

@@ -46,7 +46,7 @@ class Launch:
 
     def __init__(
         self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None, places=None,
-        order="forward", by_warp=None, ahead=None, cluster=1,
+        order="forward", by_warp=None, ahead=None, cluster=1, counted=True,
     ):  # fmt: skip
         self.program, self.grid, self.block = program, grid, block
         self.parameters, self.buffers, self.shared_size = parameters, buffers, shared_size
@@ -54,6 +54,7 @@ class Launch:
         self.step_limit, self.patience = (STEP_LIMIT, PATIENCE) if step_limit is None else (step_limit, 0)
         self.maps = maps or {}  # address of a parameter -> TensorMap
         self.by_warp = by_warp  # {metric: requests (blocks, warps)}, where they are wanted
+        self.counted = counted
         self.steps = 0
         self.quiet = False  # no block can start, and nobody has stored anything since all looked last
         self.printed = []

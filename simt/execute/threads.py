@@ -216,6 +216,8 @@ class Threads:
             yield rows_of if mask is None else rows_of & mask
         finally:
             counter.kind = kind
+        if not self.launch.counted:
+            return
         value = unpack(address, 64 if type(address) is not int and address.known.width == 64 else 32)
         flat = np.broadcast_to(value, value.shape[:2] + (32,)).astype(np.int64) + offset
         each = wavefronts.ldmatrix_wavefronts(flat, count, None if mask is None else mask)

@@ -44,7 +44,7 @@ class Memory(Copies, Noting):
         blocks, warps, lanes = shape
         self.describe, self.races = describe, races
         self.numbers = describe.numbers  # of the blocks, in the grid
-        self.sites = sites
+        self.sites, self.is_counted = sites, describe.launch.counted
         step = -(-shared_size // 128) * 128
         self.shared = Space(
             "shared memory", np.zeros(blocks * step, np.uint8), 0, shared_size, (step, 0, 0), shape
@@ -368,7 +368,7 @@ class Memory(Copies, Noting):
 
     def count(self, site, memory, pattern, shift, size, mask):
         """Add what an access costs to its instruction's counters: requests and sectors, or wavefronts."""
-        if site is None or type(site) is tuple:
+        if site is None or type(site) is tuple or not self.is_counted:
             return
         counter = self.sites[site]
         if counter.kind is None or memory is self.local:
