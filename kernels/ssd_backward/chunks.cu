@@ -2,9 +2,8 @@
 
    A block has a chunk and walks a run of rows (heads, or parts of them) of one group, with a role for each file:
        bring (here)         a warp and a thread: tokens and states of the next heads, by TMA
-       scores.cuh           a warpgroup: pairs of tokens, S
-       inputs.cuh           a warpgroup: tokens j, dx and dB
-       outputs.cuh          a warpgroup: tokens i, dC; and before that the state between the two chunks of a pair
+       inputs.cuh           a warpgroup: tokens j, dx, dB and S
+       outputs.cuh          a warpgroup: tokens i, dC
        step_gradients.cuh   a warp: ddt and dA
        store (here)         one thread: sends dx off by TMA, from where x was
 
@@ -18,22 +17,21 @@
 
    where the products of S with C and B follow once, behind the last head.
 
-   What decides its speed is not memory alone: of a head's chunk each role has hundreds of instructions that wait for
-   each other. So there are three that multiply, on three heads at a time, as rings between them allow.
+   What decides its speed is less memory than instructions that wait for each other: of a head's chunk each role has
+   hundreds, a warp of each on a quarter of a multiprocessor.
 
-   Moves x, dy and dx once, h and dh once for each pair of chunks, whose two blocks read them at about the same time,
-   and B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 5 * 64 * 64 * STATE multiplications and
-   additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has
-   run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns),
-   boxes of a tile; of h and dh (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs of a group, batch, seqlen,
-   groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d dt, as lines. */
+   Moves x, dy, h, dh and dx once, B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 4 * 64 * 64
+   * STATE multiplications and additions. Launch with THREADS on (chunks, runs of the part, batch) blocks; a run has
+   run_rows rows or, the last of a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen,
+   columns), boxes of a tile; of h and dh (1, batch * chunks, rows of the part, 64, STATE). b_sums, c_sums (runs of
+   a group, batch, seqlen, groups, dstate). dt_gradients, head_sums: of each chunk of each row. slopes: d step / d
+   dt, as lines. */
 #include "inputs.cuh"
 #include "outputs.cuh"
-#include "scores.cuh"
 #include "step_gradients.cuh"
 
-constexpr int THREADS = 512; // each with 128 registers, which the roles share out among them
-constexpr int SCORE_REGISTERS = 112, INPUT_REGISTERS = 176, OUTPUT_REGISTERS = 184, OTHER_REGISTERS = 40;
+constexpr int THREADS = 384; // each with 168 registers, which the roles share out among them
+constexpr int INPUT_REGISTERS = 240, OUTPUT_REGISTERS = 208, OTHER_REGISTERS = 56;
 
 /* The run of rows that a block walks: number `run` of all groups. */
 __device__ __forceinline__ Run run_of(const Sizes &sizes, int run, int run_rows) {
@@ -82,8 +80,9 @@ __device__ __forceinline__ void bring_states(Shared &s, const Sizes &sizes, cons
         Barrier &full = s.states_ring.full[state.stage];
         full.expect(2 * STATE_TILES * TILE);
         for (int i = 0; i < STATE_TILES; i++) {
-            load_tile(s.dh[state.stage][i], maps.dh, Place{{64 * i, 0, row - sizes.first_row, place, 0}}, full, LEAVES_FIRST);
-            load_tile(s.h[state.stage][i], maps.h, Place{{64 * i, 0, row - sizes.first_row, place, 0}}, full, LEAVES_FIRST);
+            const Place from{{64 * i, 0, row - sizes.first_row, place, 0}};
+            load_tile(s.dh[state.stage][i], maps.dh, from, full, LEAVES_FIRST);
+            load_tile(s.h[state.stage][i], maps.h, from, full, LEAVES_FIRST);
         }
     }
 }
@@ -129,17 +128,14 @@ chunks(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
     } else if (warpgroup == 1) {
         take_registers<OUTPUT_REGISTERS>();
         walk_outputs(s, sizes, c_sums + first_sum, chunk, run, threadIdx.x % 128);
-    } else if (warpgroup == 2) {
-        give_registers<SCORE_REGISTERS>();
-        walk_scores(s, run, threadIdx.x % 128);
     } else {
         give_registers<OTHER_REGISTERS>();
-        if (warp == 12) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 15)
+        if (warp == 8) bring_tokens(s, sizes, run, {x, dy, b, c, h, dh}, lines, batch, chunk, threadIdx.x % 32);
+        else if (threadIdx.x == 32 * 11)
             bring_states(s, sizes, run, {x, dy, b, c, h, dh}, batch * chunks + chunk);
-        else if (warp == 13)
+        else if (warp == 9)
             make_steps(s, sizes, a, slopes, dt_gradients, head_sums, batch, chunk, run,
                        threadIdx.x % 32);
-        else if (threadIdx.x == 32 * 14) store(s, sizes, run, dx, batch, chunk);
+        else if (threadIdx.x == 32 * 10) store(s, sizes, run, dx, batch, chunk);
     }
 }

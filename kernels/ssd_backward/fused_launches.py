@@ -143,7 +143,7 @@ def launches(problem, t, gradients, softplus, limit, **chosen):
     for first, length, run, runs in p.parts:
         found.append(Launch("states", walk, (length * walks, batch, 2), 160, (*states, first), modules.states_shared))
         given = *chunks, first, run, p.run_rows, batch
-        found.append(Launch("chunks", multiply, (p.chunks, runs, batch), 512, given, modules.chunks_shared))
+        found.append(Launch("chunks", multiply, (p.chunks, runs, batch), 384, given, modules.chunks_shared))
     return [*found, Launch("finish", modules.finish.finish, (finishers, 1, 1), 256, finish)]
 
 
@@ -165,7 +165,7 @@ def compiled(dtype, state, dt, sequences):
     walked = min(tiles, WALK_TILES)
     states_shared = 3 * (1 + walked) * TILE + 2 * walked * TILE + 3 * line + 64
     sums = 4 * (4 * CHUNK + 4 * CHUNK + 8)
-    chunks_shared = (2 * tiles + 3 * 2 * tiles + 3 * 2 + 2 + 2) * TILE + 3 * line + 2 * sums + 8 * 24 + 64
+    chunks_shared = (2 * tiles + 3 * 2 * tiles + 3 * 2 + 1 + 2) * TILE + 3 * line + 2 * sums + 8 * 24 + 64
     shape = f"-DSHAPE=Shape<{dtype}, {state}, {str(sequences).lower()}>"
 
     def load(name, *options):

@@ -1,7 +1,21 @@
 /* The role of a warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of the
-   steps' gradients what outputs take of the state before the chunk. */
+   steps' gradients what outputs take of the state before the chunk, and what passes through the chunk. */
 #pragma once
 #include "rows.cuh"
+
+/* The lane's part of the sum over all numbers of two states: both lie in the same order. */
+__device__ __forceinline__ float dot(const unsigned char *h, const unsigned char *dh, int thread) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < STATE_TILES * TILE / 16 / 128; i++) {
+        float u[8], v[8];
+        widen(reinterpret_cast<const uint4 *>(h)[128 * i + thread], u, T());
+        widen(reinterpret_cast<const uint4 *>(dh)[128 * i + thread], v, T());
+#pragma unroll
+        for (int n = 0; n < 8; n++) sum += u[n] * v[n];
+    }
+    return sum;
+}
 
 /* A head: what it adds to dC, and sums of the steps. */
 __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], int stage, int state, StepSums &sums,
@@ -27,6 +41,8 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     for (int k = 0; k < 4; k++)
         wgmma<STATE, MN_MAJOR>(dc, weighted[k], advance(mn_major(h), 16 * k * 128), true, T());
     wgmma_commit();
+    const float through = warp_sum(dot(s.h[state][0], s.dh[state][0], thread));
+    if (lane == 0) sums.state[warp] = through * line.whole();
     wgmma_wait<0>();
     keep(y), keep(dc);
 #pragma unroll
@@ -61,9 +77,9 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
         __syncwarp();
         if (lane == 0) s.sums_ring.full[place.stage].arrive(), s.ring.release(phase), s.states_ring.release(state);
     }
-    named_barrier<384>(TURNED);
+    named_barrier<256>(TURNED);
     unsigned sums[4][4];
-    load_columns(sums, shared_address(s.scores[0]), warp, lane);
+    load_columns(sums, shared_address(s.turned), warp, lane);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)

@@ -24,13 +24,13 @@ struct Shared {
     unsigned char dh[STATE_STAGES][STATE_TILES][TILE];        // behind it
     unsigned char x[STAGES][TILE];                            // and dx, when x has been read
     unsigned char dy[STAGES][TILE];
-    unsigned char scores[2][TILE];          // of heads; at the end the first is S^T
+    unsigned char turned[TILE];             // S^T, at the end
     float4 products[8][128];                // B C^T: of each thread, as it needs it
     Line lines[STAGES];
     StepSums sums[2];
     Ring<STAGES> ring;              // of heads: tokens and lines
     Ring<STATE_STAGES> states_ring; // of heads: states
-    Ring<2> sums_ring, scores_ring; // of heads: sums of the steps, scores
+    Ring<2> sums_ring;              // of heads: sums of the steps
     Barrier chunk_full;                 // what is of the chunk
     Barrier dx_full[STAGES];
 
@@ -38,8 +38,7 @@ struct Shared {
     __device__ __forceinline__ void init() {
         ring.init(1 + 32, 4 + 1); // (bring: a lane for TMA, all for the lines), (4 warps of outputs, store)
         states_ring.init(1, 8);   // (bring), (4 warps of inputs, 4 of outputs)
-        sums_ring.init(12, 1);    // (12 warps that multiply), (make_steps)
-        scores_ring.init(4, 4);   // (4 warps of scores), (4 warps of inputs)
+        sums_ring.init(8, 1);     // (8 warps that multiply), (make_steps)
         chunk_full.init(1);
 #pragma unroll
         for (int i = 0; i < STAGES; i++) dx_full[i].init(4); // (4 warps of inputs)

@@ -1,15 +1,14 @@
-/* Launch 2 of the backward pass: states before each pair of chunks, and their gradients behind each.
+/* Launch 2 of the backward pass: states before each chunk, and their gradients behind each.
 
-   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it
-   writes what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the
-   products of launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head,
-   and half of the bytes. The walk adds in float32 and is never rounded.
+   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds a chunk, it writes what it has,
+   rounded to 16 bits: that is h before the chunk, and dh behind it. Those are what the products of launch 3 take. The
+   walk adds in float32 and is never rounded.
 
-   Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
-   and head. A block has 64 WALK_TILES columns of the state. Launch with THREADS on (rows * parts of a state, batch, 2)
-   blocks. Maps: x, dy, B, C (1, batch, heads or groups, seqlen, columns), boxes of a tile; states (1, batch * pairs,
-   rows, 64, STATE), boxes of 16 rows of a tile. initial, final_gradients: (batch, heads, headdim, dstate)
-   or null; initial_gradients too. */
+   Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each
+   chunk and head. A block has 64 WALK_TILES columns of the state: more blocks, more of them on a multiprocessor.
+   Launch with THREADS on (rows of the part * parts of a state, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads
+   or groups, seqlen, columns), boxes of a tile; states (1, batch * chunks, rows of the part, 64, STATE), boxes of
+   16 rows of a tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "walk.cuh"
