@@ -69,7 +69,10 @@ CASES = [
     Case("17", "llm", "Mistral-7B, int4, a token behind 127", "attention in one launch, too"),
     Case("17", "llm", "Llama-3.2-1B, bf16, a token behind 127", "one launch"),
     Case(
-        "18", "mamba2", "Mamba-2 2.7B, fp16, a token", "norms, convolution and addition in the products",
+        "18",
+        "mamba2",
+        "Mamba-2 2.7B, fp16, a token",
+        "norms, convolution and addition in the products",
         "weights by TMA, some at a time, PDL",
     ),  # fmt: skip
     Case("18", "mamba2", "Mamba-2 2.7B, prefill, 8K", "ours"),
