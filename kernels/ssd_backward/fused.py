@@ -2,12 +2,11 @@
 
     launch    what                                                     moves, at 8,192 tokens of mamba2-2.7b
     decays    dt into steps and decays, turned to lines of a head        10 MB
-    states    states before each chunk, and their gradients behind it   504 MB: x and dy, and both states in 16 bits
-    chunks    dx, ddt, dB and dC of each chunk, from both states        588 MB: x, dy, dx and both states
+    states    states before each pair of chunks, and gradients behind   336 MB: x and dy, and both states in 16 bits
+    chunks    dx, ddt, dB and dC of each chunk, from both states        420 MB: x, dy, dx and both states
     finish    sums over runs of heads and over tokens, and ddt turned    30 MB
 
-About 270 µs at the roof of an H200. States in 16 bits are what the products take; the walk itself adds in float32. Of
-all rows of heads half are walked at a time, states and chunks, so that both states together take no more than twice x.
+About 190 µs at the roof of an H200. States in 16 bits are what the products take; the walk itself adds in float32.
 """
 
 import contextlib
@@ -65,7 +64,7 @@ def fused(
     x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus, dt_limit    as the forward had
                     them: kernels.ssd.five says what each is. dt beyond a limit has a gradient of 0, at it its own
     chunk_size      is looked at, and then left alone: there are 64 tokens to a chunk here
-    chosen          run_rows and part_rows, of `plan`
+    chosen          run_rows, of `plan`
 
     x, B, C, dy and z in float16 or bfloat16, at addresses and strides of 16 bytes; headdim a multiple of 8, and dstate
     one up to 128; D a number for each head; on a card of compute capability 9.0 (H100, H200, GH200). Otherwise
@@ -73,7 +72,7 @@ def fused(
     On the CPU it runs on the SIMT machine. With z a forward without z runs first, and a kernel that makes dz (gate.py).
 
     Products of matrices take factors rounded to the dtype of x, states and S among them, and add in float32. All must
-    be finite. Moves x and dy twice, dx once, B and C for each head (from L2), and 4 P N bytes for each head and 64
+    be finite. Moves x and dy twice, dx once, B and C for each head (from L2), and 4 P N bytes for each head and 128
     tokens twice. The same from run to run, bit for bit: no sum is added to by more than one thread.
     """
     if type(dt_limit) is list:  # as a tuple it can be part of a kind of calls

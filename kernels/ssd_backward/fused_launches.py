@@ -18,47 +18,29 @@ TYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32
 CHUNK, WIDTH = 64, 64  # tokens; columns of x in a row of heads
 WALK_TILES = 1  # of 64 columns of a state, in a block of `states`
 TILE = 64 * 128  # bytes
-LEAST_PART = 8  # rows: fewer would leave a card without work
 TURNED, ADDED = 32, 512  # of a block of `finish`: heads, and numbers of dB and of dC
 
 
 class Plan(NamedTuple):
-    """How a call is cut: rows of heads, 64 columns each, in runs, each of which a block of `chunks` walks; and runs in
-    parts, which are launched one after another, so that not all states are kept at a time."""
+    """How a call is cut: rows of heads, 64 columns each, in runs, each of which a block of `chunks` walks."""
 
-    chunks: int
+    chunks: int  # even: two have a state in memory
     run_rows: int  # at most: the last run of a group may have fewer
     runs: int  # of a group
-    parts: tuple  # of each: (first row, rows, first run, runs), runs of all groups in a row
 
 
-def plan(batch, seqlen, rows, groups, processors, run_rows=None, part_rows=None):
+def plan(batch, seqlen, rows, groups, processors, run_rows=None):
     """The Plan of a call. Runs are as long as they can be while all multiprocessors have about equal work: each run
-    writes sums of dB and dC of its own. part_rows: at most in a part, but for a run that has more; half of all."""
-    chunks, group_rows = -(-seqlen // CHUNK), rows // groups
-    most = max(LEAST_PART, -(-rows // 2)) if part_rows is None else part_rows
+    writes sums of dB and dC of its own."""
+    chunks, group_rows = 2 * -(-seqlen // (2 * CHUNK)), rows // groups
 
     def cost(length):  # of the block that works longest, in rows; a run takes about two more for what it does once
-        blocks = (batch * chunks * runs for *_, runs in _parts(rows, group_rows, length, most))
-        return sum(-(-part // processors) for part in blocks) * (length + 2)
+        blocks = batch * chunks * groups * -(-group_rows // length)
+        return -(-blocks // processors) * (length + 2)
 
     if run_rows is None:
-        run_rows = min(range(min(most, group_rows), 0, -1), key=cost)
-    return Plan(chunks, run_rows, -(-group_rows // run_rows), tuple(_parts(rows, group_rows, run_rows, most)))
-
-
-def _parts(rows, group_rows, run_rows, most):
-    """The parts of a Plan: whole runs, as many as have at most so many rows, or one."""
-    found = []
-    for run, first in enumerate(
-        first for group in range(0, rows, group_rows) for first in range(group, group + group_rows, run_rows)
-    ):
-        length = min(run_rows, group_rows - first % group_rows)
-        if found and found[-1][1] + length <= most:
-            found[-1] = found[-1][0], found[-1][1] + length, found[-1][2], found[-1][3] + 1
-        else:
-            found.append((first, length, run, 1))
-    return found
+        run_rows = min(range(group_rows, 0, -1), key=cost)
+    return Plan(chunks, run_rows, -(-group_rows // run_rows))
 
 
 def padded(dstate):
@@ -121,8 +103,7 @@ def launches(problem, t, gradients, softplus, limit, **chosen):
         new(batch, heads, p.chunks, 2 if t.seq_idx is None else 3, CHUNK),
         new(batch, heads, p.chunks, CHUNK),
     )
-    kept = max(part[1] for part in p.parts)
-    h, dh = (new(batch * p.chunks, kept, WIDTH, state, dtype=t.x.dtype) for _ in range(2))
+    h, dh = (new(batch * p.chunks // 2, rows, WIDTH, state, dtype=t.x.dtype) for _ in range(2))
     b_sums, c_sums = (new(p.runs, batch, seqlen, groups, dstate) for _ in range(2))
     dt_lines, head_sums = new(batch, rows, p.chunks, CHUNK), new(batch, rows, p.chunks, 4)
 
@@ -133,18 +114,17 @@ def launches(problem, t, gradients, softplus, limit, **chosen):
     states = x, b, dy, c, _states(h, 16), _states(dh, 16), lines
     states += t.initial_states, t.dfinal_states, g.initial_states, *sizes
     chunks = x, dy, b, c, _states(h, 64), _states(dh, 64), dx, lines, t.A, t.D
-    chunks += slopes, b_sums, c_sums, dt_lines, head_sums, *sizes
+    chunks += slopes, b_sums, c_sums, dt_lines, head_sums, *sizes, p.run_rows, batch
     finish = dt_lines, head_sums, b_sums, c_sums, g.dt, g.A, g.D, g.dt_bias, g.B, g.C
     finish += seqlen, heads, parts, p.chunks, batch, p.runs, g.B.numel()
     spans, walks = -(-heads // TURNED), -(-state // (64 * WALK_TILES))
     finishers = -(-g.B.numel() // ADDED) + heads + batch * p.chunks * spans
-    walk, multiply = modules.states.states, modules.chunks.chunks
-    found = [Launch("decays", modules.decays.decays, (p.chunks, spans, batch), 256, decays)]
-    for first, length, run, runs in p.parts:
-        found.append(Launch("states", walk, (length * walks, batch, 2), 160, (*states, first), modules.states_shared))
-        given = *chunks, first, run, p.run_rows, batch
-        found.append(Launch("chunks", multiply, (p.chunks, runs, batch), 384, given, modules.chunks_shared))
-    return [*found, Launch("finish", modules.finish.finish, (finishers, 1, 1), 256, finish)]
+    return [
+        Launch("decays", modules.decays.decays, (p.chunks, spans, batch), 256, decays),
+        Launch("states", modules.states.states, (rows * walks, batch, 2), 160, states, modules.states_shared),
+        Launch("chunks", modules.chunks.chunks, (p.chunks, groups * p.runs, batch), 384, chunks, modules.chunks_shared),
+        Launch("finish", modules.finish.finish, (finishers, 1, 1), 256, finish),
+    ]
 
 
 class Modules(NamedTuple):
@@ -164,8 +144,8 @@ def compiled(dtype, state, dt, sequences):
     tiles, line = state // 64, 4 * CHUNK * (3 if sequences else 2)
     walked = min(tiles, WALK_TILES)
     states_shared = 3 * (1 + walked) * TILE + 2 * walked * TILE + 3 * line + 64
-    sums = 4 * (4 * CHUNK + 4 * CHUNK + 8)
-    chunks_shared = (2 * tiles + 3 * 2 * tiles + 3 * 2 + 1 + 2) * TILE + 3 * line + 2 * sums + 8 * 24 + 64
+    sums = 4 * (4 * CHUNK + 5 * CHUNK + 8)
+    chunks_shared = (3 * tiles + 2 * 2 * tiles + 3 * 3 + 1 + 2) * TILE + 6 * line + 2 * sums + 8 * 20 + 64
     shape = f"-DSHAPE=Shape<{dtype}, {state}, {str(sequences).lower()}>"
 
     def load(name, *options):

@@ -1,8 +1,19 @@
-/* The role of a warpgroup in chunks.cu: tokens as inputs, j, a row of the products for each. It makes dx, dB and S^T,
-   and of the steps' gradients what belongs to inputs and to pairs of tokens. */
+/* The role of a warpgroup in chunks.cu: tokens as inputs, j, a row of the products for each. It makes dx and dB, and of
+   the steps' gradients what belongs to inputs. Warp w has tokens 16 w to 16 w + 15, a lane two of them. */
 #pragma once
-#include "rows.cuh"
+#include "../device/hopper/tma.cuh"
+#include "../device/hopper/warpgroup.cuh"
+#include "../device/hopper/wgmma.cuh"
+#include "../device/math.cuh"
+#include "../device/reduce.cuh"
+#include "shared.cuh"
+#include "tiles.cuh"
 
+/* Over the four lanes of a row. */
+__device__ __forceinline__ float row_sum(float v) {
+    v += __shfl_xor_sync(~0u, v, 1);
+    return v + __shfl_xor_sync(~0u, v, 2);
+}
 /* Of sixteen columns at once, over the eight lanes of a column: a lane is left with two of them, those of block
    column_block(lane). As warp_sums in reduce.cuh. */
 __device__ __forceinline__ int column_block(int lane) { return lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2; }
@@ -35,6 +46,21 @@ __device__ __forceinline__ void keep_products(Shared &s, int thread) {
 #pragma unroll
     for (int n = 0; n < 8; n++) s.products[n][thread] = make_float4(g[4 * n], g[4 * n + 1], g[4 * n + 2], g[4 * n + 3]);
 }
+
+/* A lane's two tokens j. */
+struct Inputs {
+    int j[2];
+    float log_decay[2], dt[2], to_end[2]; // to_end: decay from behind the token to the chunk's end
+
+    __device__ __forceinline__ Inputs(const Line &line, int warp, int lane) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            j[r] = 16 * warp + lane / 4 + 8 * r;
+            log_decay[r] = line.log_decay[j[r]], dt[r] = line.dt[j[r]];
+            to_end[r] = line.to_end(j[r]);
+        }
+    }
+};
 
 /* What a chunk's own tokens give each other. g: (x_j dy_i), of which only i >= j count. scores: decay B_j C_i, the left
    factor of dx. s_sum += g decay dt_j. over_outputs: sums over i of g decay B_j C_i, without dt_j. */
@@ -131,6 +157,7 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
         weighted[i / 4][i % 4] = scaled(rows[i / 4][i % 4], by, by);
     }
     s.states_ring.wait_full(state);
+    s.between_full[state_stage].wait(state.parity);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STATE / 16; k++) {
@@ -157,8 +184,9 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
         const float own_outputs = row_sum(over_outputs[r]);
         if (lane % 4 == 0) {
             sums.dt[own.j[r]] = own.dt[r];
-            sums.over_outputs[own.j[r]] = own_outputs;
-            sums.through_end[own.j[r]] = through_end[r];
+            sums.over_outputs[own.j[r]] = own.dt[r] * own_outputs;
+            sums.to_end[own.j[r]] = own.dt[r] * through_end[r];
+            sums.direct[own.j[r]] = own_outputs + through_end[r];
         }
     }
     wgmma_wait<0>();
@@ -166,6 +194,23 @@ __device__ __forceinline__ void add_head(Shared &s, float (&db)[STATE / 2], floa
     const float skip = warp_sum(write_dx(q, rows, x, dy, own, d, warp, lane));
     if (lane == 0) sums.skip[warp] = skip;
 }
+
+/* A row of 64 tokens' sums, STATE columns each, of a run of heads. */
+__device__ __forceinline__ void write_sums(float *to, const float (&d)[STATE / 2], const Sizes &sizes, int chunk,
+                                           int thread) {
+    const int token = thread / 32 * 16 + thread % 32 / 4, left = sizes.seqlen - chunk * CHUNK;
+#pragma unroll
+    for (int i = 0; i < STATE / 8; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int column = 8 * i + thread % 4 * 2;
+            if (token + 8 * h < left && column < sizes.dstate)
+                *(float2 *)(to + (long long)(token + 8 * h) * sizes.groups * sizes.dstate + column) =
+                    make_float2(d[4 * i + 2 * h], d[4 * i + 2 * h + 1]);
+        }
+}
+
+constexpr int TURNED = 1; // a barrier: S^T is there
 
 __device__ __forceinline__ void walk_inputs(Shared &s, const Sizes &sizes, const float *d_skip, float *to, int chunk,
                                             const Run &run, int thread) {

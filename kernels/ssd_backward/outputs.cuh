@@ -1,7 +1,8 @@
 /* The role of a warpgroup in chunks.cu: tokens as outputs, i, a row of the products for each. It makes dC, and of the
-   steps' gradients what outputs take of the state before the chunk, and what passes through the chunk. */
+   steps' gradients what belongs to outputs and to the state; and for both roles the state between two chunks. */
 #pragma once
-#include "rows.cuh"
+#include "inputs.cuh"
+#include "walk.cuh"
 
 /* The lane's part of the sum over all numbers of two states: both lie in the same order. */
 __device__ __forceinline__ float dot(const unsigned char *h, const unsigned char *dh, int thread) {
@@ -15,6 +16,23 @@ __device__ __forceinline__ float dot(const unsigned char *h, const unsigned char
         for (int n = 0; n < 8; n++) sum += u[n] * v[n];
     }
     return sum;
+}
+
+/* The state between the pair's chunks, in the place of the one before or behind the pair: what the other chunk's tokens
+   make of it. */
+__device__ __forceinline__ void make_between(Shared &s, const Half &half, int stage, int state, int thread) {
+    const int lane = thread % 32, warp = warp_uniform(thread / 32);
+    const unsigned place = shared_address(half.second() ? s.h[state] : s.dh[state]);
+    float between[STATE / 2];
+    load_state(between, place, warp, lane);
+    add_chunk<STATE>(between, shared_address(s.other_rows[stage]), shared_address(s.other_columns),
+                     s.other_lines[stage], !half.second(), warp, lane);
+#pragma unroll
+    for (int k = 0; k < STATE / 16; k++)
+        store_columns(spot_of_block(place + k / 4 * TILE, warp, k % 4, lane), between, k);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) s.between_full[state].arrive();
 }
 
 /* A head: what it adds to dC, and sums of the steps. */
@@ -58,7 +76,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     }
 }
 
-__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, int chunk,
+__device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, float *to, const Half &half,
                                              const Run &run, int thread) {
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     float dc[STATE / 2];
@@ -71,6 +89,8 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
         const int stage = warp_uniform(phase.stage), state_stage = warp_uniform(state.stage);
         s.ring.wait_full(phase);
         s.states_ring.wait_full(state);
+        make_between(s, half, stage, state_stage, thread);
+        s.between_full[state_stage].wait(state.parity);
         s.sums_ring.wait_empty(place);
         add_outputs(s, dc, stage, state_stage, s.sums[warp_uniform(place.stage)], thread);
         fence_async_proxy(); // of what has been read
@@ -87,5 +107,5 @@ __device__ __forceinline__ void walk_outputs(Shared &s, const Sizes &sizes, floa
     wgmma_commit();
     wgmma_wait<0>();
     keep(dc);
-    write_sums(to, dc, sizes, chunk, thread);
+    write_sums(to, dc, sizes, half.chunk, thread);
 }

@@ -54,11 +54,11 @@ struct alignas(16) Line : Begins<S::SEQUENCES> {
     __device__ __forceinline__ float whole() const { return from_start(CHUNK - 1); }
 };
 
-/* Of a call. A row is 64 columns of x: a head, or one of the `parts` of a head. All but dx are sums over columns of x:
-   parts are added up as heads are. Rows are walked in parts, too, launched one after another, so that not all states
-   are kept at a time: first_row is the first of this launch. */
+/* Of a call. chunks: an even number, so that all have a pair; behind the sequence's end all is zero. A row is 64
+   columns of x: a head, or one of the `parts` of a head. All but dx are sums over columns of x: parts are added up as
+   heads are. */
 struct Sizes {
-    int seqlen, chunks, heads, groups, headdim, dstate, parts, first_row;
+    int seqlen, chunks, heads, groups, headdim, dstate, parts;
 
     __device__ __forceinline__ int group_of(int row) const { return row / (heads / groups * parts); }
     __device__ __forceinline__ int head_of(int row) const { return row / parts; }

@@ -1,14 +1,15 @@
-/* Launch 2 of the backward pass: states before each chunk, and their gradients behind each.
+/* Launch 2 of the backward pass: states before each pair of chunks, and their gradients behind each.
 
-   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds a chunk, it writes what it has,
-   rounded to 16 bits: that is h before the chunk, and dh behind it. Those are what the products of launch 3 take. The
-   walk adds in float32 and is never rounded.
+   A block walks a head's chunks in one of two directions (walk.cuh). Before it adds the first chunk of a pair, it
+   writes what it has, rounded to 16 bits: for the pair k that is h before it, and dh behind it. Those are what the
+   products of launch 3 take, which makes h and dh between the two chunks itself: one product for each chunk and head,
+   and half of the bytes. The walk adds in float32 and is never rounded.
 
-   Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each
-   chunk and head. A block has 64 WALK_TILES columns of the state: more blocks, more of them on a multiprocessor.
-   Launch with THREADS on (rows of the part * parts of a state, batch, 2) blocks. Maps: x, dy, B, C (1, batch, heads
-   or groups, seqlen, columns), boxes of a tile; states (1, batch * chunks, rows of the part, 64, STATE), boxes of
-   16 rows of a tile. initial, final_gradients: (batch, heads, headdim, dstate) or null; initial_gradients too. */
+   Moves x and dy once, B and C once for each head (from L2), and writes 2 * 64 * STATE numbers of 16 bits for each pair
+   and head. A block has 64 WALK_TILES columns of the state. Launch with THREADS on (rows * parts of a state, batch, 2)
+   blocks. Maps: x, dy, B, C (1, batch, heads or groups, seqlen, columns), boxes of a tile; states (1, batch * pairs,
+   rows, 64, STATE), boxes of 16 rows of a tile. initial, final_gradients: (batch, heads, headdim, dstate) or null;
+   initial_gradients too. */
 #include "../device/hopper/tma.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "walk.cuh"
@@ -113,8 +114,9 @@ __device__ __forceinline__ void multiply(Shared &s, const Sizes &sizes, const Wa
     Phase<STAGES> phase;
     for (int step = 0; step < walk.chunks; step++, phase.advance()) {
         const int stage = warp_uniform(phase.stage);
-        write_state(s.out[step % 2][warp], state, walk.to, walk.first, batch * walk.chunks + walk.chunk(step),
-                    row - sizes.first_row, warp, lane);
+        const int pair = (batch * walk.chunks + walk.chunk(step)) / 2;
+        if (step % 2 == 0)
+            write_state(s.out[step / 2 % 2][warp], state, walk.to, walk.first, pair, row, warp, lane);
         s.ring.wait_full(phase);
         add_chunk<COLUMNS>(state, shared_address(s.rows[stage]), shared_address(s.columns[stage]), s.lines[stage],
                   walk.backwards, warp, lane);
@@ -138,12 +140,12 @@ states(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMa
        const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap c,
        const __grid_constant__ CUtensorMap h, const __grid_constant__ CUtensorMap dh, const Line *lines,
        const float *initial, const float *final_gradients, float *initial_gradients, int seqlen, int chunks, int heads,
-       int groups, int headdim, int dstate, int parts, int first_row) {
+       int groups, int headdim, int dstate, int parts) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
-    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts, first_row};
+    const Sizes sizes{seqlen, chunks, heads, groups, headdim, dstate, parts};
     constexpr int PARTS = STATE_TILES / TILES; // of a state: side by side, as they read the same rows
-    const int row = first_row + blockIdx.x / PARTS, batch = blockIdx.y;
+    const int row = blockIdx.x / PARTS, batch = blockIdx.y;
     const bool backwards = blockIdx.z;
     const int first = (int)blockIdx.x % PARTS * COLUMNS;
     const Walk walk{backwards ? dy : x, backwards ? c : b, backwards ? dh : h, backwards, chunks, first};

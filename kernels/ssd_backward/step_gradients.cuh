@@ -21,15 +21,14 @@ __device__ __forceinline__ float2 pair_of(const float *of_tokens, int lane) {
 /* a: A of the head. slopes: d step / d dt, where 0 says that a limit holds the step. */
 __device__ __forceinline__ StepGradients step_gradients(const StepSums &sums, float a, float2 slopes, int lane) {
     float2 take = pair_of(sums.from_start, lane); // token i: what it takes of what was before it, less what it gives
-    const float2 dt = pair_of(sums.dt, lane), give = pair_of(sums.over_outputs, lane);
-    take.x -= dt.x * give.x, take.y -= dt.y * give.y;
+    const float2 give = pair_of(sums.over_outputs, lane);
+    take.x -= give.x, take.y -= give.y;
 #pragma unroll
     for (int warp = 0; warp < 4; warp++) {
         const float2 part = pair_of(sums.over_inputs[warp], lane);
         take.x += part.x, take.y += part.y;
     }
-    const float2 through_end = pair_of(sums.through_end, lane);
-    const float2 end = {dt.x * through_end.x, dt.y * through_end.y};
+    const float2 end = pair_of(sums.to_end, lane);
     float behind = take.x + take.y, before = end.x + end.y; // of the lane; then from it on, and up to it
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -40,7 +39,7 @@ __device__ __forceinline__ StepGradients step_gradients(const StepSums &sums, fl
     before -= end.x + end.y;
     const float through = sums.state[0] + sums.state[1] + sums.state[2] + sums.state[3];
     const float2 da = {behind + before + through, behind - take.x + before + end.x + through};
-    const float2 direct = {give.x + through_end.x, give.y + through_end.y}; // dt_j as a factor of x_j
+    const float2 dt = pair_of(sums.dt, lane), direct = pair_of(sums.direct, lane);
     const float2 ddt = {slopes.x * (a * da.x + direct.x), slopes.y * (a * da.y + direct.y)};
     return {ddt, warp_sum(da.x * dt.x + da.y * dt.y), sums.skip[0] + sums.skip[1] + sums.skip[2] + sums.skip[3],
             warp_sum(ddt.x + ddt.y)};
