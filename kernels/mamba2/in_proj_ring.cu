@@ -31,6 +31,7 @@ in_proj_ring(const Residual *residual, const T *norm_weight, const T *W, const T
     float before = 0, tap = 0; // of the thread's first row; of others, later
     if (thread < mine.count && conv.has(mine.first + thread))
         before = conv.before(mine.first + thread), tap = conv.newest_tap(mine.first + thread);
+    mine.keep_first();
     wait_for_previous_kernel();
 
     Part x;

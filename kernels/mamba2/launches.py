@@ -15,9 +15,10 @@ HALVES = (torch.float16, torch.bfloat16)
 CODES = torch.int8
 TYPES = DTYPES | {CODES: "signed char"}  # of states, in C++
 STAGES = 6  # of a ring: of 4, 5, 6, 8 and 10 a token of the 2.7B model is fastest so, by 1 to 7 %
-# Bytes of a multiprocessor, of rows_ring.cuh: of its ring, on their way to it at a time, and asked for into L2. Of
-# rings from 100 to 180 KB, 40 to 80 KB on their way and 0 to 240 KB ahead a token of the 2.7B model is fastest so.
-RING, FLYING, NEAR, TEAMS, MOST_STAGES = 7 * 20480, 2 * 20480, 6 * 20480, 1, 24
+# Bytes of a multiprocessor, of rows_ring.cuh: of its ring, on their way to it before x is there, and asked for into L2.
+# Of rings from 100 to 200 KB, 20 to 80 KB on their way and 0 to 240 KB ahead a token of the 2.7B model is fastest so.
+RING, FLYING, NEAR = 8 * 20480, 2 * 20480, 8 * 20480
+TEAMS, MOST_STAGES = 1, 24
 MOST_ROWS = 2**31 - 8  # of a matrix: kernels count rows, in whole groups, in 32 bits
 
 

@@ -23,6 +23,7 @@ out_proj_ring(const T *x, const T *norm_weight, const T *W, const T *bias, Resid
     }
     Norm norm = {squares};
     if (NORM) norm.load(norm_weight, mine.thread);
+    mine.keep_first();
     wait_for_previous_kernel();
 
     auto residual_of = [&](int row) { return (float)residual[row] + (bias ? (float)bias[row] : 0); };

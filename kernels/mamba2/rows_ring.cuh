@@ -9,7 +9,8 @@
    asks, for each slot that is read from then on, for a piece of the matrix that comes next, to be brought into L2
    (Ahead): from the end of this block to the first weights of the next, memory would rest.
 
-   TEAMS of warps take the groups in turn: a ring that is full when x comes is emptied the faster.
+   A team's first group waits in registers, so that its slot is free for another. Where there are several TEAMS, they
+   take the groups in turn.
 
    A block has neighbouring rows, as many as any other or one more. Groups of ROWS of them lie one behind another in
    memory, so a group is one copy. Compile with SHAPE. Launch with MULTIPLIERS + 32 threads and S::STAGES * S::SLOT
@@ -136,6 +137,7 @@ struct Rows {
     Ring<S::STAGES> &ring;
     volatile int *const has_x; // in shared memory: 0 before the block has read x
     Phase<S::STAGES> phase;
+    uint4 kept[S::ROWS][S::WORDS];
 
     __device__ __forceinline__ Rows(unsigned char *shared, Ring<S::STAGES> &ring, volatile int *has_x, const T *W,
                                     int rows)
@@ -170,36 +172,57 @@ struct Rows {
         }
     }
 
-    /* A group's words times x: the sum of row l / (32 / ROWS) in lane l. Of rows that there are not, whatever comes of
-       the first. */
-    __device__ __forceinline__ float multiply_group(const Part &x, int rows) const {
-        float sums[S::ROWS] = {};
+    /* Into registers, behind the wait for them. Of rows that there are not, whatever: the first. */
+    __device__ __forceinline__ void take(uint4 (&w)[S::ROWS][S::WORDS], int rows) const {
         ring.wait_full(phase);
         const uint4 *words = reinterpret_cast<const uint4 *>(slots + phase.stage * S::SLOT);
 #pragma unroll
         for (int r = 0; r < S::ROWS; r++)
 #pragma unroll
+            for (int k = 0; k < S::WORDS; k++) w[r][k] = words[(r < rows ? r : 0) * S::ROW_WORDS + word_of(k, thread)];
+    }
+    /* This warp needs its slot no more; on to the team's next. */
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (thread % 32 == 0) ring.release(phase);
+#pragma unroll
+        for (int t = 0; t < S::TEAMS; t++) phase.advance();
+    }
+    /* A team's first group, in front of the wait for x: its slot is free for another. */
+    __device__ __forceinline__ void keep_first() {
+        for (int t = 0; t < team; t++) phase.advance();
+        if (team * S::ROWS >= count) return; // none
+        take(kept, count - team * S::ROWS);
+        fence_async_proxy(); // what was read has come (Ring::release)
+        release();
+    }
+    __device__ __forceinline__ void multiply_group(const uint4 (&words)[S::ROWS][S::WORDS], const Part &x, int row) {
+        constexpr int EACH = 32 / S::ROWS; // lanes with the same row's sum
+        float sums[S::ROWS] = {};
+#pragma unroll
+        for (int r = 0; r < S::ROWS; r++)
+#pragma unroll
             for (int k = 0; k < S::WORDS; k++) {
                 float w[8];
-                widen(words[(r < rows ? r : 0) * S::ROW_WORDS + word_of(k, thread)], w, T());
+                widen(words[r][k], w, T());
 #pragma unroll
                 for (int i = 0; i < 8; i++) sums[r] += w[i] * x.at[k][i];
             }
-        return warp_sums(sums, thread % 32);
+        const float sum = warp_sums(sums, thread % 32);
+        if (thread % EACH == 0) partial[(row + thread % 32 / EACH) * S::PITCH + thread / 32] = sum;
     }
     /* All groups, each by a team in its turn. Behind a barrier of the threads that multiply, each may read sums. */
     __device__ __forceinline__ void multiply(const Part &x) {
-        constexpr int EACH = 32 / S::ROWS; // lanes with the same row's sum
+        constexpr int STEP = S::TEAMS * S::ROWS;
         if (thread == 0 && team == 0) *has_x = x.at[0][0] == x.at[0][0] ? 1 : 2; // not before it is there
-        for (int t = 0; t < team; t++) phase.advance();
+        int row = team * S::ROWS;
+        if (row < count) multiply_group(kept, x, row);
 #pragma unroll 1
-        for (int row = team * S::ROWS; row < count; row += S::TEAMS * S::ROWS) {
-            const float sum = multiply_group(x, count - row);
-            if (thread % EACH == 0) partial[(row + thread % 32 / EACH) * S::PITCH + thread / 32] = sum;
-            __syncwarp();
-            if (thread % 32 == 0) ring.release(phase);
-#pragma unroll
-            for (int t = 0; t < S::TEAMS; t++) phase.advance();
+        for (row += STEP; row < count; row += STEP) {
+            uint4 words[S::ROWS][S::WORDS];
+            take(words, count - row);
+            multiply_group(words, x, row);
+            release();
         }
     }
     /* The sum of the block's i-th row. */
