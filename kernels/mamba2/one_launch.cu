@@ -37,6 +37,7 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
     if (thread == 0) {
         memory.taken.ring.init(1, S::WARPS + 1);
         memory.announced.ring.init(1, 1);
+        memory.announced.say(false);
         memory.sums.ring.init(S::WARPS, 1);
     }
     __syncthreads(); // behind it nobody needs the number of launches any more

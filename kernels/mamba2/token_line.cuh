@@ -45,7 +45,8 @@ constexpr int STATES = 2 * S::DSTATE * 4, SLOT = (STATES_AT + STATES + 127) / 12
 
 /* Slots that are on their way at a time. This many keep memory nearly busy, and what blocks hand to each other waits
    behind them: on an H200 a token takes 1.64 ms with three of 20 KB, some per cent more with two, four or all. */
-constexpr int AT_A_TIME = least(S::SLOTS, most(2, 80 * 1024 / SLOT));
+constexpr int AT_A_TIME = least(S::SLOTS, most(2, 128 * 1024 / SLOT));
+constexpr int AT_A_WAIT = 1; // while a vector is waited for
 
 /* Warps finish what the others have multiplied, a task each, by turns. No more of them than slots: none may ask for a
    slot's next round but one. */
@@ -113,6 +114,16 @@ using Taken = TakenTasks<Task, S::SLOTS>;
 struct Announced {
     Ring<FINISHERS> ring;
     Task tasks[FINISHERS];
+    unsigned waits; // whether those who multiply wait for a vector; a hint, which may come late
+
+    __device__ __forceinline__ void say(bool waiting) {
+        asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(shared_address(&waits)), "r"((unsigned)waiting) : "memory");
+    }
+    __device__ __forceinline__ bool hear() const {
+        unsigned heard;
+        asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(heard) : "r"(shared_address(&waits)) : "memory");
+        return heard;
+    }
 };
 
 /* Where a layer's matrices are. */
@@ -134,7 +145,7 @@ struct Loader {
     Announced &announced;
     Model model;
     Line line;
-    Phase<S::SLOTS> phase, oldest; // of those that are on their way
+    Phase<S::SLOTS> phase, oldest, newest; // of those that are on their way
     Phase<FINISHERS> next; // who finishes
     int asked = 0;
     Matrices here = {-1}, ahead = {-1};
@@ -148,6 +159,10 @@ struct Loader {
         if (asked++ >= AT_A_TIME) {
             taken.ring.wait_full(oldest);
             oldest.advance();
+        }
+        if (asked > AT_A_WAIT) {
+            if (announced.hear()) taken.ring.wait_full(newest);
+            newest.advance();
         }
         taken.ring.wait_empty(phase);
         Barrier &full = taken.ring.full[phase.stage];

@@ -125,7 +125,9 @@ struct Multiplier {
     template <class R, int EACH>
     __device__ __forceinline__ Task multiply_all(Task first, const Dated *vector, const T *weight, unsigned now) {
         Part<R> by;
+        if (thread == 0) memory.announced.say(true);
         by.template load<EACH>(vector, now, weight, eps, memory.squares[norms++ % 2], thread);
+        if (thread == 0) memory.announced.say(false);
         Task task = first;
         do {
             multiply(by, task);
