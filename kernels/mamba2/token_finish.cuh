@@ -1,7 +1,7 @@
-/* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. Each takes every
-   eighth task of its block, and knows of it as soon as the block has taken it: so windows, constants and states are in
-   its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside those who
-   multiply. */
+/* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. Each takes
+   every eighth task of its block, and knows of it as soon as the block has taken it: so windows, constants and states
+   are in its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside
+   those who multiply. */
 #pragma once
 #include "../device/math.cuh"
 #include "token_multiply.cuh"
