@@ -28,7 +28,7 @@ ROOMS = "kernels", "lab", "models", "ref", "simt"
 KINDS = ".py", ".c", ".h", ".cu", ".cuh", ".json"
 LEFT_OUT = (  # of use in the course's folder alone
     *("lab/notebooks.py", "lab/wheel.py"),
-    *(f"models/{name}.py" for name in ("corpus", "scans", "small_networks", "train_small")),
+    *(f"models/{name}.py" for name in ("corpus", "small_networks", "train_small")),
     *(f"models/small{kind}/{name}.json" for kind in ("", "_mamba2") for name in ("config", "tokenizer", "training")),
 )
 INIT = f'''"""{{summary}}

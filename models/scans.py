@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from lab.arguments import expect_count
 from models import mamba2_torch, mamba2_weights
 from models.config import BadModel, read_config
-from models.corpus import texts
 from models.mamba2 import State, prefill
 from models.mamba2_config import Config
 from models.tokens import Tokens
@@ -66,7 +65,9 @@ def _whole(pieces):
 
 def held_out(folder, count):
     """(count,) int64: what the small models were not trained on, one paragraph behind another, as in their training;
-    past its end it begins again. ValueError for a count below 1."""
+    past its end it begins again. In the course's folder alone. ValueError for a count below 1."""
+    from models.corpus import texts  # not in a wheel
+
     count, tokens = expect_count("held_out", "count", count, low=1), Tokens(folder)
     text = [token for paragraph in texts()[1] for token in tokens.encode(paragraph)]
     return torch.tensor(list(itertools.islice(itertools.cycle(text), count)))

@@ -25,7 +25,7 @@ def test_every_rung_is_right_and_a_wrong_one_is_found():
         assert bench.checked(name, step, state, wanted) < 5e-3, name
         assert all((results.ROOT / source).is_file() for source in sources)
         names.append(name)
-    assert len(names) == 6 and names[-1] == "one launch"
+    assert len(names) == 7 and names[-1] == "one launch"
     step.token.fill_(3)
     with pytest.raises(ValueError, match="is not right, so it is not timed"):
         bench.checked(name, step, state, wanted)

@@ -15,8 +15,8 @@ from lab.source import inlined
 
 SHAPES = [
     shapes.Shape("small", 64, 3, 4, 16, 32, 96),
-    shapes.Shape("odd", 72, 2, 4, 18, 12, 33, dt_limit=(0.0, 0.5)),  # tasks of four channels and of two
-    shapes.Shape("long", 4104, 1, 2, 8, 8, 11),  # two words of x a thread: a slot has four rows, and two channels
+    shapes.Shape("odd", 72, 2, 4, 18, 12, 33, dt_limit=(0.0, 0.5)),  # words past a row's end, a group of two rows
+    shapes.Shape("long", 4104, 1, 2, 8, 8, 11),  # two words of x a thread, fewer slots than warps that finish
     shapes.Shape("wide", 64, 1, 2, 36, 132, 20),  # states of more than a warp's words
 ]
 

@@ -8,8 +8,9 @@ import torch
 from test_mamba2_kernels import ALLOWED, in_both, off, on_both, wide
 
 import ref.mamba2
-from kernels.mamba2 import QuantizedState, norm_in_proj, norm_out_proj, shapes, state_step, stepping
+from kernels.mamba2 import QuantizedState, launches, norm_in_proj, norm_out_proj, shapes, state_step, stepping
 from kernels.mamba2.step import OneOperationEach, Step, TorchOperations
+from lab import cuda
 
 SMALL = shapes.Shape("small", 64, 3, 4, 16, 32, 96)
 GROUPS = shapes.Shape("groups", 40, 2, 6, 10, 12, 33, ngroups=2, dt_limit=(0.0, 0.5))
@@ -128,21 +129,22 @@ PRODUCTS = [(50, 16, 24, 64), (37, 10, 17, 33), (300, 128, 160, 128), (5, 0, 5, 
 
 @on_both
 @in_both
+@pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("wide_residual", [False, True])
 @pytest.mark.parametrize("rows, inner, channels, cols", PRODUCTS)
-def test_norm_in_proj(rows, inner, channels, cols, wide_residual, dtype, device):
+def test_norm_in_proj(rows, inner, channels, cols, wide_residual, bulk, dtype, device):
     made = lambda *shape, dtype=dtype: torch.randn(shape).to(dtype).to(device)  # noqa: E731
     residual, norm = made(cols, dtype=torch.float32 if wide_residual else dtype), made(cols)
     W, bias = (made(rows, cols) * cols**-0.5).contiguous(), made(rows)
     state, weight, conv_bias = made(3, channels), made(channels, 4, dtype=torch.float32), made(channels).float()
     x = wide(residual)
     product = wide(W) @ (x / np.sqrt((x * x).mean() + 1e-5) * wide(norm))
-    assert off(norm_in_proj(residual, norm, W), product) < ALLOWED[dtype]
+    assert off(norm_in_proj(residual, norm, W, bulk=bulk), product) < ALLOWED[dtype]
     product = product + wide(bias)
     before = state.clone()
     out = torch.full((rows,), math.nan).to(dtype).to(device)
-    conv = {"conv_state": state, "conv_weight": weight, "conv_bias": conv_bias}
-    assert norm_in_proj(residual, norm, W, bias=bias, **conv, inner=inner, out=out) is out
+    how = {"conv_state": state, "conv_weight": weight, "conv_bias": conv_bias, "inner": inner, "bulk": bulk}
+    assert norm_in_proj(residual, norm, W, bias=bias, **how, ahead=W[:7] if bulk else None, out=out) is out
     assert torch.equal(state[:2], before[1:]) and off(state[2], product[inner : inner + channels]) < 2 * ALLOWED[dtype]
     seen = torch.cat((before, state[2:]))  # the newest as it was rounded
     convolved, _ = ref.mamba2.conv1d(wide(seen)[None], wide(weight), wide(conv_bias))
@@ -154,9 +156,10 @@ def test_norm_in_proj(rows, inner, channels, cols, wide_residual, dtype, device)
 
 @on_both
 @in_both
+@pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("wide_residual", [False, True])
 @pytest.mark.parametrize("rows, cols", [(50, 64), (37, 33), (300, 128), (1, 1), (13, 8200)])
-def test_norm_out_proj(rows, cols, wide_residual, dtype, device):
+def test_norm_out_proj(rows, cols, wide_residual, bulk, dtype, device):
     made = lambda *shape, dtype=dtype: torch.randn(shape).to(dtype).to(device)  # noqa: E731
     x, norm, bias, W = made(cols), made(cols), made(rows), (made(rows, cols) * cols**-0.5).contiguous()
     a = wide(x)
@@ -164,8 +167,49 @@ def test_norm_out_proj(rows, cols, wide_residual, dtype, device):
     for options, vector in (({"norm_weight": norm, "bias": bias}, normed), ({"norm_weight": None}, a)):
         residual = made(rows, dtype=torch.float32 if wide_residual else dtype)
         total = wide(residual) + wide(W) @ vector + (wide(bias) if "bias" in options else 0)
-        assert norm_out_proj(x, W=W, residual=residual, **options) is residual
+        how = options | {"bulk": bulk, "ahead": W if bulk else None}
+        assert norm_out_proj(x, W=W, residual=residual, **how) is residual
         assert off(residual, total) < (2e-6 if wide_residual else ALLOWED[dtype])
+
+
+@pytest.mark.parametrize("rows, cols, processors", [(70, 64, 3), (9, 4104, 2), (41, 128, 1)])
+def test_weights_by_tma_give_what_others_give_and_no_two_threads_meet(rows, cols, processors, monkeypatch):
+    """A ring that goes round, groups that are not whole, a block with fewer rows; and two words of a row a thread."""
+    launch, seen = cuda.Kernel.__call__, []
+
+    def watched(kernel, grid, block, *args, **how):
+        seen.append((kernel.name, grid))
+        return launch(kernel, grid, block, *args, **how, check_races=True)
+
+    monkeypatch.setattr(launches, "multiprocessors", lambda device: processors)
+    monkeypatch.setattr(cuda.Kernel, "__call__", watched)
+    W, norm, bias = (torch.randn(rows, cols) * cols**-0.5).half(), torch.randn(cols).half(), torch.randn(rows).half()
+    residual, x, total = torch.randn(cols), torch.randn(cols).half(), torch.randn(rows)
+    channels, window = min(rows, 30), torch.randn(3, min(rows, 30)).half()
+    weight, found = torch.randn(channels, 4), {}
+    for bulk in (False, True):
+        state, sums = window.clone(), total.clone()
+        conv = {"conv_state": state, "conv_weight": weight, "inner": rows - channels}
+        y = norm_in_proj(residual, norm, W, bias=bias, **conv, bulk=bulk, ahead=W)
+        norm_out_proj(x, norm, W, sums, bias=bias, bulk=bulk, ahead=W[:5])
+        found[bulk] = wide(y), wide(state), wide(sums)
+    names = {name for name, _ in seen}
+    assert names == {"norm_in_proj", "norm_out_proj", "in_proj_ring", "out_proj_ring"}
+    assert max(grid for name, grid in seen if name.endswith("ring")) == processors
+    for mine, others in zip(found[True], found[False]):
+        assert off(mine, others) < ALLOWED[torch.float16]
+
+
+def test_the_plan_of_a_ring():
+    room = 227 * 1024
+    for rows, cols in ((10576, 2560), (2560, 5120), (50288, 2560), (4096, 14336), (1, 8), (3, 5128), (9, 40000)):
+        grid, threads, teams, per_group, stages, flying, shared = launches.ring_plan(rows, cols, 132, room)
+        slot = per_group * cols * 2
+        assert 1 <= teams and threads * teams < 1024 and 2 <= flying <= stages
+        assert stages * slot <= max(2 * slot, launches.RING) and shared + 2048 <= room
+        assert threads % 32 == 0 and threads * -(-cols // 8 // threads) * 8 >= cols and grid <= min(132, rows)
+    assert launches.ring_plan(100, 33, 132, room) is None  # no whole words
+    assert launches.ring_plan(100, 80000, 132, room) is None  # a ring of one group is none
 
 
 def test_bad_products_are_named():
@@ -184,9 +228,12 @@ def test_bad_products_are_named():
         ({"conv_state": state[:2], "conv_weight": weight}, r"conv_state must have shape \(3, 4\)"),
         ({"conv_state": state, "conv_weight": torch.ones(4, 12)}, "weight must have from 2 to 8 taps"),
         ({"bias": x}, r"bias must have shape \(6,\)"),
+        ({"ahead": x}, r"ahead must have shape \(rows, hidden\), none of it 0, got \(8,\)"),
     ]:
         with pytest.raises(ValueError, match="norm_in_proj: " + text):
             norm_in_proj(wide_x, norm, W, **options)
+    with pytest.raises(TypeError, match="norm_out_proj: ahead must be of torch.float16"):
+        norm_out_proj(x, norm, W, residual, ahead=W.float())
     for call, error, text in [
         ((x, norm, W, residual[:5]), ValueError, r"residual must have shape \(6,\)"),
         ((x[:5], norm, W, residual), ValueError, r"x must have shape \(8,\)"),

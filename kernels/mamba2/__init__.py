@@ -6,7 +6,8 @@
     add_norm         the residual stream of a prompt: an addition in place, and RMSNorm
     state_step       a token of the state space, of states in 32, 16 or 8 bits (QuantizedState), with the gate
     norm_in_proj     of a token: RMSNorm, in_proj and the convolution's step in one launch
-    norm_out_proj    of a token: RMSNorm, out_proj and the residual stream in one launch
+    norm_out_proj    of a token: RMSNorm, out_proj and the residual stream in one launch; both with bulk=True on a ring
+                     that TMA fills, for launches with pdl one behind another
     embed            the residual stream's beginning, in float32 too
 
 Vectors and matrices are float16 or bfloat16, what a block computes its steps with (A, D, dt_bias, the convolution's

@@ -27,6 +27,8 @@ HERE = "kernels/mamba2/"
 LAUNCHES = ("kernels/fusion/launches.py", HERE + "launches.py")
 PRODUCTS = (HERE + "norm_in_proj.cu", HERE + "norm_out_proj.cu", *LAUNCHES)
 FUSED = (HERE + "step.py", HERE + "embed.cu", *PRODUCTS, *stepping.SOURCES)
+RINGS = (HERE + "in_proj_ring.cu", HERE + "out_proj_ring.cu", *LAUNCHES)
+BULK = (HERE + "step.py", HERE + "embed.cu", *RINGS, *stepping.SOURCES)
 NORMS = (HERE + "add_norm.cu", HERE + "gated_norm.cu")
 APART = (
     HERE + "step.py", HERE + "embed.cu", HERE + "conv1d.cu", *NORMS, *stepping.SOURCES, "kernels/gemv/gemv.cu",
@@ -89,8 +91,8 @@ def token(dtype, seconds):
 def rungs(shape, weights, dtype=torch.float32, device=None):
     """Yield (title, (Step, its sources)), from the slowest on."""
 
-    def step(kind, pdl=False):
-        found = kind(shape, weights, shape.dtype, device or benching.DEVICE, pdl=pdl)
+    def step(kind, pdl=False, **how):
+        found = kind(shape, weights, shape.dtype, device or benching.DEVICE, pdl=pdl, **how)
         found.token.fill_(TOKEN)
         found.kv_len.fill_(1)
         return found
@@ -100,7 +102,9 @@ def rungs(shape, weights, dtype=torch.float32, device=None):
     for pdl in (False, True):
         yield f"a kernel for each operation{', PDL' * pdl}", (step(OneOperationEach, pdl), APART)
     for pdl in (False, True):
-        yield f"norms, convolution and addition in the products{', PDL' * pdl}", (step(Step, pdl), FUSED)
+        title = f"norms, convolution and addition in the products{', PDL' * pdl}"
+        yield title, (step(Step, pdl, bulk=False), FUSED)
+    yield "weights by TMA, some at a time, PDL", (step(Step, True), BULK)
     if dtype is torch.float32 and one_launch.refusal(shape, device=device or benching.DEVICE) is None:
         yield "one launch", (step(one_launch.OneLaunch), (HERE + "step.py", *one_launch.SOURCES))
 

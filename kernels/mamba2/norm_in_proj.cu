@@ -12,35 +12,7 @@
 
    The window is read, and moved on, before the wait: nothing but this kernel touches it. */
 #include "residual.cuh"
-
-/* The convolution's step. The sum so far is a channel's own partial sum, as a residual is (fusion/products.cuh). */
-struct Window {
-    const float *weight, *bias;
-    T *window;
-    int inner, channels;
-
-    __device__ __forceinline__ bool has(int row) const { return row >= inner && row < inner + channels; }
-    /* What the tokens before give to a row's sum; the window moves on by one. */
-    __device__ __forceinline__ float before(int row) const {
-        const int c = row - inner;
-        float sum = bias ? bias[c] : 0;
-#pragma unroll
-        for (int k = 0; k < WIDTH - 1; k++) {
-            const T past = window[(long long)k * channels + c];
-            if (k > 0) window[(long long)(k - 1) * channels + c] = past;
-            sum += weight[(long long)c * WIDTH + k] * (float)past;
-        }
-        return sum;
-    }
-    __device__ __forceinline__ float newest_tap(int row) const {
-        return weight[(long long)(row - inner) * WIDTH + WIDTH - 1];
-    }
-    /* The row's result, as it stands in a window from now on: rounded. */
-    __device__ __forceinline__ T after(int row, float before, float tap, T now) const {
-        window[(long long)(WIDTH - 2) * channels + row - inner] = now;
-        return (T)silu(before + tap * (float)now);
-    }
-};
+#include "window.cuh"
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 norm_in_proj(const Residual *residual, const T *norm_weight, const T *W, const T *bias, const float *weight,
@@ -50,7 +22,7 @@ norm_in_proj(const Residual *residual, const T *norm_weight, const T *W, const T
     let_next_kernel_start();
     const int thread = threadIdx.x;
     const Norm norm = {squares};
-    const Window conv = {weight, conv_bias, window, inner, channels};
+    const Window<T, WIDTH> conv = {weight, conv_bias, window, inner, channels};
     const ResidualProduct<S::ROWS> product = {W, rows, cols};
     ThreadVector<S::WORDS> x_part, by;
     by.load(norm_weight, cols, thread);
@@ -98,6 +70,6 @@ extern "C" __global__ void norm_in_proj_any(const Residual *residual, const T *n
     squares = warp_sum(squares), total = warp_sum(total);
     if (lane != 0) return;
     const T now = (T)(total * rsqrtf(squares / cols + eps) + (bias ? (float)bias[row] : 0));
-    const Window conv = {weight, conv_bias, window, inner, channels};
+    const Window<T, WIDTH> conv = {weight, conv_bias, window, inner, channels};
     out[row] = conv.has(row) ? conv.after(row, conv.before(row), conv.newest_tap(row), now) : now;
 }

@@ -35,29 +35,27 @@ one_launch(const T *weights, const float *constants, const long long *places, T 
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const unsigned launches = *reinterpret_cast<volatile unsigned *>(turn + 1);
     if (thread == 0) {
-        memory.taken.ring.init(1, S::WARPS + PAIRS);
-        memory.sums.ring.init(S::WARPS, PAIRS);
+        memory.taken.ring.init(1, S::WARPS + 1);
+        memory.announced.ring.init(1, 1);
+        memory.sums.ring.init(S::WARPS, 1);
     }
     __syncthreads(); // behind it nobody needs the number of launches any more
 
     const Model model = {weights, constants, places, windows, states, norm_at, head_at};
     Dated *mixed = vectors + Spread<8>::size(S::HIDDEN), *shared = mixed + Spread<4>::size(S::INNER);
     const unsigned date = launches * (n_layers + 1) + 1; // of layer 0
-    if (warp < GROUPS * S::WARPS) {
-        const int group = warp / S::WARPS, of_group = thread - group * S::THREADS;
-        Multiplier multiplier = {model, slots, vectors,  mixed,  memory, date,
-                                 vocab, eps,   group,    of_group, *token};
+    if (warp < S::WARPS) {
+        Multiplier multiplier = {model, slots, vectors, mixed, memory, date, vocab, eps, thread, *token};
         multiplier.run();
         return;
     }
-    if (warp < GROUPS * S::WARPS + FINISHERS) {
-        const int i = warp - GROUPS * S::WARPS;
-        Finisher finisher = {model,  logits,  vectors,   mixed,     shared, memory, date,
-                             lowest, highest, i / PAIRS, i % PAIRS, lane};
+    if (warp < S::WARPS + FINISHERS) {
+        Finisher finisher = {model, logits, vectors, mixed,  shared,  slots,
+                             memory, date,  lowest,  highest, warp - S::WARPS, lane};
         finisher.run();
         return;
     }
-    Loader loader = {turn, lane, shared_address(slots), memory.taken, model, {n_layers, vocab}};
+    Loader loader = {turn, lane, shared_address(slots), memory.taken, memory.announced, model, {n_layers, vocab}};
     put_by_tickets(loader);
     // The last block leaves the state as the next launch needs it: nobody takes tickets any more
     if (lane == 0 && add_acquire_release(turn + 2, 1) == gridDim.x - 1) {

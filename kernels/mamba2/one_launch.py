@@ -18,8 +18,8 @@ from lab.tensors import DTYPES, expect
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/mamba2/one_launch.cu", "kernels/mamba2/one_launch.py")  # headers: by what it includes
-MOST_THREADS, MOST_WORDS, MOST_SLOTS = 352, 4, 24
-TEAMS, GROUPS = 4, 2  # of warps that finish, of those that multiply, as token_line.cuh has them
+MOST_THREADS, MOST_WORDS, MOST_SLOTS = 512, 4, 24
+FINISHERS = 8  # as token_line.cuh has them
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "norm W_in gated_norm W_out".split()  # as token_line.cuh has them
 
@@ -41,7 +41,7 @@ def refusal(config, bits=16, device=None):
             return f"{name} must be a multiple of {unit}, got {getattr(config, name)}"
     if config.dstate > 256:
         return f"dstate must be at most 256, got {config.dstate}"
-    if plan(config.hidden, config.d_inner, shared_memory(device)) is None:
+    if plan(config.hidden, config.d_inner, config.dstate, shared_memory(device)) is None:
         return f"two groups of rows must fit into shared memory, got hidden {config.hidden}, d_inner {config.d_inner}"
     if not starts_early(device):
         return "the card must be of compute capability 9.0 or newer"
@@ -58,19 +58,17 @@ class Plan(NamedTuple):
 
 
 @functools.cache
-def plan(hidden, d_inner, room):
+def plan(hidden, d_inner, dstate, room):
     """The Plan for so many bytes of shared memory; None if there is none."""
     words = -(-(hidden // 8) // MOST_THREADS)
     threads = -(-(hidden // 8) // words // 32) * 32
-    rows = {1: 8, 2: 4}
-    longest = [-(-(cols // 8) // threads) for cols in (hidden, d_inner)]
-    if longest[0] not in rows or longest[1] > MOST_WORDS:
+    if words > MOST_WORDS or -(-(d_inner // 8) // threads) > MOST_WORDS:
         return None
-    groups = [rows.get(n, 2) for n in longest]
-    slot = -(-max(2 * n * cols for n, cols in zip(groups, (hidden, d_inner))) // 128) * 128
-    fixed = TEAMS * max(groups) * threads // 4 * 4 + 2 * GROUPS * threads // 32 * 4 + 256  # sums, squares, and what aligns them
+    rows = 2 * max(4 * hidden, (2 if 3 * hidden < 2 * d_inner else 4) * d_inner)
+    slot = -(-(rows + 8 * dstate) // 128) * 128
+    fixed = FINISHERS * 4 * threads + 2 * threads // 8 + 1024  # sums, squares, barriers
     slots = min(MOST_SLOTS, (room - fixed) // (slot + 32))
-    return Plan(threads, GROUPS * threads + 32 * (TEAMS * groups[0] // 4 + 1), slots, room) if slots >= 2 else None
+    return Plan(threads, threads + 32 * min(FINISHERS, slots) + 32, slots, room) if slots >= 2 else None
 
 
 @functools.cache
@@ -97,7 +95,7 @@ class OneLaunch(Step):
             raise ValueError(f"OneLaunch: {why}")
         c = config
         self.width = weights.layers[0].conv_weight.shape[1]
-        self.plan = plan(c.hidden, c.d_inner, shared_memory(self.device))
+        self.plan = plan(c.hidden, c.d_inner, c.dstate, shared_memory(self.device))
         sizes = c.hidden, c.nheads, c.headdim, c.dstate, self.width, self.plan.threads, self.plan.slots
         self.kernel = kernel(dtype, *sizes)
         self.grid = multiprocessors(self.device) if self.device.type == "cuda" else MACHINE_BLOCKS

@@ -4,7 +4,7 @@ mamba2_state_step_coded of a state's parts. torch.compile looks through a Quanti
 import torch
 
 from kernels.fusion.arguments import expect_eps
-from kernels.mamba2 import convolution, operations, stepping
+from kernels.mamba2 import convolution, operations, products, stepping
 from kernels.mamba2.launches import HALVES
 from kernels.mamba2.states import QuantizedState
 from lab.operators import operator
@@ -74,37 +74,43 @@ add_norm = operator(
 
 
 def _fake_in(residual, norm_weight, W, eps=1e-5, bias=None, conv_state=None, conv_weight=None, conv_bias=None, inner=0,
-             pdl=False):  # fmt: skip
+             bulk=False, ahead=None, pdl=False):  # fmt: skip
     others = residual, norm_weight, W, bias, conv_weight, conv_bias
-    return operations.expect_norm_in_proj("norm_in_proj", *others, eps, conv_state, inner, memory=False)[0]
+    products.expect_ahead("norm_in_proj", W, ahead)
+    return products.expect_norm_in_proj("norm_in_proj", *others, eps, conv_state, inner, memory=False)[0]
 
 
 norm_in_proj = operator(
     "mamba2_norm_in_proj",
     "Tensor residual, Tensor norm_weight, Tensor W, float eps=1e-05, Tensor? bias=None, Tensor(s!)? conv_state=None, "
-    "Tensor? conv_weight=None, Tensor? conv_bias=None, int inner=0, bool pdl=False",
+    "Tensor? conv_weight=None, Tensor? conv_bias=None, int inner=0, bool bulk=False, Tensor? ahead=None, "
+    "bool pdl=False",
     fake=_fake_in,
-)(operations.norm_in_proj)  # fmt: skip
+)(products.norm_in_proj)  # fmt: skip
 
 
-def _written(operators, x, norm_weight, W, residual, eps=1e-5, *, bias=None, pdl=False):
-    operators(x, norm_weight, W, residual, eps, bias, pdl)
+def _written(
+    operators, x, norm_weight, W, residual, eps=1e-5, *, bias=None, bulk=False, ahead=None, pdl=False
+):  # fmt: skip
+    operators(x, norm_weight, W, residual, eps, bias, bulk, ahead, pdl)
     return residual
 
 
-def _fake_out(x, norm_weight, W, residual, eps=1e-5, bias=None, pdl=False):
-    operations.expect_norm_out_proj("norm_out_proj", x, norm_weight, W, bias, residual, eps, memory=False)
+def _fake_out(x, norm_weight, W, residual, eps=1e-5, bias=None, bulk=False, ahead=None, pdl=False):
+    products.expect_ahead("norm_out_proj", W, ahead)
+    products.expect_norm_out_proj("norm_out_proj", x, norm_weight, W, bias, residual, eps, memory=False)
 
 
 def _call_out(**how):
-    operations.norm_out_proj(**how)
+    products.norm_out_proj(**how)
 
 
 norm_out_proj = operator(
     "mamba2_norm_out_proj",
-    "Tensor x, Tensor? norm_weight, Tensor W, Tensor(r!) residual, float eps=1e-05, Tensor? bias=None, bool pdl=False",
+    "Tensor x, Tensor? norm_weight, Tensor W, Tensor(r!) residual, float eps=1e-05, Tensor? bias=None, "
+    "bool bulk=False, Tensor? ahead=None, bool pdl=False",
     fake=_fake_out, results="()", unpack=_written, call=_call_out,
-)(operations.norm_out_proj)  # fmt: skip
+)(products.norm_out_proj)  # fmt: skip
 
 
 def _fake_coded(

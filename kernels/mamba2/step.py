@@ -1,7 +1,7 @@
 """One token of a Mamba-2 model, or of a hybrid with attention layers, as launches: from a token and a length that lie
 on the card to the logits, also there.
 
-    Step              fused, 16 bits: three launches a Mamba-2 layer
+    Step              fused, 16 bits: three launches a Mamba-2 layer; with pdl, TMA brings the weights
     OneOperationEach  every operation a launch of its own, six a layer; weights in 16 bits, or fewer
     TorchOperations   the same by PyTorch's operations, for models without attention layers
 
@@ -31,11 +31,15 @@ from kernels.rotary import rope_frequencies
 
 
 class Step:
-    """token (1,) int64 and kv_len (1,) int32, tokens so far with this one: written by the caller. logits (vocab,)."""
+    """token (1,) int64 and kv_len (1,) int32, tokens so far with this one: written by the caller. logits (vocab,).
 
-    def __init__(self, config, weights, dtype, device, *, pdl=True):
+    bulk  whether TMA brings what the products read (rows_ring.cuh); None: where launches are dependent
+    """
+
+    def __init__(self, config, weights, dtype, device, *, pdl=True, bulk=None):
         self.config, self.weights, self.pdl = config, weights, pdl
         self.device, hybrid = torch.device(device), bool(config.attention_layers)
+        self.bulk = pdl if bulk is None else bulk
         make = lambda *shape, dtype=dtype: torch.zeros(shape, dtype=dtype, device=self.device)  # noqa: E731
         self.token, self.kv_len = make(1, dtype=torch.int64), make(1, dtype=torch.int32)
         self.state = make(2, dtype=torch.int64)  # of `choose`
@@ -64,8 +68,8 @@ class Step:
         """The launches, each a call. once: those of the first layer of each kind alone, which compile all that there
         is to compile."""
         yield self.begin
-        seen = {"mamba": 0, "attention": 0}
-        for layer in self.weights.layers:
+        seen, layers = {"mamba": 0, "attention": 0}, self.weights.layers
+        for number, layer in enumerate(layers):
             index = seen[layer.kind]
             seen[layer.kind] += 1
             if once and index:
@@ -74,7 +78,7 @@ class Step:
                 conv, ssm = state.conv[index], state.ssm[index]
                 yield functools.partial(self.enter, layer, conv)
                 yield functools.partial(self.move, layer, ssm)
-                yield functools.partial(self.leave, layer)
+                yield functools.partial(self.leave, layer, self.first_matrix(layers, number + 1))
             else:
                 yield functools.partial(self.project, layer)
                 yield functools.partial(self.attend, layer, *state.cache.layer(index))
@@ -82,6 +86,14 @@ class Step:
             if self.config.ffn:
                 yield functools.partial(self.feed, layer)
         yield self.end
+
+    def first_matrix(self, layers, number):
+        """What is multiplied with behind the layer in front of this one; behind the last layer, the head."""
+        if self.config.ffn:
+            return None
+        if number == len(layers):
+            return self.weights.head
+        return layers[number].W_in if layers[number].kind == "mamba" else layers[number].Wqkv
 
     def begin(self):
         """Not a dependent launch: see above."""
@@ -91,8 +103,8 @@ class Step:
         """z, x, B, C and dt of the token, the convolution's step and silu behind it."""
         mamba2.norm_in_proj(
             self.residual, layer.norm, layer.W_in, self.config.eps, bias=layer.b_in, conv_state=conv[0],
-            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, out=self.projected,
-            pdl=self.pdl,
+            conv_weight=layer.conv_weight, conv_bias=layer.conv_bias, inner=self.config.d_inner, bulk=self.bulk,
+            out=self.projected, pdl=self.pdl,
         )  # fmt: skip
 
     def move(self, layer, ssm):
@@ -113,12 +125,14 @@ class Step:
             out=self.mixed.view(heads), pdl=self.pdl,
         )  # fmt: skip
 
-    def leave(self, layer):
-        """The gated norm, out_proj and the residual stream."""
+    def leave(self, layer, following):
+        """The gated norm, out_proj and the residual stream. following: the matrix of the product behind it."""
         one = self.config.ngroups == 1
         y, norm = (self.mixed, layer.gated_norm) if one else (self.gated, None)
-        eps, bias = self.config.eps, layer.b_out
-        mamba2.norm_out_proj(y, norm, layer.W_out, self.residual, eps, bias=bias, pdl=self.pdl)
+        mamba2.norm_out_proj(
+            y, norm, layer.W_out, self.residual, self.config.eps, bias=layer.b_out, bulk=self.bulk,
+            ahead=following, pdl=self.pdl,
+        )  # fmt: skip
 
     def gate(self, layer):
         """The gated norm alone."""
@@ -130,7 +144,9 @@ class Step:
 
     def project(self, layer):
         """Queries, keys and values."""
-        mamba2.norm_in_proj(self.residual, layer.norm, layer.Wqkv, self.config.eps, out=self.qkv, pdl=self.pdl)
+        mamba2.norm_in_proj(
+            self.residual, layer.norm, layer.Wqkv, self.config.eps, bulk=self.bulk, out=self.qkv, pdl=self.pdl
+        )  # fmt: skip
 
     def attend(self, layer, keys, values):
         """Positions, the cache, and attention."""
@@ -144,18 +160,18 @@ class Step:
             attention.decode(self.q, keys[None], values[None], kv_lens=self.kv_len, out=self.heads, pdl=self.pdl)
 
     def back(self, layer):
-        mamba2.norm_out_proj(self.heads.view(-1), None, layer.Wo, self.residual, pdl=self.pdl)
+        mamba2.norm_out_proj(self.heads.view(-1), None, layer.Wo, self.residual, bulk=self.bulk, pdl=self.pdl)
 
     def feed(self, layer):
         """The feed-forward block, two launches."""
         matrices = layer.W_gate, layer.W_up
         fusion.norm_glu(self.residual, layer.ffn_norm, *matrices, self.config.eps, out=self.glu, pdl=self.pdl)
-        mamba2.norm_out_proj(self.glu, None, layer.W_down, self.residual, pdl=self.pdl)
+        mamba2.norm_out_proj(self.glu, None, layer.W_down, self.residual, bulk=self.bulk, pdl=self.pdl)
 
     def end(self):
         weights = self.weights
         mamba2.norm_in_proj(
-            self.residual, weights.norm, weights.head, self.config.eps, out=self.logits, pdl=self.pdl
+            self.residual, weights.norm, weights.head, self.config.eps, bulk=self.bulk, out=self.logits, pdl=self.pdl,
         )  # fmt: skip
 
     def choose(self):
@@ -185,7 +201,7 @@ class OneOperationEach(Step):
     def move(self, layer, ssm):
         self.state_step(layer, ssm, self.conv, None)
 
-    def leave(self, layer):
+    def leave(self, layer, following):
         self.gate(layer)
         self.add(layer.W_out, self.gated, layer.b_out)
 
@@ -250,7 +266,7 @@ class TorchOperations(OneOperationEach):
         y = (h * C).sum(dim=-1, keepdim=True) + per_head(layer.D) * x
         self.mixed.copy_(y.view(-1))
 
-    def leave(self, layer):
+    def leave(self, layer, following):
         c = self.config
         gated = (self.mixed.float() * F.silu(self.z.float())).view(c.ngroups, -1)
         normed = F.rms_norm(gated, gated.shape[1:], eps=c.eps).view(-1) * layer.gated_norm.float()

@@ -1,38 +1,37 @@
-/* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. A team takes
-   every fourth task of its block, and knows of it as soon as its rows are in their slot: so states, windows and what
-   else it needs are on their way to its registers while the product is still to come. What it must wait for itself, B,
-   C and dt, it waits for beside those who multiply. */
+/* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. Each takes every
+   eighth task of its block, and knows of it as soon as the block has taken it: so windows, constants and states are in
+   its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside those who
+   multiply. */
 #pragma once
-#include "../device/copy.cuh"
 #include "../device/math.cuh"
 #include "token_multiply.cuh"
 
 struct Finisher {
     static constexpr int WORDS = (S::DSTATE + 127) / 128; // of 4 numbers, of a row of states, a lane
-    static constexpr int ROWS = HiddenRows::ROWS / PAIRS; // of a warp; row r's sum in lanes 8r … 8r + 7
-    static_assert(ROWS == 4, "two channels' x, and their z");
 
     Model model;
     T *logits;
     Dated *x, *mixed, *shared; // residual stream (Spread<8>), y · silu(z) in pairs (Spread<4>), B, C and dt
+    const unsigned char *slots;
     Memory &memory;
     unsigned first_date;
     float lowest, highest;
-    int team, pair, lane;
+    int number, lane; // of those who finish
     Phase<S::SLOTS> phase;
-    unsigned parity = 0, date = 0; // of B and C below
+    unsigned parity = 0, date = 0; // of its tasks; of B and C below
     float B[WORDS][4], C[WORDS][4];
 
     __device__ __forceinline__ void run() {
-        for (int i = 0; i < team; i++) phase.advance();
-        for (;;) {
-            memory.taken.ring.wait_full(phase);
-            const Task task = memory.taken.tasks[phase.stage];
-            release_by_warp(memory.taken.ring, phase, lane);
-            for (int i = 1; i < TEAMS; i++) phase.advance();
+        for (int i = 0; i < number; i++) phase.advance();
+        for (;; parity ^= 1) {
+            memory.announced.ring.full[number].wait(parity);
+            const Task task = memory.announced.tasks[number];
+            __syncwarp();
+            if (lane == 0) memory.announced.ring.empty[number].arrive();
             const unsigned now = first_date + task.layer;
             switch (task.kind) {
             case EMBED:
+                leave_slot();
                 wait_sums();
                 take_sums();
                 break;
@@ -45,21 +44,26 @@ struct Finisher {
         }
     }
 
-    __device__ __forceinline__ void wait_sums() const { memory.sums.ring.full[team].wait(parity); }
-    /* This warp needs the team's sums no more. */
+    __device__ __forceinline__ void wait_sums() const { memory.sums.ring.full[number].wait(parity); }
+    /* Its task's slot is needed no more, or has nothing for it: then as soon as it is filled. */
+    __device__ __forceinline__ void leave_slot(bool filled = false) {
+        if (!filled) memory.taken.ring.wait_full(phase);
+        release_by_warp(memory.taken.ring, phase, lane);
+        for (int i = 1; i < FINISHERS; i++) phase.advance();
+    }
+    /* Sums are needed no more. */
     __device__ __forceinline__ void take_sums() {
         __syncwarp();
-        if (lane == 0) memory.sums.ring.empty[team].arrive();
-        parity ^= 1;
+        if (lane == 0) memory.sums.ring.empty[number].arrive();
     }
-    /* The sums of rows row(0) … row(N - 1) of the task, that of the r-th in lanes 32 r / N and on. */
-    template <int N, class Row> __device__ __forceinline__ float add_up(Row row) {
-        float sums[N] = {};
+    /* The sums of the task's rows, that of row r in lanes 32 r / ROWS and on. */
+    template <int ROWS> __device__ __forceinline__ float add_up() {
+        float sums[ROWS] = {};
         wait_sums();
 #pragma unroll
         for (int e = lane; e < Sums::ENTRIES; e += 32)
 #pragma unroll
-            for (int r = 0; r < N; r++) sums[r] += memory.sums.at[team][row(r)][e];
+            for (int r = 0; r < ROWS; r++) sums[r] += memory.sums.at[number][r][e];
         take_sums();
         return warp_sums(sums, lane);
     }
@@ -95,10 +99,11 @@ struct Finisher {
 
     /* Rows of B, C and dt. */
     __device__ __forceinline__ void share(Task task, unsigned now) {
-        const int r = ROWS * pair + lane / 8, row = task.number * HiddenRows::ROWS + r;
-        const bool mine = lane % 8 == 0 && r < task.count;
+        const int row = task.number * 4 + lane / 8;
+        const bool mine = lane % 8 == 0 && lane / 8 < task.count;
         Window window(model, task.layer, mine && row < 2 * S::DSTATE ? S::INNER + row : -1);
-        const float sum = add_up<ROWS>([&](int i) { return ROWS * pair + i; });
+        leave_slot();
+        const float sum = add_up<4>();
         if (mine) publish(shared + row, window.step(sum), now);
     }
 
@@ -126,26 +131,24 @@ struct Finisher {
 
     /* Two channels of a head: x and z come as sums; h = exp(A dt) h + dt x Bᵀ, y = C h + D x, and y · silu(z). */
     __device__ __forceinline__ void channels(Task task, unsigned now) {
-        if (2 * pair >= task.count) { // there are no such
-            wait_sums();
-            take_sums();
-            return;
-        }
-        const int head = task.number / HEAD_TASKS, at = first_channel(task) + 2 * pair;
-        uint4 *states = reinterpret_cast<uint4 *>(model.state(task.layer, at));
-        uint4 h[2][WORDS];
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-#pragma unroll
-            for (int w = 0; w < WORDS; w++)
-                h[r][w] = load_streaming(states + r * (S::DSTATE / 4) + least(w * 32 + lane, S::DSTATE / 4 - 1));
+        const int at = 2 * task.number, head = at / S::HEADDIM;
         const Dated *dt = shared + 2 * S::DSTATE + head;
         const Dated seen = look(dt);
         const float rate = __ldg(model.constant(task.layer, A_AT) + head),
                     skip = __ldg(model.constant(task.layer, D_AT) + head),
                     bias = __ldg(model.constant(task.layer, DT_BIAS) + head);
         Window window(model, task.layer, lane % 8 == 0 && lane < 16 ? at + lane / 8 : -1);
-        const float found = window.step(add_up<ROWS>([&](int i) { return i / 2 * HALF + 2 * pair + i % 2; }));
+        float4 h[2][WORDS], *states = reinterpret_cast<float4 *>(model.state(task.layer, at));
+        memory.taken.ring.wait_full(phase);
+        const float4 *from = reinterpret_cast<const float4 *>(slots + phase.stage * SLOT + STATES_AT);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int w = 0; w < WORDS; w++)
+                h[r][w] = from[r * (S::DSTATE / 4) + least(w * 32 + lane, S::DSTATE / 4 - 1)];
+        fence_async_proxy(); // these loads are over when the next copy comes
+        leave_slot(true);
+        const float found = window.step(add_up<4>()); // x in lanes 0 and 8, z in 16 … 23 and 24 … 31
 
         if (date != now) wait_rows(now);
         const float raw = wait_for(dt, now, seen) + bias, plus = raw > 20 ? raw : log1pf(expf(raw));
@@ -158,15 +161,14 @@ struct Finisher {
 #pragma unroll
             for (int w = 0; w < WORDS; w++) {
                 if (w * 32 + lane >= S::DSTATE / 4) break;
-                const unsigned old[4] = {h[r][w].x, h[r][w].y, h[r][w].z, h[r][w].w};
+                const float old[4] = {h[r][w].x, h[r][w].y, h[r][w].z, h[r][w].w};
                 float moved[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    moved[i] = decay * __uint_as_float(old[i]) + add * B[w][i];
+                    moved[i] = decay * old[i] + add * B[w][i];
                     y[r] += moved[i] * C[w][i];
                 }
-                __stcs(reinterpret_cast<float4 *>(states) + r * (S::DSTATE / 4) + w * 32 + lane,
-                       float4{moved[0], moved[1], moved[2], moved[3]});
+                __stcs(states + r * (S::DSTATE / 4) + w * 32 + lane, float4{moved[0], moved[1], moved[2], moved[3]});
             }
         }
         const float sum = warp_sums(y, lane); // of the first channel in lanes 0 … 15
@@ -177,18 +179,19 @@ struct Finisher {
 
     /* Rows of out_proj, added to the residual stream. */
     __device__ __forceinline__ void out(Task task, unsigned now) {
-        constexpr int N = most(1, InnerRows::ROWS / PAIRS), EACH = 32 / N; // rows of a warp, lanes of a row
-        const int r = N * pair + lane / EACH;
-        const bool mine = lane % EACH == 0 && r < task.count;
+        constexpr int LANES = 32 / InnerRows::ROWS; // of a row
+        const int r = lane / LANES;
+        const bool mine = lane % LANES == 0 && r < task.count;
         Dated *place = x + Spread<8>::place(task.number * InnerRows::ROWS + (mine ? r : 0));
         const Dated seen = look(place);
-        const float sum = add_up<N>([&](int i) { return N * pair + i; });
+        leave_slot();
+        const float sum = add_up<InnerRows::ROWS>();
         if (mine) publish(place, wait_for(place, now, seen) + sum, now + 1);
     }
 
     __device__ __forceinline__ void head(Task task) {
-        const int r = ROWS * pair + lane / 8;
-        const float sum = add_up<ROWS>([&](int i) { return ROWS * pair + i; });
-        if (lane % 8 == 0 && r < task.count) logits[task.number * HiddenRows::ROWS + r] = (T)sum;
+        leave_slot();
+        const float sum = add_up<4>();
+        if (lane % 8 == 0 && lane / 8 < task.count) logits[task.number * 4 + lane / 8] = (T)sum;
     }
 };

@@ -7,17 +7,18 @@
 #include "../llm/dated.cuh"
 #include "token_line.cuh"
 
-/* Sums on their way to teams, one buffer each: of every row, those of eight groups of four lanes of each warp. */
+/* Sums on their way to those who finish, a buffer for each: of every row, those of each warp's lanes by fours. */
 struct Sums {
     static constexpr int ROWS = most(HiddenRows::ROWS, InnerRows::ROWS), ENTRIES = 8 * S::WARPS;
-    Ring<TEAMS> ring;
-    float at[TEAMS][ROWS][ENTRIES];
+    Ring<FINISHERS> ring;
+    float at[FINISHERS][ROWS][ENTRIES];
 };
 
 struct Memory {
     Taken taken;
+    Announced announced;
     Sums sums;
-    float squares[GROUPS][2][S::WARPS]; // of a group by turns, so that one may be read meanwhile
+    float squares[2][S::WARPS]; // by turns, so that one may be read meanwhile
 };
 
 /* What a thread holds of a vector that is multiplied with rows: words of 8 numbers, in T. */
@@ -25,10 +26,10 @@ template <class R> struct Part {
     unsigned at[R::WORDS][4];
 
     /* vector · weight / √(mean of squares + eps), as soon as it is there. EACH: dated numbers of a word; 4 are two of 16
-       bits each. By all threads of a group. */
+       bits each. By all threads that multiply. */
     template <int EACH>
     __device__ __forceinline__ void load(const Dated *from, unsigned date, const T *weight, float eps,
-                                         float (&squares)[S::WARPS], int group, int thread) {
+                                         float (&squares)[S::WARPS], int thread) {
         uint4 norm[R::WORDS];
 #pragma unroll
         for (int k = 0; k < R::WORDS; k++)
@@ -55,7 +56,7 @@ template <class R> struct Part {
             }
         sum = warp_sum(sum);
         if (thread % 32 == 0) squares[thread / 32] = sum;
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(S::THREADS) : "memory");
+        asm volatile("bar.sync 1, %0;" ::"n"(S::THREADS) : "memory");
         float total = 0;
 #pragma unroll
         for (int w = 0; w < S::WARPS; w++) total += squares[w];
@@ -79,10 +80,10 @@ struct Multiplier {
     unsigned first_date;
     int vocab;
     float eps;
-    int group, thread;
+    int thread;
     long long token;
     Phase<S::SLOTS> phase;
-    Phase<TEAMS> to;
+    Phase<FINISHERS> to;
     unsigned norms = 0;
 
     __device__ __forceinline__ Task wait_task() const {
@@ -94,17 +95,9 @@ struct Multiplier {
         release_by_warp(memory.taken.ring, phase, thread);
         if (thread % 32 == 0) memory.sums.ring.full[to.stage].arrive();
         to.advance();
-        pass_others();
-    }
-
-    /* Over the tasks of the other groups. */
-    __device__ __forceinline__ void pass_others() {
-#pragma unroll
-        for (int i = 1; i < GROUPS; i++) phase.advance(), to.advance();
     }
 
     __device__ __forceinline__ void run() {
-        for (int i = 0; i < group; i++) phase.advance(), to.advance();
         for (Task task = wait_task(); task.kind != END;) {
             const unsigned now = first_date + task.layer;
             if (task.kind == EMBED) {
@@ -119,11 +112,6 @@ struct Multiplier {
                 task = multiply_all<HiddenRows, 8>(task, x, weight, now);
             }
         }
-        for (int team = GROUPS; team < TEAMS; team += GROUPS) { // the end is told to each
-            release_by_warp(memory.taken.ring, phase, thread);
-            pass_others();
-            wait_task();
-        }
     }
 
     __device__ __forceinline__ void embed(unsigned now) {
@@ -137,7 +125,7 @@ struct Multiplier {
     template <class R, int EACH>
     __device__ __forceinline__ Task multiply_all(Task first, const Dated *vector, const T *weight, unsigned now) {
         Part<R> by;
-        by.template load<EACH>(vector, now, weight, eps, memory.squares[group][norms++ % 2], group, thread);
+        by.template load<EACH>(vector, now, weight, eps, memory.squares[norms++ % 2], thread);
         Task task = first;
         do {
             multiply(by, task);
@@ -151,11 +139,11 @@ struct Multiplier {
        lanes; the rest is not wanted. Of rows that there are not, whatever comes of the first. */
     template <class R> __device__ __forceinline__ void multiply(const Part<R> &by, Task task) {
         const uint4 *words = reinterpret_cast<const uint4 *>(slots + phase.stage * SLOT);
-        const int lane = thread % 32, rows = task.kind == CHANNEL ? 2 * task.count : task.count;
+        const int lane = thread % 32;
         memory.sums.ring.wait_empty(to);
         uint4 w[R::ROWS][R::WORDS]; // all asked for at once
-        if (rows == R::ROWS) take<R>(w, words, [](int r) { return r; });
-        else take<R>(w, words, [=](int r) { return task.has(r) ? r : 0; });
+        if (task.count == R::ROWS) take<R>(w, words, [](int r) { return r; });
+        else take<R>(w, words, [=](int r) { return r < task.count ? r : 0; });
         float sums[R::ROWS];
 #pragma unroll
         for (int r = 0; r < R::ROWS; r += 2) {
