@@ -105,7 +105,9 @@ def launches(problem, t, gradients, softplus, limit, **chosen):
     )
     h, dh = (new(batch * p.chunks // 2, rows, WIDTH, state, dtype=t.x.dtype) for _ in range(2))
     b_sums, c_sums = (new(p.runs, batch, seqlen, groups, dstate) for _ in range(2))
-    dt_lines, head_sums = new(batch, rows, p.chunks, CHUNK), new(batch, rows, p.chunks, 4)
+    # Where a row is a head, its gradients take the place of its slopes: who writes a number has read the one there.
+    dt_lines = slopes if parts == 1 else new(batch, rows, p.chunks, CHUNK)
+    head_sums = new(batch, rows, p.chunks, 4)
 
     line, strides, g = _line(t.dt), t.dt.stride(), gradients
     x, b, dy, c, dx = (_tiles(tensor) for tensor in (t.x, t.B, t.dy, t.C, g.x))
