@@ -172,7 +172,8 @@ struct Finisher {
             }
         }
         const float sum = warp_sums(y, lane); // of the first channel in lanes 0 … 15
-        const float gated = (sum + skip * (lane < 16 ? in[0] : in[1])) * silu(__shfl_sync(~0u, found, 16 + lane / 16 * 8));
+        const float z = __shfl_sync(~0u, found, 16 + lane / 16 * 8);
+        const float gated = (sum + skip * (lane < 16 ? in[0] : in[1])) * silu(z);
         const float next = __shfl_sync(~0u, gated, 16);
         if (lane == 0) publish(mixed + Spread<4>::place(at / 2), pack(gated, next, T()), now);
     }
