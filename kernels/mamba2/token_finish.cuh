@@ -1,7 +1,7 @@
-/* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. Each takes every
-   eighth task of its block, and knows of it as soon as the block has taken it: so windows, constants and states are in
-   its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside those who
-   multiply. */
+/* The warps that make results of sums: the convolution's step, the states, the residual stream, logits. Each takes
+   every eighth task of its block, and knows of it as soon as the block has taken it: so windows, constants and states
+   are in its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside
+   those who multiply. */
 #pragma once
 #include "../device/math.cuh"
 #include "token_multiply.cuh"
@@ -172,7 +172,8 @@ struct Finisher {
             }
         }
         const float sum = warp_sums(y, lane); // of the first channel in lanes 0 … 15
-        const float gated = (sum + skip * (lane < 16 ? in[0] : in[1])) * silu(__shfl_sync(~0u, found, 16 + lane / 16 * 8));
+        const float z = __shfl_sync(~0u, found, 16 + lane / 16 * 8);
+        const float gated = (sum + skip * (lane < 16 ? in[0] : in[1])) * silu(z);
         const float next = __shfl_sync(~0u, gated, 16);
         if (lane == 0) publish(mixed + Spread<4>::place(at / 2), pack(gated, next, T()), now);
     }

@@ -44,7 +44,7 @@ constexpr int STATES_AT = most(HiddenRows::ROWS * S::HIDDEN, InnerRows::ROWS * S
 constexpr int STATES = 2 * S::DSTATE * 4, SLOT = (STATES_AT + STATES + 127) / 128 * 128;
 
 /* Slots that are on their way at a time: as many as keep memory busy, and fewer while a vector is waited for, as its
-   numbers stand behind them. On an H200 a token of 2.7B takes 1.60 ms with six and two of 20 KB, and 1.64 with three. */
+   numbers stand behind them. On an H200 a token of 2.7B takes 1.60 ms with six and two of 20 KB, 1.64 with three. */
 constexpr int AT_A_TIME = least(S::SLOTS, most(2, 128 * 1024 / SLOT)), WHILE_WAITING = 2;
 
 /* Warps finish what the others have multiplied, a task each, by turns. No more of them than slots: none may ask for a
