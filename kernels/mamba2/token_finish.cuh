@@ -168,7 +168,7 @@ struct Finisher {
                     moved[i] = decay * old[i] + add * B[w][i];
                     y[r] += moved[i] * C[w][i];
                 }
-                __stcs(states + r * (S::DSTATE / 4) + w * 32 + lane, float4{moved[0], moved[1], moved[2], moved[3]});
+                __stwt(states + r * (S::DSTATE / 4) + w * 32 + lane, float4{moved[0], moved[1], moved[2], moved[3]});
             }
         }
         const float sum = warp_sums(y, lane); // of the first channel in lanes 0 … 15

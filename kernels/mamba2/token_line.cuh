@@ -43,10 +43,9 @@ static_assert(S::HEADDIM % 2 == 0, "both channels of a task are of one head");
 constexpr int STATES_AT = most(HiddenRows::ROWS * S::HIDDEN, InnerRows::ROWS * S::INNER) * 2;
 constexpr int STATES = 2 * S::DSTATE * 4, SLOT = (STATES_AT + STATES + 127) / 128 * 128;
 
-/* Slots that are on their way at a time. This many keep memory nearly busy, and what blocks hand to each other waits
-   behind them: on an H200 a token takes 1.64 ms with three of 20 KB, some per cent more with two, four or all. */
-constexpr int AT_A_TIME = least(S::SLOTS, most(2, 128 * 1024 / SLOT));
-constexpr int AT_A_WAIT = 1; // while a vector is waited for
+/* Slots that are on their way at a time: as many as keep memory busy, and fewer while a vector is waited for, as its
+   numbers stand behind them. On an H200 a token of 2.7B takes 1.60 ms with six and two of 20 KB, 1.64 with three. */
+constexpr int AT_A_TIME = least(S::SLOTS, most(2, 128 * 1024 / SLOT)), WHILE_WAITING = 2;
 
 /* Warps finish what the others have multiplied, a task each, by turns. No more of them than slots: none may ask for a
    slot's next round but one. */
@@ -117,7 +116,8 @@ struct Announced {
     unsigned waits; // whether those who multiply wait for a vector; a hint, which may come late
 
     __device__ __forceinline__ void say(bool waiting) {
-        asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(shared_address(&waits)), "r"((unsigned)waiting) : "memory");
+        asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(shared_address(&waits)), "r"((unsigned)waiting)
+                     : "memory");
     }
     __device__ __forceinline__ bool hear() const {
         unsigned heard;
@@ -160,8 +160,8 @@ struct Loader {
             taken.ring.wait_full(oldest);
             oldest.advance();
         }
-        if (asked > AT_A_WAIT) {
-            if (announced.hear()) taken.ring.wait_full(newest);
+        if (asked > WHILE_WAITING) {
+            if (__any_sync(~0u, announced.hear())) taken.ring.wait_full(newest); // all lanes, or none
             newest.advance();
         }
         taken.ring.wait_empty(phase);

@@ -25,8 +25,8 @@ struct Memory {
 template <class R> struct Part {
     unsigned at[R::WORDS][4];
 
-    /* vector · weight / √(mean of squares + eps), as soon as it is there. EACH: dated numbers of a word; 4 are two of 16
-       bits each. By all threads that multiply. */
+    /* vector · weight / √(mean of squares + eps), as soon as it is there. EACH: dated numbers of a word; 4 are two of
+       16 bits each. By all threads that multiply. */
     template <int EACH>
     __device__ __forceinline__ void load(const Dated *from, unsigned date, const T *weight, float eps,
                                          float (&squares)[S::WARPS], int thread) {
