@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels import lowbit
 from kernels.mamba2 import prompt, shapes
 
 SMALL = shapes.Shape("small", 72, 2, 8, 16, 32, 64)
@@ -49,3 +50,8 @@ def test_in_projs_rows_begin_at_lines(rows, stride, device):
     assert found.shape == (5, rows) and found.stride() == (stride, 1)
     assert off(found, F.linear(u.double(), W.double())) < 5e-4
     assert prompt.project(u.float(), W.float()).stride() == (rows, 1)
+
+
+def test_weights_of_few_bits_are_the_products_own_matter():
+    u, Wq = torch.randn(5, 64).half(), lowbit.quantize(torch.randn(40, 64).half(), 8)
+    assert prompt.project(u, Wq, lambda given, W: (given, W)) == (u, Wq)

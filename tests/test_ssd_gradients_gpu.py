@@ -175,4 +175,5 @@ def test_inside_a_layer_of_mamba_ssm(monkeypatch):
         found = [loss, *torch.autograd.grad(loss, [u, *layer.parameters()])]
         wanted = wanted or found
     for name, one, other in zip(("loss", "u", *dict(layer.named_parameters())), found, wanted):
-        assert (one - other).float().norm() <= 2e-2 * other.float().norm(), name
+        most = 6e-2 if name in ("A_log", "dt_bias") else 2e-2  # sums over all tokens, whose addends nearly cancel
+        assert (one - other).float().norm() <= most * other.float().norm(), name

@@ -74,10 +74,10 @@ def block(config, layer, u, conv_state=None, ssm_state=None, product=F.linear, c
 def project(u, W, product=F.linear):
     """product(u, W), u (n, hidden), W (rows, hidden) → (n, rows). Of numbers of 16 bits each row begins at a line of
     L2, 128 bytes, though rows are no multiple of that: else who reads a part of each row asks for a line more."""
-    rows, per_line = len(W), LINE // 2
-    if not isinstance(W, torch.Tensor) or W.itemsize != 2 or rows % per_line == 0:
-        return product(u, W)
-    return torch.mm(u, W.T, out=u.new_empty(len(u), -(-rows // per_line) * per_line)[:, :rows])
+    per_line = LINE // 2
+    if not isinstance(W, torch.Tensor) or W.itemsize != 2 or len(W) % per_line == 0:
+        return product(u, W)  # quantized weights, too, which are none of torch's tensors
+    return torch.mm(u, W.T, out=u.new_empty(len(u), -(-len(W) // per_line) * per_line)[:, : len(W)])
 
 
 def _scan(c, layer, z, xBC, dt, ssm_state, cu_seqlens=None):
