@@ -68,16 +68,14 @@ CASES = [
     Case("17", "llm", "Mistral-7B, int8, a token behind 127", "attention in one launch, too"),
     Case("17", "llm", "Mistral-7B, int4, a token behind 127", "attention in one launch, too"),
     Case("17", "llm", "Llama-3.2-1B, bf16, a token behind 127", "one launch"),
-    Case(
-        "18",
-        "mamba2",
-        "Mamba-2 2.7B, fp16, a token",
-        "norms, convolution and addition in the products",
-        "weights by TMA, some at a time, PDL",
-    ),  # fmt: skip
+    Case("18", "mamba2", "Mamba-2 2.7B, fp16, a token", "one launch"),
     Case("18", "mamba2", "Mamba-2 2.7B, prefill, 8K", "ours"),
     Case("18", "mamba2", "Mamba-2 2.7B, prefill, 128K", "ours"),
     Case("18", "mamba2", "State step, batch 64, 80 heads of 64, dstate 128, 32 bits", "state_step"),
+    *(
+        Case("21", "ssd_backward", f"SSD forward and backward, 2.7B, bf16, {n}", "fused forward, fused backward")
+        for n in ("8K", "128K")
+    ),
 ]
 
 
