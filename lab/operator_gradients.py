@@ -24,7 +24,9 @@ def register_backward(library, name, names, backward, tracked, kept):
         ctx.options = {names[index]: inputs[index] for index in others}
 
     def all_of_them(ctx, *gradients):
-        context = Context(ctx.saved_tensors, ctx.options, tuple(ctx.needs_input_grad[index] for index in saved))
+        asks = ctx.needs_input_grad  # of the arguments up to the last that is not its default
+        needs = tuple(index < len(asks) and asks[index] for index in saved)
+        context = Context(ctx.saved_tensors, ctx.options, needs)
         found = dict(zip(tracked, backward(context, *gradients)))
         return tuple(found.get(name) for name in names)
 

@@ -138,6 +138,27 @@ def test_a_training_step_compiles_whole(function, backend):
         assert torch.equal(found, other)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_training_step_compiles_with_no_options(function):
+    dy, call = make(SHORT, dtype=torch.float32)
+    call = {name: call[name] for name in ("x", "dt", "A", "B", "C")}
+    wanted = through(function, dy, **call)
+    compiled = torch.compile(lambda **call: function(**call), fullgraph=True, backend="aot_eager")
+    for found, other in zip(through(compiled, dy, **call), wanted):
+        assert found is other is None or torch.equal(found, other)
+
+
+def test_the_operators_states_of_sequences_have_no_gradient():
+    _, call = make(SHORT, dtype=torch.float32)
+    x, *rest = (call[name][:1] if call[name].ndim > 1 else call[name] for name in ("x", "dt", "A", "B", "C"))
+    ends = torch.tensor([0, x.shape[1]], dtype=torch.int32)
+    *_, states = torch.ops.matmul_to_mamba.ssd_five(
+        x.requires_grad_(), *rest, cu_seqlens=ends, return_varlen_states=True
+    )
+    with pytest.raises(NotImplementedError, match="the states of sequences have no gradient"):
+        states.sum().backward()
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpoints(reentrant):
     dy, call = make(SHORT, dtype=torch.float32)

@@ -70,6 +70,8 @@ def _backward(context, dy, dfinal_states, dvarlen_states, mamba=False):
     """Gradients of TRACKED. mamba: as mamba_chunk_scan_combined reads its arguments."""
     from kernels.ssd_backward import gradients  # which imports this package
 
+    if dvarlen_states is not None and dvarlen_states.numel():  # of the bare operators: the functions refuse it before
+        raise NotImplementedError("return_varlen_states: the states of sequences have no gradient")
     named = dict(zip((*TRACKED, *KEPT), context.saved_tensors))
     tensors = [_last_axis_contiguous(named.pop(name)) for name in ("x", "dt", "A", "B", "C")]
     named["z"] = _last_axis_contiguous(named["z"])
@@ -118,7 +120,9 @@ def _run(where, operators, tensors, how, dt_limit, **out):
     try:
         how["dt_limit"] = None if dt_limit == NO_LIMIT else list(dt_limit)
         return operators(*tensors, **how, **out)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, RuntimeError) and "Expected a value of type" not in str(error):
+            raise  # not the schema's
         named = {name: value for name, value in how.items() if name not in UNSEEN}
         arguments.expect_ssd(where, *tensors, **named | {"dt_limit": dt_limit})
         raise

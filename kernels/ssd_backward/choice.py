@@ -28,7 +28,9 @@ def gradients(
 
     Arguments: kernels.ssd_backward. `which` says which rung runs, and why; another than the fastest says so, once for
     each reason. On the CPU the kernels run on the SIMT machine or in Triton's interpreter up to MOST_INTERPRETED tokens
-    times heads; beyond, where that would take minutes, `plain` runs in their place.
+    times heads; beyond, where that would take minutes, `plain` runs in their place. In 16 bits the kernels round sums
+    within a chunk, and the state's gradient, to the dtype: in float16 dy wants to be scaled, as everywhere in training,
+    so that neither overflows (65504) nor loses its digits (below 6e-5).
     """
     options = dict(
         chunk_size=chunk_size, dfinal_states=dfinal_states, D=D, z=z, dt_bias=dt_bias, initial_states=initial_states,
@@ -52,8 +54,8 @@ def _choose(where, dy, x, dt, A, B, C, options):
     first = ""
     if x.is_cpu and problem.batch * problem.seqlen * problem.nheads > MOST_INTERPRETED:
         first = (
-            f"{problem.batch} x {problem.seqlen} tokens of {problem.nheads} heads would take a kernel minutes on the "
-            f"CPU, where it is interpreted"
+            f"more than {MOST_INTERPRETED} tokens times heads would take a kernel minutes on the CPU, where it is "
+            f"interpreted"
         )
     for rung, takes in () if first else FASTEST:
         if not (why := takes(problem, dy, x, dt, A, B, C, **options)):

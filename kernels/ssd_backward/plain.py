@@ -41,7 +41,8 @@ def plain(
             dy, **given, dfinal_states=dfinal_states, seq_idx=seq_idx, dt_softplus=dt_softplus, dt_limit=dt_limit,
             chunk_size=chunk_size or CHUNK,
         )  # fmt: skip
-    return Gradients(*(None if one is None else one.to(given[name].dtype) for name, one in found._asdict().items()))
+    rounded = {name: None if one is None else one.to(given[name].dtype) for name, one in found._asdict().items()}
+    return Gradients(*(None if one is None else one.contiguous() for one in rounded.values()))
 
 
 def wide_gradients(
