@@ -247,6 +247,6 @@ def exercise_4(chunked_back):
         L, Q = 1024, 16
         arrays = [rng.standard_normal((L, n)) for n in (3, 3, 2, 2)]
         dt = rng.uniform(0.5, 1.5, L)
-        _cost(chunked_back, (*arrays[:2], -0.1 * dt, dt, *arrays[2:], Q), 60 * L // Q + 400, 20 * 8 * L * Q,
+        _cost(chunked_back, (*arrays[:2], -0.1 * dt, dt, *arrays[2:], Q), 40 * L // Q + 400, 20 * 8 * L * Q,
               f"{L:,} tokens in chunks of {Q}", f"a few for each of the {L // Q} chunks")  # fmt: skip
     return exercise.report(f"right in {len(cases)} cases, across any border")

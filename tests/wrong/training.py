@@ -258,5 +258,6 @@ WRONG = {
         "the reader's dt": (_b(table=lambda dt: dt[:, :, None]), "dB has"),
         "all in one chunk": (lambda *given: _chunked_back(*given[:-1], len(given[1])), "your function took"),
         "chunks of one token": (_by_tokens, "steps of Python"),
+        "Q taken for 1": (lambda *given: _chunked_back(*given[:-1], 1), "steps of Python"),
     },
 }
