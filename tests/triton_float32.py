@@ -93,7 +93,7 @@ def layer(shape, rest=True, run=True, wgmma=False):
     try:
         machine_code.checked = lambda kernel: kernel
         for module in (float32_state, float32_scan):
-            module.either = lambda run, kind, x, W, tile, one, other: run(one if wgmma else other)
+            module.either = lambda run, kind, x, W, tile, one, other, most: run(one if wgmma else other)
         for module in MODULES:
             module.launch = on_the_machine(seen, run)
         for module in (float32_scores, float32_passing):
