@@ -358,7 +358,7 @@ def test_on_the_cpu_what_would_take_minutes_is_said(monkeypatch):
     CHOICE._say_once.cache_clear()
     dy, call = make((1, 600, 2, 16, 1, 16), "D", torch.float32)
     with pytest.warns(
-        UserWarning, match="1 x 600 tokens of 2 heads would take a kernel minutes on the CPU.*plain runs"
+        UserWarning, match="more than 512 tokens times heads would take a kernel minutes on the CPU.*plain runs"
     ):
         found = through(ssd.five, dy, **call)
     compare("long", found, dy, call, 2e-5)
