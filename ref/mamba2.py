@@ -35,26 +35,8 @@ from ref.ssd_arguments import array, runs_of
 from ref.ssd_steps import silu
 
 
-class Widths:
-    """What follows from nheads, headdim, ngroups and dstate."""
-
-    @property
-    def d_inner(self):
-        return self.nheads * self.headdim
-
-    @property
-    def channels(self):
-        """What the convolution runs over: x, B and C."""
-        return self.d_inner + 2 * self.ngroups * self.dstate
-
-    @property
-    def in_rows(self):
-        """Rows of in_proj: z, x, B, C and dt."""
-        return self.d_inner + self.channels + self.nheads
-
-
 @dataclass(frozen=True)
-class Config(Widths, llm.Heads):
+class Config(llm.Heads):
     """Sizes of a model. attention_layers: indices of the layers with attention, (): none; n_heads to scaling are
     theirs, and rotary says how many numbers of a head turn; ffn is the feed-forward block's width, 0: there is none."""
 
@@ -77,6 +59,20 @@ class Config(Widths, llm.Heads):
     theta: float = 10000.0
     scaling: tuple | None = None
     ffn: int = 0
+
+    @property
+    def d_inner(self):
+        return self.nheads * self.headdim
+
+    @property
+    def channels(self):
+        """What the convolution runs over: x, B and C."""
+        return self.d_inner + 2 * self.ngroups * self.dstate
+
+    @property
+    def in_rows(self):
+        """Rows of in_proj: z, x, B, C and dt."""
+        return self.d_inner + self.channels + self.nheads
 
 
 @dataclass

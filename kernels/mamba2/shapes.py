@@ -5,13 +5,11 @@ from types import SimpleNamespace
 
 import torch
 
-from ref.mamba2 import Widths
-
 WIDTH = 4
 
 
 @dataclass(frozen=True)
-class Shape(Widths):
+class Shape:
     """What kernels.mamba2.step takes as config, and the type of its numbers."""
 
     name: str
@@ -27,6 +25,18 @@ class Shape(Widths):
     dt_limit: tuple = (0.0, float("inf"))
     attention_layers: tuple = ()
     ffn: int = 0
+
+    @property
+    def d_inner(self):
+        return self.nheads * self.headdim
+
+    @property
+    def channels(self):
+        return self.d_inner + 2 * self.ngroups * self.dstate
+
+    @property
+    def in_rows(self):
+        return self.d_inner + self.channels + self.nheads
 
 
 MAMBA2_2_7B = Shape("Mamba-2 2.7B", 2560, 64, 80, 64, 128, 50288)
