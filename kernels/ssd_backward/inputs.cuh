@@ -99,20 +99,26 @@ __device__ __forceinline__ void multiply_decays(const float (&g)[32], unsigned (
     *(float2 *)&sums.over_inputs[warp][8 * column_block(lane) + lane % 4 * 2] = found;
 }
 
+/* The lane's part of a dot product: of the row r of its two, of a left factor and of sums. */
+__device__ __forceinline__ float row_dot(const unsigned (&f)[4][4], const float (&d)[32], int r) {
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 v = unpack(f[n / 2][n % 2 * 2 + r], T());
+        sum += v.x * d[4 * n + 2 * r] + v.y * d[4 * n + 2 * r + 1];
+    }
+    return sum;
+}
+
 /* q: sums of dx without dt_j. Those of the state behind the chunk are there, without their decay: x_j . q_j of them,
    for each of the two tokens, and then the decay. */
 __device__ __forceinline__ void decay_from_end(float (&q)[32], float (&through_end)[2], const unsigned (&x)[4][4],
                                                const Inputs &own) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float dot = 0;
+        through_end[r] = row_sum(row_dot(x, q, r)) * own.to_end[r];
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const float2 v = unpack(x[n / 2][n % 2 * 2 + r], T());
-            dot += v.x * q[4 * n + 2 * r] + v.y * q[4 * n + 2 * r + 1];
-            q[4 * n + 2 * r] *= own.to_end[r], q[4 * n + 2 * r + 1] *= own.to_end[r];
-        }
-        through_end[r] = row_sum(dot) * own.to_end[r];
+        for (int n = 0; n < 8; n++) q[4 * n + 2 * r] *= own.to_end[r], q[4 * n + 2 * r + 1] *= own.to_end[r];
     }
 }
 
