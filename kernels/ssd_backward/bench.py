@@ -2,12 +2,11 @@
 
 80 heads, headdim 64, dstate 128, one group, batch 1, dt_bias and softplus, D; inputs as kernels.ssd.bench draws them.
 Beside ours stand mamba_ssm's kernels (peers.py), tuned at each length and at their best chunk size, in a CUDA graph and
-as called. Bytes and flops are what the layer asks for (`least`), so
-that percentages of the roof compare. The gradient of x of each row is held against float64 before it is timed and
-after; all gradients in the table of errors, over several draws of the inputs.
+as called. Bytes and flops are what the layer asks for (`least`), so that percentages of the roof compare. The gradient
+of x of each row is held against float64 before it is timed and after; all gradients in the table of errors.
 
-Tables: peak memory above the inputs, and how far each gradient is off. Of a call all that its allocator ever held
-counts, results too.
+One ladder more is of a whole training step, 64 layers at 8K (training.py). Tables: peak memory above the inputs, of
+which all counts that the allocator ever held, results too; and how far each gradient is off, over several draws.
 """
 
 import functools
@@ -27,7 +26,7 @@ from kernels.ssd import fused as forward
 from kernels.ssd.bench import told
 from kernels.ssd.five import least as least_forward
 from kernels.ssd.fused import SOURCES as FORWARD
-from kernels.ssd_backward import few, fused, peers, plain
+from kernels.ssd_backward import few, fused, peers, plain, training
 from kernels.ssd_backward.few import SOURCES as FEW
 from kernels.ssd_backward.fused import SOURCES as FUSED
 from kernels.ssd_backward.plain import SOURCES as PLAIN
@@ -83,8 +82,10 @@ def ladders(seconds=0.03, parts=()):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the SSD backward ladders")
     cases = [case for case in CASES if running.wants(case.title)]
-    told("compiling ahead", compile_ahead, sorted({case.kind for case in cases}))
-    return [told(case.title, measure, case, seconds) for case in cases]
+    kinds = {case.kind for case in cases} | ({"bf16"} if running.wants(training.TITLE) else set())
+    told("compiling ahead", compile_ahead, sorted(kinds))
+    found = [told(case.title, measure, case, seconds) for case in cases]
+    return found + told("whole training steps", training.ladders)
 
 
 def tables():
