@@ -99,17 +99,6 @@ __device__ __forceinline__ void multiply_decays(const float (&g)[32], unsigned (
     *(float2 *)&sums.over_inputs[warp][8 * column_block(lane) + lane % 4 * 2] = found;
 }
 
-/* The lane's part of a dot product: of the row r of its two, of a left factor and of sums. */
-__device__ __forceinline__ float row_dot(const unsigned (&f)[4][4], const float (&d)[32], int r) {
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < 8; n++) {
-        const float2 v = unpack(f[n / 2][n % 2 * 2 + r], T());
-        sum += v.x * d[4 * n + 2 * r] + v.y * d[4 * n + 2 * r + 1];
-    }
-    return sum;
-}
-
 /* q: sums of dx without dt_j. Those of the state behind the chunk are there, without their decay: x_j . q_j of them,
    for each of the two tokens, and then the decay. */
 __device__ __forceinline__ void decay_from_end(float (&q)[32], float (&through_end)[2], const unsigned (&x)[4][4],

@@ -4,14 +4,15 @@
        forwards    h  = decay of the chunk * h  + sum over its tokens j: dt_j (decay from j to the end) x_j B_j^T
        backwards   dh = decay of the chunk * dh + sum over its tokens i: (decay from the start to i) dy_i C_i^T
 
-   The left factor, x or dy times its weight, is taken in two parts of 16 bits, and so the product twice: what is lost of
-   it once is in all states that follow, and in dA, a sum of both signs over everything, it was the largest error. */
+   The left factor, x or dy times its weight, is taken in two parts of 16 bits, and so the product twice: what is lost
+   of it once is in all states that follow, and in dA, a sum of both signs over everything, it was the largest error. */
 #pragma once
 #include "../device/hopper/wgmma.cuh"
 #include "../device/math.cuh"
 #include "tiles.cuh"
 
-/* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight: rounded, and what that leaves. */
+/* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight: rounded, and what that leaves,
+   rounded. */
 __device__ __forceinline__ void weigh(unsigned (&f)[4][4], unsigned (&rest)[4][4], const Line &line, bool backwards,
                                       int lane) {
 #pragma unroll
