@@ -35,7 +35,7 @@ TITLE = f"Mamba-2 2.7B stack, forward and backward, bf16, {short(SEQLEN)}"
 THEIRS, OURS, WITHOUT = "mamba_ssm's SSD", "ours", "no SSD at all"
 HERE = "kernels/ssd_backward/training.py"
 SOURCES = (HERE, "kernels/ssd/dropin.py", *FORWARD, *BACKWARD)
-TOLERANCE = 5e-2  # between gradients of the stack's input in bfloat16, ‖a − b‖ / ‖b‖
+FAR = 2  # ours may be so many times as far from mamba_ssm's gradient as that is from itself in other chunks
 TOKENS, COLUMNS = 32, 64  # of the convolution's blocks, backwards
 
 
@@ -59,13 +59,9 @@ def measure(blocks):
     chunk = min(stack.CHUNKS, key=functools.partial(_seconds_of_few, blocks, hidden, gradient))
     ssds = {THEIRS: stack._in_chunks(chunk), OURS: mamba_chunk_scan_combined, WITHOUT: stack.no_ssd}
     steps = {name: functools.partial(step, blocks, hidden, gradient, ssd) for name, ssd in ssds.items()}
-    theirs, ours = steps[THEIRS](), steps[OURS]()
-    off = ((ours - theirs).float().norm() / theirs.float().norm()).item()
-    if not off <= TOLERANCE:  # NaN too
-        raise ValueError(f"{TITLE}: ours is off by {off:.2g} from mamba_ssm's, allowed are {TOLERANCE:.2g}")
-    del theirs, ours
+    off, itself = compared(steps, functools.partial(step, blocks, hidden, gradient), chunk)
     steps[WITHOUT]()
-    said = {THEIRS: f"chunk {chunk}, the faster", OURS: f"{off:.1e} from mamba_ssm's", WITHOUT: "not checked"}
+    said = {THEIRS: f"chunk {chunk}, the faster", OURS: f"{off:.1e} from mamba_ssm's, which is {itself:.1e} from itself", WITHOUT: "not checked"}
     figures = []
     for name, (timing, called, ratio) in stack.timed(steps, in_a_graph=False).items():
         moved, flops = work(ssd=name != WITHOUT)
@@ -81,6 +77,17 @@ def measure(blocks):
     ladder = Ladder(TITLE, "flops", figures, device="cuda", called_on=called_on)
     print(f"{TITLE}: ours makes it {gain(ladder):.2f} times as fast", flush=True)
     return ladder
+
+
+def compared(steps, run, chunk):
+    """How far our gradient of the stack's input is from mamba_ssm's, ‖a − b‖ / ‖b‖, and how far mamba_ssm's is in its
+    other chunks: 64 layers make much of every rounding. ValueError where ours is further than FAR times that."""
+    theirs, ours = steps[THEIRS](), steps[OURS]()
+    other = run(stack._in_chunks(next(one for one in stack.CHUNKS if one != chunk)))
+    off, itself = (((one - theirs).float().norm() / theirs.float().norm()).item() for one in (ours, other))
+    if not off <= FAR * itself:  # NaN too
+        raise ValueError(f"{TITLE}: ours is off by {off:.2g} from mamba_ssm's, which is by {itself:.2g} from itself")
+    return off, itself
 
 
 def gain(ladder):
