@@ -49,7 +49,8 @@ def expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, out,
     expect(where, "q", q, k_pages, ("n_requests", *([new] if new else []), "n_heads", head_dim))
     if q.shape[-2] % n_kv_heads:
         raise ValueError(
-            f"{where}: n_heads must be a multiple of n_kv_heads, got {q.shape[-2]} query heads and {n_kv_heads} kv heads"
+            f"{where}: n_heads must be a multiple of n_kv_heads, got {q.shape[-2]} query heads and {n_kv_heads} kv "
+            "heads"
         )
     if q.data_ptr() % 16:
         raise ValueError(f"{where}: q must start at an address divisible by 16, got {q.data_ptr():#x}")
@@ -103,5 +104,6 @@ def expect_tables(where, k_pages, table, lens, slots):
         if len(np.unique(pages)) < len(pages):
             found, times = np.unique(pages, return_counts=True)
             raise ValueError(
-                f"{where}: table must name a page once in a request, got page {found[times > 1][0]} twice in slot {slot}"
+                f"{where}: table must name a page once in a request, got page {found[times > 1][0]} twice in slot "
+                f"{slot}"
             )

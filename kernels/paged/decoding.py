@@ -143,11 +143,8 @@ def _prepared(q_shape, pages_shape, max_pages, dtype, device, new, pdl, invarian
     n_rows = n_heads // n_kv_heads * new
     sizes = n_requests, n_rows, n_kv_heads, head_dim, n_pages, page_size, max_pages
     p = plan(*sizes, *card(device), pdl, invariant, **chosen)
-    return (
-        p,
-        *_kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads, p.together),
-        (n_requests * n_kv_heads * n_rows // p.together),
-    )
+    kernels = _kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads, p.together)
+    return p, *kernels, n_requests * n_kv_heads * n_rows // p.together
 
 
 @functools.cache

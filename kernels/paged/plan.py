@@ -14,6 +14,7 @@ from kernels.attention.plan import options as _options
 
 LEAST_CHUNK, MOST_CHUNKS = 8, 128  # of requests.cuh: tiles of a chunk, chunks of a row
 DEPTH = 6  # segments that a thread of merge.cu loads at once
+WIDTH = 512  # numbers of the rows that a block of merge.cu takes together, at most: four teams of 128 threads
 MOST_ROWS = 64  # rows of a kv head that decode.cu takes at once, new tokens times heads of a group
 USUAL = 16, 4096  # requests and tokens that an invariant plan is made for, whatever comes
 
@@ -50,7 +51,10 @@ def plan(n_requests, n_rows, n_kv_heads, head_dim, n_pages, page_size, max_pages
     heads, most_tiles = -(-n_rows // head_tiles), -(-max_len // tile)
     shares = min(chosen.get("shares") or processors, n_requests * p.rows * most_tiles)
 
-    together = heads if heads * head_tiles == n_rows and (invariant or p.together > 1) else 1
+    even = heads * head_tiles == n_rows  # all head tiles of a kv head have as many rows
+    together = max(n for n in range(1, heads + 1) if n == 1 or even and heads % n == 0 and n * head_dim <= WIDTH)
+    if not invariant and p.together == 1:  # few blocks: as many as there are rows
+        together = 1
     columns = together * head_dim // 4
     most_segments = MOST_CHUNKS if invariant else -(-shares // p.rows) + 1  # of a row
     teams = min(-(-most_segments // DEPTH), max(1, MERGE_THREADS // columns))
