@@ -265,19 +265,23 @@ def test_scratch_memory_may_hold_anything_and_is_as_large_as_it_must_be():
 
 
 MISTAKES = {  # of pages, which the tests above would miss if these were not seen
-    "the next window is forgotten": ("window = next_window;", ";", False),
+    "the next window is forgotten": (", window = next_window;", ";", False),
     "pages of the first window again": ("first_page += 32, ", "", False),
     "a head further": ("* pool.n_kv_heads + kv_head)", "* pool.n_kv_heads + kv_head / 2 * 2)", False),
     "what is behind a request is not zero": ("else store_zeros(to);", "else copy_async(to, pool.v + at, once);", False),
     "the window of the request before": ("if (next.mine > 0) enter_request(lane);\n    }", "}", False),
-    "segments of another row": ("(long long)b * requests.rows + row;", "(long long)b * requests.rows;", True),
+    "segments of another row": (
+        "first_block + (long long)b * requests.rows + row;",
+        "first_block + b * requests.rows;",
+        True,
+    ),
 }
 
 
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_in_the_pages_would_be_seen(what):
     old, new, merge = MISTAKES[what]
-    p = Problem([150, 16, 0, 290], 4, 8, 4, 64)
+    p = Problem([150, 16, 0, 290], 4 if "not zero" in what else 1, 8, 4, 64)
     with pytest.raises((AssertionError, simt.SimtError)):
         p.close(launch_changed(old, new, 0, p, races=False, merge=merge))
 
