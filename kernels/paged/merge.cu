@@ -46,7 +46,8 @@ __device__ __forceinline__ int segments_of(const Requests &requests, int b, int 
     return tiles ? shares.block_of(begin + tiles - 1) - first_block + 1 : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) // 1: without it ptxas asks for one segment after another, to save registers
+// The 1: without it ptxas saves registers, and asks for one segment after another.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 merge(const float *partial, const float2 *max_and_sum, const int *slots, const int *lens, T *out, int n_requests,
       int rows, int max_requests, int max_len, int newer, int blocks) {
     __shared__ float4 found[TEAMS][COLUMNS];
