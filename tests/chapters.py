@@ -22,7 +22,7 @@ TESTS = {
     "05": "exercises_fusion fusion* lab_plots_fusion ref_fusion",
     "06": "exercises_lowbit_weights lowbit* lab_plots_lowbit ref_lowbit",
     "07": "exercises_attention_mix attention_mix* kv_cache_rungs* lab_plots_attention ref_attention",
-    "08": "exercises_flash_decoding attention_bench attention_[dpr]* lab_plots_attention",
+    "08": "exercises_flash_decoding attention_bench attention_[dpr]* lab_plots_attention ref_scheduling",
     "09": "exercises_kv_quantization kv_cache* attention_bench lab_plots_attention ref_kv_cache",
     "11": "exercises_ssd_math lab_plots_ssd ref_ssd",
     "12": "exercises_five_kernels ssd_five* ssd_float32* ssd_stack* ssd_dropin ssd_bench",
