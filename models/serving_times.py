@@ -2,17 +2,21 @@
 
 seconds = launches and weights + flops / rate + layers · attention
 
-    launches and weights   a step of one token without attention, measured (kernels/llm, "The law of a step")
+    launches and weights   a step of one token without attention, measured (kernels/llm, "The law of a step"); or, where
+                           they are stored, steps of 1 to 16 texts (models/measure_several.py), and lines between them
     flops / rate           of every further row: tokens that go through the products side by side, and what attention
                            multiplies for a prompt's. The rate is that of measured prompts (kernels/llm)
     attention              of the tokens that are decoded: bytes / rate + a price for a launch, fitted to measured
                            cells (kernels/paged where they are stored, else kernels/attention; of PDL launches)
 
 The law is exact at its ends only: one row, and prompts of 512 and 4,096 tokens, which it meets within 8 %. Between them
-it is pessimistic, since weights are read while rows are multiplied. Sampling and the host count nothing.
+it is pessimistic, unless steps of several texts are stored, since weights are read while rows are multiplied. Sampling
+and the host count nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from lab import results
 from lab.law import fit
@@ -27,6 +31,7 @@ class StepTimes:
     """Seconds of a step of a model in 16 bits, on a card.
 
     weights  s;  flops  flop/s;  read  bytes/s;  price  s of each layer's attention beyond its bytes;  source  whence
+    several  ((rows, s), ...), rising: steps without attention that were measured; then weights are not looked at
     """
 
     weights: float = WEIGHTS
@@ -35,6 +40,7 @@ class StepTimes:
     price: float = PRICE
     model: object = MISTRAL_7B  # a ref.roofline.ModelConfig
     blocks: int = BLOCKS
+    several: tuple = ()
     source: str = "about an NVIDIA H200: nothing is stored"
 
     @property
@@ -52,10 +58,17 @@ class StepTimes:
         """
         rows = len(lens) + sum(new for new, _ in prompts)
         m = self.model
-        flops = 2 * (m.matrix_weights - m.vocab * m.hidden) * rows
-        flops += sum(m.layers * self._scores(new, behind + (new + 1) / 2) for new, behind in prompts)
-        seconds = self.weights + flops / self.flops
+        scores = sum(m.layers * self._scores(new, behind + (new + 1) / 2) for new, behind in prompts)
+        seconds = self.products(rows) + scores / self.flops
         return seconds + m.layers * self.attention(lens, fair, shared) if lens else seconds
+
+    def products(self, rows):
+        """Seconds of a step of so many rows without attention."""
+        each = 2 * (self.model.matrix_weights - self.model.vocab * self.model.hidden) / self.flops
+        if not self.several:
+            return self.weights + rows * each
+        counts, seconds = zip(*self.several)
+        return float(np.interp(rows, counts, seconds)) + max(0, rows - counts[-1]) * each
 
     def attention(self, lens, fair=True, shared=0):
         """Seconds of one layer's attention of tokens that are decoded."""
@@ -94,7 +107,18 @@ def stored_times(card="NVIDIA H200"):
             break
     if len(found) == 4:
         found["source"] = "; ".join(dict.fromkeys(sources))
-    return StepTimes(**found)
+    times, run = StepTimes(**found), results.stored_on("llm", "several", card)
+    measured = run.table("A step of several texts: Mistral-7B, fp16") if run else None
+    return replace(times, several=_without_attention(times, measured.rows)) if measured else times
+
+
+def _without_attention(times, rows):
+    """((rows, s), ...) of {"4 texts": {"128 tokens, µs": ...}, ...}, less what attention takes of it."""
+    found = []
+    for name, row in rows.items():
+        count = int(name.split()[0])
+        found.append((count, 1e-6 * row["128 tokens, µs"] - times.model.layers * times.attention([128] * count)))
+    return tuple(sorted(found))
 
 
 def _rate(weights, prompts):
@@ -108,6 +132,7 @@ def _rate(weights, prompts):
 
 def _cells(run):
     """(bytes, launches, seconds) of the stored cells of attention with Mistral-7B's heads, 16 bits, up to 4 GB."""
-    ladders = [x for x in run.ladders if x.title.startswith("decode bf16, batch") or "32/8 heads of 128" in x.title]
+    begins = "decode bf16, batch", "decode bf16, Llama-3.1-8B: 32/8 heads of 128", "paged decode bf16, "
+    ladders = [x for x in run.ladders if x.title.startswith(begins)]
     figures = [f for x in ladders for f in x.figures if f.name == "decode, PDL" and f.bytes < 4e9]
     return [(f.bytes, 1, f.timing.median) for f in figures]

@@ -160,18 +160,18 @@ def makespan(plan, blocks, costs=H200):
     return float(loads(plan, blocks, costs).max(initial=0) + max(merging))
 
 
-def traces(seed=10, tile=16):
+def traces(seed=64, tile=16):
     """{name: tiles of each request}: the batches on which the plans are compared.
 
     Equal lengths; one long request among short ones; lengths by Zipf's law (the i-th longest has an i-th of the
-    longest); lengths from 512 to 1024 tokens, drawn.
+    longest); lengths from 512 to 1024 tokens, drawn. The names are those of kernels/paged/bench.py.
     """
     lens = {
         "16 × 4K": [4096] * 16,
         "64 × 4K": [4096] * 64,
-        "1 × 128K + 63 × 1K": [131072] + [1024] * 63,
-        "Zipf 64K / i, 64": [65536 // i for i in range(1, 65)],
-        "64 × 512 to 1024": np.random.default_rng(seed).integers(512, 1025, 64).tolist(),
+        "1 × 128K and 63 × 1K": [131072] + [1024] * 63,
+        "64 of 64K/i": [65536 // i for i in range(1, 65)],
+        "64 of 512 to 1024": np.random.default_rng(seed).integers(512, 1025, 64).tolist(),
     }
     return {name: [-(-n // tile) for n in of] for name, of in lens.items()}
 

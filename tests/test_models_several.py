@@ -1,11 +1,14 @@
 """Several texts at once: each as it is alone, whoever else is there; who has ended leaves, and who waits enters."""
 
+import dataclasses
+
 import pytest
 import torch
 from tiny_models import write
 
 import models
-from models import generate, paged, several
+from kernels.llm import shapes
+from models import generate, measure_several, paged, several
 from models.config import BadModel
 from models.tokens import Tokens
 
@@ -218,6 +221,19 @@ def test_what_pages_do_not_take_is_said(tmp_path, monkeypatch):
     assert gathered(model.generate_several([[1, 2]], 1), 1)[0]
     with pytest.raises(BadModel, match="a text needs 2 pages of 16 tokens, room is for 1"):
         model.generate_several([[1] * 17], 3)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_what_is_measured_runs(bits):
+    """The step that models/measure_several.py times, of a small shape."""
+    sizes = {"hidden": 128, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 32, "ffn": 256, "vocab": 96}
+    shape = dataclasses.replace(shapes.MISTRAL_7B, **sizes)
+    weights = shapes.random_weights(shape, bits, "cpu")
+    weights = weights if bits == 16 else shapes.in_pairs(weights)
+    places, texts = measure_several.filled(shape, weights, torch.device("cpu"), rows=2, seen=20)
+    logits = places.step(texts)
+    assert torch.isfinite(logits).all() and places.cache.lengths([key for key, _ in texts]) == [20, 20]
+    assert not torch.equal(logits[0], logits[1])
 
 
 # The command

@@ -101,14 +101,14 @@ def test_fair_shares_are_as_even_as_the_mean_and_whole_rows_are_as_long_as_the_l
                        for way, planner in PLANNERS.items()}  # fmt: skip
         assert found[name]["equal line"] < 1.2 and found[name]["longest first"] < 1.3
     whole = {name: of["a block for each row"] for name, of in found.items()}
-    assert whole["1 × 128K + 63 × 1K"] > 11 and whole["Zipf 64K / i, 64"] > 3.4 and whole["16 × 4K"] < 1.1
+    assert whole["1 × 128K and 63 × 1K"] > 11 and whole["64 of 64K/i"] > 3.4 and whole["16 × 4K"] < 1.1
 
 
 def test_traces_are_those_that_are_named():
     found = scheduling.traces()
-    assert found["1 × 128K + 63 × 1K"] == [8192] + [64] * 63
-    assert found["Zipf 64K / i, 64"][:3] == [4096, 2048, 1366] and len(found["Zipf 64K / i, 64"]) == 64
-    drawn = found["64 × 512 to 1024"]
+    assert found["1 × 128K and 63 × 1K"] == [8192] + [64] * 63
+    assert found["64 of 64K/i"][:3] == [4096, 2048, 1366] and len(found["64 of 64K/i"]) == 64
+    drawn = found["64 of 512 to 1024"]
     assert len(drawn) == 64 and 32 <= min(drawn) < 40 and 58 < max(drawn) <= 64
     assert found == scheduling.traces() and found != scheduling.traces(seed=11)
 
