@@ -17,7 +17,7 @@ says how long a step takes.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -99,7 +99,6 @@ class _Running:
     to_read: int  # tokens of its prompt that are still to come
     held: int
     kept: int
-    behind: int = field(default=0)  # of the shared beginning that it need not compute
 
 
 class _Server:
@@ -131,22 +130,22 @@ class _Continuous(_Server):
 
     def run(self):
         while self.coming or self.waiting or self.running:
-            self.arrive()
+            self.arrive()  # 1
             if self.policy.chunk is None:
-                entered = self.enter()
+                entered = self.enter()  # 2
                 if entered is not None:
-                    self.step([], [(entered, entered.to_read)])
+                    self.step([], [(entered, entered.to_read)])  # 3
                     continue
-            else:  # as many as the chunk has tokens for
+            else:  # 2, as many as the chunk has tokens for
                 while sum(one.to_read for one in self.running) < self.policy.chunk and self.enter():
                     pass
-            self.make_room()
-            left, pieces = self.policy.chunk or 0, []
+            self.make_room()  # 4
+            left, pieces = self.policy.chunk or 0, []  # 3, in chunks
             for one in self.running:
                 if one.to_read and left:
                     pieces.append((one, min(one.to_read, left)))
                     left -= pieces[-1][1]
-            self.step([one for one in self.running if not one.to_read], pieces)
+            self.step([one for one in self.running if not one.to_read], pieces)  # 4, 5
 
     def enter(self):
         """2. The first who waits, if it can. Who runs keeps a page each to grow into. Returns it, or None."""
@@ -156,14 +155,14 @@ class _Continuous(_Server):
         request, written = self.requests[number], len(self.tokens[number])
         kept = request.shared // self.page * self.page if self.policy.shared else 0
         prompt = request.prompt + written  # what it had written, if it begins again
-        need = -(-(prompt + 1 - kept) // self.page) + (kept - self.prefix) // self.page
+        first = max(0, kept - self.prefix) // self.page  # pages for all, if it is the first that has them
         spare = len(self.running) if self.policy.page else 0
-        if need + spare > self.free:
+        if -(-(prompt + 1 - kept) // self.page) + first + spare > self.free:
             return None
         self.waiting.popleft()
-        self.free -= -(-(prompt - kept) // self.page) + (kept - self.prefix) // self.page
-        behind, self.prefix = min(kept, self.prefix), max(kept, self.prefix)
-        entered = _Running(number, prompt - behind, behind, kept, behind)
+        self.free -= -(-(prompt - kept) // self.page) + first
+        behind, self.prefix = min(kept, self.prefix), max(kept, self.prefix)  # what is there need not be computed
+        entered = _Running(number, prompt - behind, behind, kept)
         self.running.append(entered)
         return entered
 

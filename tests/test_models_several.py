@@ -160,15 +160,23 @@ def stepped(model, texts, tokens, at_once=3, room=40):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["llama3", "qwen2", "qwen3"])
 def test_a_step_of_several_is_what_the_processor_computes(kind, device, tmp_path):
-    """Texts of 16 and 3 tokens: one begins a page. And bit for bit the same alone."""
+    """Texts of 80 and 41 tokens: one begins a page. And bit for bit the same alone."""
     folder = write(tmp_path, kind, torch.float16, seed=3)
     here, there = models.load(folder, device=device), models.load(folder, device="cpu")
-    texts, tokens = [TEXTS[1][:16], TEXTS[2]], [5, 7]
-    found, *_ = stepped(here, texts, tokens)
+    texts, tokens = [5 * TEXTS[1][:16], 6 * TEXTS[0] + TEXTS[0][:5]], [5, 7]
+    found, *_ = stepped(here, texts, tokens, room=90)
     for row, text, token in zip(found.cpu(), texts, tokens):
         assert off(row, there.logits([*text, token])[-1]) < 5e-3
-    alone, *_ = stepped(here, texts[1:], tokens[1:])
+    alone, *_ = stepped(here, texts[1:], tokens[1:], room=90)
     assert torch.equal(alone[0], found[1])
+
+
+def test_attention_is_asked_not_to_depend_on_others(tmp_path, monkeypatch):
+    """On the simulated card these texts are cut alike anyway."""
+    asked, attention = [], paged.decode
+    monkeypatch.setattr(paged, "decode", lambda *a, **how: asked.append(how) or attention(*a, **how))
+    stepped(models.load(write(tmp_path, "qwen3", torch.float16), device="simt"), TEXTS[:1], [5])
+    assert asked == 2 * [{"invariant": True}]
 
 
 @pytest.mark.parametrize("device", DEVICES)

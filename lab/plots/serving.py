@@ -72,12 +72,12 @@ def block_loads(plans, blocks, costs, ends, requests=()):
     picture, axes = figure(9, 0.7 + 1.75 * len(plans), rows=len(plans))
     highest = max(ends.values())
     for axis, (name, works) in zip(np.ravel(axes), plans.items()):
-        tops = np.zeros(blocks)
-        for work in works:
-            high = costs.start + costs.tile * work.tiles
-            look = {"color": HUES[work.request % len(HUES)], "edgecolor": "white", "linewidth": 0.3}
-            axis.bar(work.block, high, 0.96, bottom=tops[work.block], **look)
-            tops[work.block] += high
+        tops, high, bottoms = np.zeros(blocks), [costs.start + costs.tile * work.tiles for work in works], []
+        for work, one in zip(works, high):
+            bottoms.append(tops[work.block])
+            tops[work.block] += one
+        look = {"color": [HUES[work.request % len(HUES)] for work in works], "edgecolor": "white", "linewidth": 0.3}
+        axis.bar([work.block for work in works], high, 0.96, bottom=bottoms, **look)
         axis.axhline(ends[name], color=BLACK, linewidth=1, linestyle=":")
         axis.axhline(tops.mean(), color=RED, linewidth=1)
         busy = tops.sum() / (blocks * ends[name])
@@ -157,6 +157,7 @@ def over_rates(rates, figures, xlabel="requests a second"):
             axis.set_ylim(bottom=0)
         axis.set_title(panel, loc="left", fontsize=10.5)
         axis.set_xlabel(xlabel)
+        axis.set_xticks(rates)
         axis.grid(True, alpha=0.25)
     handles = np.ravel(axes)[0].get_legend_handles_labels()
     picture.legend(*handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
