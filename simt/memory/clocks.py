@@ -404,20 +404,20 @@ class Knowledge:
                 some = inside[~out[inside]]
                 out[some] = times[some] <= self.lanes.get(warps[some], now[some] % WARP, before[some] % WARP)
         if self.parts:
-            for block in np.unique(blocks[rest[same[rest]]]).tolist():
+            for block in distinct(blocks[rest[same[rest]]]):
                 if block in self.parts:
                     some = rest[same[rest] & (blocks[rest] == block)]
                     known = self.parts[block][warps[some] % WARPS, before[some] // WARP % WARPS]
                     out[some] |= self.in_company(before[some], times[some], known)
         rest = rest[~out[rest]]
-        for block in np.unique(blocks[rest]).tolist():
+        for block in distinct(blocks[rest]):
             here = rest[blocks[rest] == block]
             if (clock := self.of_block.get(block)) is not None:
                 out[here] = clock.covers_many(before[here], times[here], self.in_company)
             for found, numbers in (self.of_warp, warps), (self.of_thread, now):
                 if block in found:
                     here = here[~out[here]]
-                    for number in np.unique(numbers[here]).tolist():
+                    for number in distinct(numbers[here]):
                         if (clock := found[block].get(number)) is not None:
                             some = here[numbers[here] == number]
                             out[some] = clock.covers_many(before[some], times[some], self.in_company)
@@ -459,6 +459,11 @@ class Knowledge:
         if self.told:
             return NO_RELEASE
         return ""
+
+
+def distinct(numbers):
+    """The different ones, as a sorted list. Of few numbers np.unique takes long."""
+    return sorted(set(numbers.tolist())) if len(numbers) < 1000 else np.unique(numbers).tolist()
 
 
 class Fences:
