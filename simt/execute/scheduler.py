@@ -186,6 +186,8 @@ class Part(Threads, Words, Company, Clusters):
         self.seen_version, self.seen_state = -1, None
         self.stuck = self.clocked = False
         self.here = 0
+        self.whole_mask = self.counted_mask = None  # masks that were looked at last: of whole warps; how many threads
+        self.counted_threads = 0
         if launch.written is not None:
             Notes(self, launch.written)
         self.guard = None if launch.ahead is None else Guard(self, launch.ahead)
@@ -336,7 +338,10 @@ class Part(Threads, Words, Company, Clusters):
         return self.whole(self.exist if mask is None else mask)
 
     def count(self, mask):
-        return int(np.count_nonzero(mask)) * (self.shape[0] * self.shape[1] * 32 // mask.size)
+        if mask is not self.counted_mask:
+            self.counted_mask = mask
+            self.counted_threads = int(np.count_nonzero(mask)) * (self.shape[0] * self.shape[1] * 32 // mask.size)
+        return self.counted_threads
 
     def count_warps(self, mask):
         warps = mask.any(axis=2)
