@@ -54,7 +54,7 @@ class Clock:
         for known, numbers in (self.warps, threads // WARP), (self.threads, threads):
             if known and not out.all():
                 rest = np.flatnonzero(~out)
-                until = np.array([known.get(n, 0) for n in numbers[rest].tolist()])
+                until = times_of(known, numbers[rest])
                 if known is self.threads:
                     out[rest] = times[rest] <= until
                 else:
@@ -72,6 +72,16 @@ class Clock:
             a = a.copy()
             np.maximum(a[: len(b)], b, out=a[: len(b)])
         return Clock(a, later(self.warps, other.warps), later(self.threads, other.threads))
+
+
+def times_of(known, numbers):
+    """known[n] of each of the numbers, an array; 0 where there is none."""
+    if len(numbers) < 64:
+        return np.array([known.get(n, 0) for n in numbers.tolist()])
+    names, times = (np.fromiter(part, np.int64, len(known)) for part in (known.keys(), known.values()))
+    order = np.argsort(names)
+    at = np.minimum(np.searchsorted(names, numbers, sorter=order), len(names) - 1)
+    return np.where(names[order[at]] == numbers, times[order[at]], 0)
 
 
 def later(a, b):
