@@ -43,6 +43,8 @@ def test_it_is_the_steps_of_three_launches_a_layer(shape, device):
     one.launch(mine)
     assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 5e-4
     assert off(mine.conv, wide(there.conv)) < 6e-4 and torch.equal(mine.conv[:, :, :-1], state.conv[:, :, 1:])
+    if shape.name == "long" and device == "cpu":  # which takes as long as all others; they look at launches behind it
+        return
     again = state.copy()
     one.token.fill_(6), one.launch(state.copy()), one.token.fill_(5)
     first = one.logits.clone()
@@ -61,21 +63,21 @@ def test_a_token_outside_of_the_vocabulary_is_nan(device):
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=lambda shape: shape.name)
 def test_nothing_races(shape):
+    """In a launch behind another one, which must not take its numbers."""
     one, state, there, logits = made(shape)
-    for _ in range(2):
-        mine = state.copy()
-        one.logits.fill_(math.nan)
-        one.launch(mine, check_races=True)
-        assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 5e-4
+    one.launch(state.copy())
+    mine = state.copy()
+    one.logits.fill_(math.nan)
+    one.launch(mine, check_races=True)
+    assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 5e-4
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse", 3])
-def test_any_number_of_blocks_ends(order):
+def test_any_number_of_blocks_ends():
     """One at a time, too: a task waits only for those in front of it. The bits do not hang on who does what."""
     one, state, _, _ = made(SHAPES[0])
     one.launch(state.copy())
     wanted = one.logits.clone()
-    for grid, places in ((1, None), (5, 1)):
+    for grid, places, order in ((1, None, "forward"), (5, 1, "reverse"), (5, 2, 3)):
         one.grid = grid
         one.logits.fill_(math.nan)
         one.launch(state.copy(), order=order, places=places)
