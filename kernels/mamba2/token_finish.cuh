@@ -3,6 +3,7 @@
    are in its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside
    those who multiply. */
 #pragma once
+#include "../device/hopper/tma.cuh"
 #include "../device/math.cuh"
 #include "step_size.cuh"
 #include "token_multiply.cuh"

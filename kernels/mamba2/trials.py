@@ -90,14 +90,14 @@ def ladders(seconds=0.2):
     facts = {"bytes": weights.bytes + state.bytes, "flops": bench.flops_of(model), "sources": SOURCES}
     ladder = Ladder(TITLE, **benching.BOUND)
     steps = {name: made(trial, changes, model, weights) for name, (trial, changes) in (VARIANTS | WRONG).items()}
-    mine = state.copy()
-    benching.ahead(functools.partial(step.launch, mine) for step in steps.values())
+    scratch = state.copy()
+    benching.ahead(functools.partial(step.launch, scratch) for step in steps.values())
     for name, step in steps.items():
         right = {}
         if name in VARIANTS:
             error = bench.checked(f"{TITLE}: {name}", step, state, wanted)
             right = {"verdict": Verdict(shapes=1, error=error)}
-        ladder.plan(name, functools.partial(step.launch, mine), **right, **facts)
+        ladder.plan(name, functools.partial(step.launch, state.copy()), **right, **facts)
     benching.measure(ladder, seconds)
     ladder.calls.clear()
     return [ladder]
