@@ -10,8 +10,6 @@ from test_mamba2_kernels import DEVICES, off, on_both, wide
 from kernels.mamba2 import one_launch, shapes, trials
 from kernels.mamba2.one_launch import OneLaunch
 from kernels.mamba2.step import Step
-from lab import cuda
-from lab.source import inlined
 
 SHAPES = [
     shapes.Shape("small", 64, 3, 4, 16, 32, 96),
@@ -84,34 +82,51 @@ def test_any_number_of_blocks_ends():
         assert torch.equal(one.logits, wanted)
 
 
+TRIALS = {
+    "2 a ticket": (2, 8, "false", "true"),  # the line's end is the second of a ticket
+    "4 a ticket": (4, 9, "true", "false", 4, 3),
+}
+
+
 @on_both
-def test_a_trial_changes_no_bit(device):
+@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
+def test_a_trial_changes_no_bit(trial, device):
     one, state, _, _ = made(SHAPES[1], device)
-    other, mine = made(SHAPES[1], device, kind=trials.variant(("true", "true", 4, 3)))[0], state.copy()
+    other, mine = made(SHAPES[1], device, kind=trials.variant(trial))[0], state.copy()
     how = {"check_races": True, "order": "reverse"} if device == "cpu" else {}
     one.launch(state), other.launch(mine, **how)
-    assert torch.equal(one.logits, other.logits)
+    assert torch.equal(one.logits, other.logits) and other.turn.tolist() == [0, 1, 0]
     assert torch.equal(state.ssm, mine.ssm) and torch.equal(state.conv, mine.conv)
 
 
-def test_what_a_trial_asks_for_ahead_lies_inside_of_the_model():
-    """Read in place of asked for, so that the SIMT machine looks where it is."""
-    one, state, _, _ = made(SHAPES[1], kind=trials.variant(("true", "true")))
-    whole, before = made(SHAPES[1])[0], state.copy()
-    asks = 'asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");'
-    text = inlined("kernels/mamba2/one_launch.cu")
-    assert text.count(asks) == 1
-    text = text.replace(asks, "(void)*(volatile const char *)from;")
-    options = [option for option in one.kernel.module.options if option.startswith("-D")]
-    one.kernel = cuda.compile(text, options, arch="sm_90a").one_launch
-    one.launch(state), whole.launch(before)
-    assert torch.equal(one.logits, whole.logits)
+@on_both
+def test_tasks_dealt_out_change_no_bit(device):
+    one, state, _, _ = made(SHAPES[0], device)
+    other, mine = trials.rewritten(made(SHAPES[0], device)[0], trials.DEALT), state.copy()
+    one.launch(state), other.launch(mine)
+    assert torch.equal(one.logits, other.logits) and torch.equal(state.ssm, mine.ssm)
+
+
+@pytest.mark.parametrize("changes", [trials.UNREAD, trials.UNFINISHED, trials.UNMULTIPLIED])
+def test_what_leaves_something_out_ends(changes):
+    one, state, _, logits = made(SHAPES[0], kind=trials.variant(trials.ALL))
+    trials.rewritten(one, changes).launch(state.copy())
+    assert one.turn.tolist() == [0, 1, 0] and not off(one.logits, wide(logits)) < 0.1
+
+
+def test_layers_past_those_in_registers():
+    """Where two of the three are, in registers, and where the last is, in memory."""
+    one, state, _, _ = made(SHAPES[0])
+    other, mine = made(SHAPES[0])[0], state.copy()
+    trials.rewritten(other, {"constexpr int HELD = 32;": "constexpr int HELD = 1;"})
+    one.launch(state), other.launch(mine)
+    assert torch.equal(one.logits, other.logits) and torch.equal(state.ssm, mine.ssm)
 
 
 def test_a_number_that_is_taken_too_early_is_noticed():
     """Without looking at dates the result is another one."""
     one, state, _, logits = made(SHAPES[0])
-    trials.without_waiting(one).launch(state.copy())
+    trials.rewritten(one, trials.UNWAITED).launch(state.copy())
     assert not off(one.logits, wide(logits)) < 0.1
 
 
