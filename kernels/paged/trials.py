@@ -4,6 +4,7 @@ Other warps, head tiles side by side and stages of a ring than the plan's; the l
 threads; and what a step costs the processor. Checked and timed as kernels.paged.bench does it.
 
     python -m kernels.paged.trials [WORD ...]    in little time, printed and not stored: cells, or ways, by a word
+    python -m kernels.paged.trials variants      what variants cost
 """
 
 import functools
@@ -12,8 +13,9 @@ import sys
 import numpy as np
 import torch
 
+from kernels import paged
 from kernels.benching import ahead, empty, ladder_of
-from kernels.paged import bench, decoding
+from kernels.paged import bench, decoding, variants
 from lab import cuda_timing
 
 EIGHT, FOUR = {"warps": 8, "side": 8}, {"warps": 4, "side": 4}
@@ -94,6 +96,33 @@ def quick(words):
             print(f"    {row.title:<40} {1e6 * best:8.2f} µs   {facts['bytes'] / best / 1e12:5.2f} TB/s", flush=True)
 
 
+VARIED = "64 × 4K"
+TAKEN_AS_VARIANT = {  # and what half of the tokens costs, by a window
+    "soft cap": lambda q: variants.soft_cap(30.0),
+    "ALiBi": lambda q: variants.alibi(2.0 ** -torch.linspace(1, 8, q.shape[1], device=q.device)),
+    "custom mask": lambda q: variants.custom_mask(torch.rand(len(q), 4096, device=q.device) < 0.9),
+    "RoPE": lambda q: variants.rope(10_000.0, q.shape[2], q.device),
+    "sliding window of 2048": lambda q: variants.sliding_window(2048),
+}
+
+
+def varied():
+    """Print what each variant costs; whether it is right, tests/test_paged_variants_gpu.py says."""
+    empty()
+    caches, requests, q, _ = bench.problem(bench.CELLS[VARIED])
+    slots, out = caches[0].slots(requests), torch.empty_like(q)
+    for name, make in {"none": lambda q: None, **TAKEN_AS_VARIANT}.items():
+        calls = [
+            functools.partial(paged.decode, q, cache, slots, out=out, pdl=True, variant=made)
+            for made in [make(q)]
+            for cache in caches
+        ]
+        calls[0]()
+        graph = cuda_timing.Graph(calls)
+        best = min(float(np.median(graph.turn())) for _ in range(3))
+        print(f"{VARIED}, variant: {name:<30} {1e6 * best:8.2f} µs", flush=True)
+
+
 if __name__ == "__main__":
     with torch.inference_mode():
-        quick(sys.argv[1:])
+        varied() if sys.argv[1:] == ["variants"] else quick(sys.argv[1:])
