@@ -60,8 +60,8 @@ def test_in_pieces_and_whoever_else_is_there():
     p = Problem([60, 19, 150], 16, 16, 2, 32, new=20)
     ours, theirs = VARIANTS["sliding window"](p)
     close(p, call(p, ours), theirs)
-    p = Problem([600, 19, 300], 16, 8, 2, 32)
-    ours = variants.sliding_window(200)
+    p = Problem([300, 19, 150], 16, 8, 2, 32)
+    ours = variants.sliding_window(100)
     found = call(p, ours, invariant=True).clone()
     for n, request in enumerate(p.requests):
         alone = paged.decode(p.q[n : n + 1], p.cache, [request], invariant=True, variant=ours)
