@@ -148,13 +148,13 @@ append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMa
     wait_for_previous_kernel();
     __syncthreads();
     if (warpgroup == WARPGROUPS) {
-        give_registers<40>();
+        give_registers<96>();
         const Problem problem{table, lens, items, n_items, queries, n_kv_heads, n_pages, max_pages, max_requests,
                               team, whole != 0};
         if (thread < 32)
             bring_pages(s, problem, {k, k8}, {v, v8}, cuts, thread);
     } else {
-        take_registers<232>();
+        take_registers<208>();
         const Outputs to{out, partial_out, max_and_sum, scratch, scratch_sums, n_kv_heads * GROUP};
         multiply(s, q, list, q_rows, to, scale, warpgroup, thread);
     }

@@ -60,8 +60,9 @@ struct Problem {
     __device__ __forceinline__ unsigned head_steps(const Item &item) const { // of all teams
         unsigned sum = 0;
         const int count = teams(item);
-        if (S::USE == PREFIX) return count ? count * team_steps(item, 0) : 0;
-        for (int of = 0; of < count; of++) sum += team_steps(item, of);
+        if constexpr (S::USE == PREFIX) sum = count ? count * team_steps(item, 0) : 0; // all alike
+        else
+            for (int of = 0; of < count; of++) sum += team_steps(item, of);
         return sum;
     }
 };
