@@ -68,9 +68,9 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
     if (limits.cross(first)) limits.mask(scores, first, thread % 32);
     sums.online_softmax(scores, to_log2);
     to_operand(weights, scores);
+    if (steps > 1) s.k_ring.wait_full(k_phase);
 #pragma unroll 1
     for (int step = 1; step < steps; step++) {
-        s.k_ring.wait_full(k_phase);
         if (S::TURNS) named_barrier<256>(TURN + warpgroup);
         wgmma_fence();
         start_scores(scores, q, k + k_phase.stage * STEP_BYTES);
@@ -84,6 +84,9 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
         release(s.k_ring, k_phase, thread);
         if (limits.cross(first + step)) limits.mask(scores, first + step, thread % 32);
         const bool rises = sums.online_softmax(scores, to_log2);
+        keep(scores);
+        keep(sums.weights);
+        if (step + 1 < steps) s.k_ring.wait_full(k_phase);
         wgmma_wait<0>();
         keep(o);
         release(s.v_ring, v_phase, thread);

@@ -140,7 +140,6 @@ def time_of(call):
 
 CHANGES = {
     "": (),
-    "exponentials before the wait": (("        wgmma_wait<0>();\n        keep(o);\n        release(s.v_ring, v_phase, thread);\n        if (rises)", "        keep(scores);\n        wgmma_wait<0>();\n        keep(o);\n        release(s.v_ring, v_phase, thread);\n        if (rises)"),),
     "L2 keeps": (("NO_POLICY = 0x1000000000000000", "NO_POLICY = 0x14F0000000000000"),),
     "never rescaled (wrong)": (("RESCALE_ABOVE = 8;", "RESCALE_ABOVE = 3e38f;"),),
     "always rescaled": (("rises = __any_sync(~0u, rises);", "rises = true;"),),
