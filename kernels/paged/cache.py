@@ -1,0 +1,212 @@
+"""PagedCache: a pool of pages on a device, and who has which of them."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kernels.paged.arguments import DTYPES, expect_head_dim, expect_page_size, expect_write
+from kernels.paged.pool import Pool, PoolFull, Request
+from lab import cuda
+from lab.arguments import expect_count
+from lab.prepared import Calls
+from lab.tensors import expect
+
+HERE = Path(__file__).resolve().parent
+THREADS = 256  # of a block of write.cu and set.cu
+MAX_LEN = 1 << 17  # tokens of a request, unless asked for: its row of the table has room for as many
+WRITES = Calls("paged.write", outs=2)
+KEPT = 64  # lists of requests whose slots are kept as tensors
+
+
+class PagedCache:
+    """Keys and values of many requests in pages of one pool.
+
+    n_pages       pages of the pool, of page_size tokens each: 1, 2, 4, 8, 16, 32 or 64
+    n_kv_heads    and head_dim, a multiple of 16 up to 256
+    dtype         float16 or bfloat16
+    device        a CUDA device, or the CPU, where kernels run on the SIMT machine
+    max_requests  that live at the same time
+    max_len       tokens of a request, at most; unless given, those of the pool, and at most 131,072. The table takes 4
+                  bytes for each page of it and each request
+
+    What kernels see, on the device:
+
+        k_pages, v_pages  (n_pages, n_kv_heads, page_size, head_dim): a page of one kv head lies in one piece
+        table             int32 (max_requests, max_pages): the page of the pool for each page of a request
+        lens              int32 (max_requests,): tokens
+
+    A request's `slot` is its row of both. All work goes on the current stream, one step after another: who uses several
+    streams orders them. Requests and their pages are kept by the processor, so no call waits for the card.
+    """
+
+    def __init__(self, n_pages, page_size, n_kv_heads, head_dim, *, dtype, device, bits=16, max_requests=256,
+                 max_len=None):  # fmt: skip
+        where = "PagedCache"
+        for name, value in (("n_pages", n_pages), ("n_kv_heads", n_kv_heads), ("max_requests", max_requests)):
+            expect_count(where, name, value, low=1)
+        expect_page_size(where, page_size)
+        expect_head_dim(where, head_dim)
+        if dtype not in DTYPES:
+            raise TypeError(f"{where}: dtype must be {' or '.join(map(str, DTYPES))}, got {dtype!r}")
+        if isinstance(bits, bool) or bits != 16:
+            raise ValueError(f"{where}: bits must be 16, got {bits!r}")
+        if max_len is None:
+            max_len = min(n_pages * page_size, MAX_LEN)
+        expect_count(where, "max_len", max_len, low=1)
+        self.page_size, self.bits, self.pool = page_size, bits, Pool(n_pages, page_size, max_requests, max_len)
+        shape = n_pages, n_kv_heads, page_size, head_dim
+        self.k_pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.v_pages = torch.zeros(shape, dtype=dtype, device=device)
+        # one tensor, so that what a step changes goes over in one piece
+        room = -(-max_requests // 4) * 4  # the table, too, begins at a multiple of 16 bytes
+        max_pages = -(-max_len // page_size)
+        self._words = torch.zeros(room + max_requests * max_pages, dtype=torch.int32, device=self.k_pages.device)
+        self.lens, self.table = self._words[:max_requests], self._words[room:].view(max_requests, max_pages)
+        self._table_at = room
+        self._slots = {}
+
+    @property
+    def device(self):
+        return self.k_pages.device
+
+    @property
+    def dtype(self):
+        return self.k_pages.dtype
+
+    @property
+    def free_pages(self):
+        """Pages that no request has."""
+        return len(self.pool.free_pages)
+
+    def __repr__(self):
+        n_pages, n_kv_heads, page_size, head_dim = self.k_pages.shape
+        return (
+            f"PagedCache({n_pages} pages of {page_size} tokens, {self.free_pages} free, {n_kv_heads} kv heads of "
+            f"{head_dim}, {self.dtype}, {self.device})"
+        )
+
+    def new(self):
+        """A request without tokens. PoolFull where all slots are taken."""
+        self._expect_no_capture("new")
+        request, changes = self.pool.new()
+        self._apply(changes)
+        return request
+
+    def append(self, requests, k, v):
+        """Put new tokens behind those of each request: k, v (n_requests, new, n_kv_heads, head_dim), like the pool.
+
+        PoolFull says how many pages lack; nothing has changed then.
+        """
+        (_, n_kv_heads, _, head_dim), requests = self.k_pages.shape, self._listed("append", requests)
+        expect("append", "k", k, self.k_pages, (len(requests), "new", n_kv_heads, head_dim))
+        expect("append", "v", v, self.k_pages, tuple(k.shape))
+        self.reserve(requests, k.shape[1], _where="append")
+        self.write(self.slots(requests), k, v)
+
+    def reserve(self, requests, new, *, _where="reserve"):
+        """The host's part of `append`: pages for so many new tokens of each request, a copy of a page that others
+        share, and on the device new lengths and tables. What the owner of a graph calls before a replay: the tokens
+        themselves then come by `write` in the graph.
+
+        PoolFull says how many pages lack; nothing has changed then.
+        """
+        self._expect_no_capture(_where)
+        self._apply(self.pool.reserve(_where, self._listed(_where, requests), new))
+
+    def write(self, slots, k, v, *, pdl=False):
+        """The device's part of `append`: k, v (n_requests, new, n_kv_heads, head_dim) become the last `new` tokens that
+        `reserve` made room for. May be captured in a graph: lengths and tables are read by the card.
+
+        slots  int32 (n_requests,); -1: nobody, whose tokens go nowhere
+        pdl    True: may start before the kernel ahead of it ends, for which it waits at once
+        """
+        pool = self.k_pages, self.v_pages, self.table, self.lens
+        if WRITES.run((bool(pdl),), *pool[:2], k, v, *pool[2:], slots) is not None:
+            return
+        expect_write("write", slots, k, v, *pool)
+        with WRITES.preparing((bool(pdl),), pool[:2], pool[:2], (k, v, *pool[2:], slots)):
+            launch_write(slots, k, v, *pool, pdl=bool(pdl))
+
+    def fork(self, request):
+        """A second request with all tokens of this one. They share its pages; the last one, if partly filled, is copied
+        when either of them appends."""
+        self._expect_no_capture("fork")
+        found, changes = self.pool.fork(request)
+        self._apply(changes)
+        return found
+
+    def free(self, request):
+        """The request is no more: its pages, but for those that others share, are free, whatever they hold."""
+        self._expect_no_capture("free")
+        self._apply(self.pool.free(request))
+
+    def lengths(self, requests):
+        """The tokens of each request, as a list of numbers. Nothing is asked of the device."""
+        return [self.pool.lens[slot] for slot in self.pool.expect("lengths", self._listed("lengths", requests))]
+
+    def slots(self, requests):
+        """int32 (n_requests,) on the device: what kernels are told. The same tensor for the same requests: do not write
+        to it, clone it."""
+        slots = tuple(self.pool.expect("slots", self._listed("slots", requests)))
+        found = self._slots.get(slots)
+        if found is None:
+            if not slots:
+                raise ValueError("slots: requests must hold at least one request, got none")
+            self._expect_no_capture("slots")
+            if len(self._slots) >= KEPT:
+                self._slots.clear()
+            found = self._slots[slots] = self._sent(np.array(slots, np.int32))
+        return found
+
+    def _listed(self, where, requests):
+        if isinstance(requests, (list, tuple)):
+            return requests
+        if isinstance(requests, (torch.Tensor, Request)) or not hasattr(requests, "__iter__"):
+            raise TypeError(f"{where}: requests must be a sequence of requests, got {type(requests).__name__}")
+        return list(requests)
+
+    def _expect_no_capture(self, where):
+        if self.k_pages.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"{where}: must not be captured in a graph: call it before each replay")
+
+    def _sent(self, array):
+        """A NumPy array as a tensor on the device; the card is not waited for."""
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.k_pages.is_cuda else tensor
+
+    def _apply(self, changes):
+        """Pages are copied, then lengths and tables set."""
+        if changes.copies:
+            source, target = (self._sent(np.array(numbers, np.int64)) for numbers in zip(*changes.copies))
+            for pages in (self.k_pages, self.v_pages):
+                pages.index_copy_(0, target, pages.index_select(0, source))
+        max_pages = self.table.shape[1]
+        words = {self._table_at + slot * max_pages + number: page for slot, number, page in changes.pages}
+        words.update(changes.lens)
+        if not words:
+            return
+        where, values = np.fromiter(words, np.int64, len(words)), np.fromiter(words.values(), np.int32, len(words))
+        if self.k_pages.is_cuda:
+            launch_set(self._words, self._sent(np.concatenate([where, values.astype(np.int64)])), len(words))
+        else:
+            self._words.numpy()[where] = values
+
+
+def launch_write(slots, k, v, k_pages, v_pages, table, lens, *, pdl=False, **options):
+    """write.cu on tensors that were looked at."""
+    (n_requests, new, n_kv_heads, head_dim), (n_pages, _, page_size, _) = k.shape, k_pages.shape
+    words = head_dim // 8  # of 16 bytes
+    kernel = cuda.load(HERE / "write.cu").write
+    blocks = -(-n_requests * new * n_kv_heads * words // THREADS)
+    sizes = n_requests, new, n_kv_heads, words, *table.shape, n_pages, page_size
+    return kernel.unchecked(blocks, THREADS, k, v, k_pages, v_pages, slots, lens, table, *sizes, pdl=pdl, **options)
+
+
+def launch_set(words, pairs, count, **options):
+    """set.cu: words[pairs[i]] = pairs[count + i]."""
+    blocks = -(-count // THREADS)
+    return cuda.load(HERE / "set.cu").set.unchecked(blocks, THREADS, words, pairs, count, **options)
+
+
+__all__ = ["PagedCache", "PoolFull", "Request", "launch_set", "launch_write"]

@@ -1,0 +1,155 @@
+"""decode and append_attention over pages, by decode.cu and merge.cu: as fast as their pages can be read.
+
+Two launches. The second starts early and waits for the first, whether pdl is asked for or not.
+"""
+
+import functools
+import math
+from pathlib import Path
+
+import torch
+
+from kernels.paged.arguments import expect_attention
+from kernels.paged.cache import PagedCache
+from kernels.paged.plan import MOST_ROWS, card, options, plan
+from lab import cuda
+from lab.prepared import Calls, scratch
+
+HERE = Path(__file__).resolve().parent
+SOURCES = tuple(f"kernels/paged/{name}" for name in ("decode.cu", "merge.cu", "plan.py")) + (
+    "kernels/attention/plan.py",
+)
+LOG2_E = math.log2(math.e)
+DECODES, APPENDS = Calls("paged.decode"), Calls("paged.append_attention")
+
+
+def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False):
+    """softmax(scale · q Kᵀ) V for one token of each request, which is in the cache already.
+
+    q          (n_requests, n_heads, head_dim), like the cache in dtype and device; n_heads is a multiple of its
+               n_kv_heads
+    cache      a PagedCache
+    requests   a sequence of its requests; or their slots, int32 (n_requests,) on the device, -1 for nobody
+    scale      head_dim**-0.5 unless given
+    out        a tensor like q to write into, apart from all others
+    pdl        True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch), and,
+               where that was launched so too, before the one ahead of that, and so on. They may write q, out and the
+               newest token of each request; never older tokens, slots, tables or lengths, which are read at once
+    invariant  True: a request's result is the same, bit for bit, whoever else is in the batch, and how many. Its tokens
+               are then cut into chunks of 128, or a 128th part of them where that is more, and shares end where chunks
+               do: they are less even. Takes 4 · (head_dim + 2) bytes of scratch memory for each head and chunk that the
+               requests have room for
+
+    A request without tokens, or nobody, gets zeros. Lengths, tables and slots are read by the card: a captured graph
+    follows them when it is replayed, for as many requests as it was captured for. On a card they are not looked at
+    beforehand: a slot out of range is nobody, a length the nearest that the table has room for, and a page number out
+    of the pool the last page's.
+
+    Moves 4 · tokens · head_dim bytes for each request and kv head, and little else. The same from run to run, bit for
+    bit. Scores and sums are float32; a weight is rounded to the dtype of q, for the sum that divides as for the values.
+    A head whose scores are all -inf gives zeros, as one without tokens.
+
+    TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
+    """
+    slots = slots_of("decode", cache, requests)
+    pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
+    done = DECODES.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)
+    return decode_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant) if done is None else done
+
+
+def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False):
+    """Causal attention of the `new` newest tokens of each request, whose keys and values are in the cache already.
+
+    q  (n_requests, new, n_heads, head_dim). The i-th of a request's new tokens sees its first length - new + i + 1
+       tokens; one that sees none gets zeros. The values of the newest must be finite: an earlier one weighs them by 0
+
+    All else as for `decode`. Reads keys and values once for each 64 rows of a kv head, new tokens times heads of its
+    group: this is for speculation and for small pieces of a prompt.
+    """
+    slots = slots_of("append_attention", cache, requests)
+    pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
+    done = APPENDS.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)
+    return append_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant) if done is None else done
+
+
+def decode_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=None, pdl=False, invariant=False):
+    """decode, given the tensors of a cache."""
+    pool = k_pages, v_pages, table, lens
+    if (done := DECODES.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)) is not None:
+        return done
+    factor, result = expect_attention("decode", q, *pool, slots, scale, out)
+    with DECODES.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
+        launch(q, *pool, slots, factor, result, 1, pdl, invariant)
+    return result
+
+
+def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=None, pdl=False, invariant=False):
+    """append_attention, given the tensors of a cache."""
+    pool = k_pages, v_pages, table, lens
+    if (done := APPENDS.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)) is not None:
+        return done
+    factor, result = expect_attention("append_attention", q, *pool, slots, scale, out, "new")
+    new, piece = q.shape[1], max(1, MOST_ROWS // (q.shape[2] // k_pages.shape[1]))
+    if new <= piece:
+        with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
+            launch(q, *pool, slots, factor, result, new, pdl, invariant)
+        return result
+    for begin in range(0, new, piece):
+        part = q[:, begin : begin + piece].contiguous()
+        into, newer = torch.empty_like(part), new - begin - part.shape[1]
+        launch(part, *pool, slots, factor, into, part.shape[1], False, invariant, newer)
+        result[:, begin : begin + piece] = into
+    return result
+
+
+def counters(q, cache, requests, scale=None, *, check_races=False, invariant=False, **chosen):
+    """Run decode (q of three dimensions) or append_attention (of four) on the SIMT machine, on CPU tensors: the reports
+    (simt.report) of its two kernels. chosen: what `plan` takes by name."""
+    slots, pool = slots_of("counters", cache, requests), (cache.k_pages, cache.v_pages, cache.table, cache.lens)
+    if not q.is_cpu:
+        raise ValueError(f"counters: q must be on the CPU, got a tensor on {q.device}")
+    scale, out = expect_attention("counters", q, *pool, slots, scale, None, "new" if q.ndim == 4 else None)
+    new = q.shape[1] if q.ndim == 4 else 1
+    return launch(q, *pool, slots, scale, out, new, False, invariant, chosen=chosen, check_races=check_races)
+
+
+def slots_of(where, cache, requests):
+    """The slots of these requests, as kernels are told."""
+    if type(cache) is not PagedCache:
+        raise TypeError(f"{where}: cache must be a PagedCache, got {type(cache).__name__}")
+    return requests if isinstance(requests, torch.Tensor) else cache.slots(requests)
+
+
+def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invariant, newer=0, chosen=None, **options):
+    """The two launches, on tensors that were looked at. newer: tokens behind the last one that asks."""
+    pdl, invariant = bool(pdl), bool(invariant)
+    p, split, merge, blocks = _prepared(
+        q.shape, k_pages.shape, table.shape[1], q.dtype, q.device, new, pdl, invariant, **(chosen or {})
+    )
+    (max_requests, max_pages), (n_pages, _, page_size, _) = table.shape, k_pages.shape
+    partial = scratch(q, p.floats, torch.float32)
+    sums, n_requests = partial[p.sums_at :], q.shape[0]
+    args = (q, k_pages, v_pages, slots, lens, table, partial, sums, n_requests, p.rows, max_requests, max_pages)
+    args += (n_pages, newer, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
+    first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
+    args = (partial, sums, slots, lens, out, n_requests, p.rows, max_requests, max_pages * page_size, newer, p.shares)
+    return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _prepared(q_shape, pages_shape, max_pages, dtype, device, new, pdl, invariant, **chosen):
+    """What all calls with such tensors share: (plan, the two kernels, blocks of merge)."""
+    (n_requests, *_, n_heads, head_dim), (n_pages, n_kv_heads, page_size, _) = q_shape, pages_shape
+    n_rows = n_heads // n_kv_heads * new
+    sizes = n_requests, n_rows, n_kv_heads, head_dim, n_pages, page_size, max_pages
+    p = plan(*sizes, *card(device), pdl, invariant, **chosen)
+    kernels = _kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads, p.together)
+    return p, *kernels, n_requests * n_kv_heads * n_rows // p.together
+
+
+@functools.cache
+def _kernels(options, stages, threads, together):
+    """decode.cu and merge.cu."""
+    split = cuda.load(HERE / "decode.cu", (*options, f"-DRING_STAGES={stages}")).decode
+    merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
+    return split, merge
