@@ -25,6 +25,9 @@
 #include "append_products.cuh"
 #include "append_store.cuh"
 
+// A block starts with 168 for each of its threads, and has no more to share out.
+constexpr int MULTIPLY_REGISTERS = 208, PAGE_REGISTERS = 3 * 168 - WARPGROUPS * MULTIPLY_REGISTERS;
+
 /* A warpgroup's 64 rows of q to shared memory, as operand. Copies are under way behind it. */
 __device__ __forceinline__ void load_queries(Shared &s, const Segment &segment, const T *q, const int *list,
                                              int q_rows, int n_heads, int warpgroup, int thread) {
@@ -151,13 +154,13 @@ append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMa
     wait_for_previous_kernel();
     __syncthreads();
     if (warpgroup == WARPGROUPS) {
-        give_registers<96>();
+        give_registers<PAGE_REGISTERS>();
         const Problem problem{table, lens, items, n_items, queries, n_kv_heads, n_pages, max_pages, max_requests,
                               team, whole != 0};
         if (thread < 32)
             bring_pages(s, problem, {k, k8}, {v, v8}, cuts, thread);
     } else {
-        take_registers<208>();
+        take_registers<MULTIPLY_REGISTERS>();
         const Outputs to{out, partial_out, max_and_sum, scratch, scratch_sums, n_kv_heads * GROUP};
         multiply(s, q, list, q_rows, to, scale, warpgroup, thread);
     }

@@ -46,6 +46,7 @@ __device__ __forceinline__ void join(Shared &s, Values &o, float (&maximum)[2], 
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 2; i++)
         o[i] = o[i] * mine[i / 2 % 2] + values[i * 128 + thread] * others[i / 2 % 2];
+    named_barrier<128>(OWN); // all have read: results may lie there
 }
 
 /* The result: by way of shared memory, so that a warp writes whole lines. */

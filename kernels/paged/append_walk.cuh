@@ -84,24 +84,25 @@ template <class Number> __device__ __forceinline__ int find_in_sum(unsigned &at,
 /* All lanes of a warp walk together. */
 struct Walk {
     const Problem &problem;
-    const int block, blocks, share, shares; // the team's share, of so many
-    unsigned total;                         // steps of all units
-    unsigned begin, here, end;              // of the share, on the line; where the walk is
-    int number = 0;                         // of the item; if whole, turns so far
-    int kv_head, team, step;                // of the item; of the kv head; of the unit
-    int unit_end = -1;                      // of the unit that the last segment was of
+    const int block, blocks, share; // the team's
+    int shares;                     // none of them empty
+    unsigned total;                 // steps of all units
+    unsigned begin, here, end;      // of the share, on the line; where the walk is
+    int number = 0;                 // of the item; if whole, turns so far
+    int kv_head, team, step;        // of the item; of the kv head; of the unit
+    int unit_end = -1;              // of the unit that the last segment was of
     Item item;
     Cut cut = {};
 
     __device__ __forceinline__ Walk(const Problem &problem, int lane)
-        : problem(problem), block(blockIdx.x), blocks(gridDim.x), share(block / problem.team),
-          shares(blocks / problem.team) {
+        : problem(problem), block(blockIdx.x), blocks(gridDim.x), share(block / problem.team) {
         if (problem.whole) return;
         unsigned sum = 0;
         for (int i = lane; i < problem.n_items; i += 32) sum += item_steps(i);
-        total = warp_sum((int)sum);
-        begin = here = share_begin(share), end = share < shares ? share_begin(share + 1) : begin;
-        if (here == end) return;
+        total = warp_sum((int)sum), shares = min((unsigned)(blocks / problem.team), total);
+        begin = here = end = 0;
+        if (share >= shares) return;
+        begin = here = share_begin(share), end = share_begin(share + 1);
         unsigned at = here;
         number = find_in_sum(at, problem.n_items, lane, [&](int i) { return item_steps(i); });
         item = problem.item(number);
