@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, mamba2, matmul, ssd, ssd_backward
+from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, mamba2, matmul, paged, ssd, ssd_backward
 from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
@@ -24,14 +24,14 @@ WANTED += "mamba_chunk_scan_combined llm_embed llm_rope_append llm_rope_append_q
 WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_residual mamba2_conv1d mamba2_conv_step "
 WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out_proj mamba2_state_step "
 WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain "
-WANTED += "ssd_backward_few ssd_backward_fused"
+WANTED += "ssd_backward_few ssd_backward_fused paged_decode paged_append_attention"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
     return torch.randn(*shape, generator=GENERATOR).mul_(scale).to(dtype)
 
 
-assert lowbit_fused and ssd_backward  # they define operators
+assert lowbit_fused and paged and ssd_backward  # they define operators
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -76,6 +76,12 @@ def quantised():
     return half(1, 2, 64), *of_cache(k), *of_cache(v), [*k.shape]
 
 
+def pages(*new):
+    """q, a pool of six pages, and the table, lengths and slots of two requests."""
+    table = torch.tensor([[5, 0, 3], [1, 4, 2]], dtype=torch.int32)
+    return half(2, *new, 4, 16), half(6, 2, 4, 16), half(6, 2, 4, 16), table, lengths(9, 3), lengths(1, 0)
+
+
 def token(quantised=False):
     """Queries, keys and values of a token, its position, and a cache."""
     qkv, turns, kv_len = half(8, 64), torch.rand(32, dtype=torch.float64), lengths(5)
@@ -101,6 +107,8 @@ CASES = {
        for name in ("two_pass", "online", "split", "split_triton")},
     "attention_decode": lambda: (half(2, 2, 16), half(2, 9, 1, 16), half(2, 9, 1, 16), 0.5, lengths(9, 3)),
     "kv_cache_decode": quantised,
+    "paged_decode": lambda: (*pages(), 0.5),
+    "paged_append_attention": lambda: (*pages(3), None, True, True),
     "fusion_rmsnorm": lambda: (half(40), half(40), 1e-3),
     "fusion_add": lambda: (half(9), half(9)),
     "fusion_silu_mul": lambda: (half(9), half(9)),

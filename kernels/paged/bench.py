@@ -59,7 +59,7 @@ def _cell(cell, seconds):
     rows += contiguous_rows(caches[0], requests, q, facts)
     families = peers.sixteen_bit(q, caches, requests)
     rows += peer_rows(families, 2 * torch.finfo(q.dtype).eps, ladder=title_of(cell), **facts)
-    rows.append(reading([t for c in caches for t in (c.k_pages, c.v_pages)][: 2 * len(caches)], *_work(facts)))
+    rows.append(reading([cache.home for cache in caches], facts["bytes"], facts["flops"]))
     return ladder_of(title_of(cell), rows, seconds)
 
 
@@ -78,10 +78,6 @@ def _sizes(seconds):
     return ladder_of(sizes_title(), rows, seconds)
 
 
-def _work(facts):
-    return facts["bytes"], facts["flops"]
-
-
 def problem(lens, page_size=PAGE, dtype=torch.bfloat16, n_heads=N_HEADS, n_kv_heads=N_KV_HEADS, head_dim=HEAD_DIM):
     """Requests of these lengths in a pool that they fill, their pages in random order, and NaN behind each.
 
@@ -96,8 +92,7 @@ def problem(lens, page_size=PAGE, dtype=torch.bfloat16, n_heads=N_HEADS, n_kv_he
     requests = [cache.new() for _ in lens]
     for request, tokens in zip(requests, lens):
         cache.reserve([request], tokens)
-    for pages in (cache.k_pages, cache.v_pages):
-        pages.normal_()
+    live_in(cache, torch.randn(2, *cache.k_pages.shape, device=DEVICE, dtype=dtype))
     for slot, tokens in enumerate(lens):
         if tokens % page_size:
             last = cache.pool.pages[slot][-1]
@@ -109,13 +104,15 @@ def problem(lens, page_size=PAGE, dtype=torch.bfloat16, n_heads=N_HEADS, n_kv_he
     return copies(cache), requests, q, facts
 
 
+def live_in(cache, home):
+    """Have the cache's keys and values in this tensor."""
+    cache.home, cache.k_pages, cache.v_pages = home, home[0], home[1]
+    return cache
+
+
 def copies(cache):
     """A cache and copies of it, one for each call, with tables and lengths in common."""
-    found = [cache]
-    for _ in range(math.ceil(cuda_timing.COLD / (2 * cache.k_pages.nbytes)) - 1):
-        found.append(copy.copy(cache))
-        found[-1].k_pages, found[-1].v_pages = cache.k_pages.clone(), cache.v_pages.clone()
-    return found
+    return [cache, *(live_in(copy.copy(cache), home) for home in cuda_timing.cold_copies(cache.home)[1:])]
 
 
 def gathered(pages, cache, slot):

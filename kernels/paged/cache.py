@@ -1,5 +1,6 @@
 """PagedCache: a pool of pages on a device, and who has which of them."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -197,16 +198,21 @@ def launch_write(slots, k, v, k_pages, v_pages, table, lens, *, pdl=False, **opt
     """write.cu on tensors that were looked at."""
     (n_requests, new, n_kv_heads, head_dim), (n_pages, _, page_size, _) = k.shape, k_pages.shape
     words = head_dim // 8  # of 16 bytes
-    kernel = cuda.load(HERE / "write.cu").write
     blocks = -(-n_requests * new * n_kv_heads * words // THREADS)
     sizes = n_requests, new, n_kv_heads, words, *table.shape, n_pages, page_size
-    return kernel.unchecked(blocks, THREADS, k, v, k_pages, v_pages, slots, lens, table, *sizes, pdl=pdl, **options)
+    args = k, v, k_pages, v_pages, slots, lens, table, *sizes
+    return _module("write").write.unchecked(blocks, THREADS, *args, pdl=pdl, **options)
 
 
 def launch_set(words, pairs, count, **options):
     """set.cu: words[pairs[i]] = pairs[count + i]."""
     blocks = -(-count // THREADS)
-    return cuda.load(HERE / "set.cu").set.unchecked(blocks, THREADS, words, pairs, count, **options)
+    return _module("set").set.unchecked(blocks, THREADS, words, pairs, count, **options)
+
+
+@functools.cache
+def _module(name):
+    return cuda.load(HERE / f"{name}.cu")
 
 
 __all__ = ["PagedCache", "PoolFull", "Request", "launch_set", "launch_write"]

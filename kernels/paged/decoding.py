@@ -53,8 +53,7 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     """
     slots = slots_of("decode", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
-    done = DECODES.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)
-    return decode_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant) if done is None else done
+    return decode_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
 
 
 def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False):
@@ -68,8 +67,7 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
     """
     slots = slots_of("append_attention", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
-    done = APPENDS.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)
-    return append_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant) if done is None else done
+    return append_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
 
 
 def decode_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=None, pdl=False, invariant=False):

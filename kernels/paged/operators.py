@@ -1,16 +1,24 @@
-"""The package's functions as operators of torch.library: paged_decode, paged_append_attention, paged_write. They take
-the tensors of a cache, and torch.compile looks through the object."""
+"""The package's functions as operators of torch.library: paged_decode, paged_append_attention. They take the
+tensors of a cache, and torch.compile looks through the object."""
 
 from kernels.attention.arguments import expect_scale
 from kernels.paged import decoding
 from kernels.paged.arguments import expect_attention
+from kernels.paged.cache import PagedCache
 from lab.operators import Prepared, operator
 
 POOL = "Tensor q, Tensor k_pages, Tensor v_pages, Tensor table, Tensor lens, Tensor slots"
 INPUTS = f"{POOL}, float? scale=None, bool pdl=False, bool invariant=False"
 
 
-def _attention(function, run, new):
+# As the functions themselves do; a list of requests is no tensor, and so not for what was prepared.
+ASK = (
+    "run((scale, True if pdl else False, True if invariant else False), out, q, cache.k_pages, cache.v_pages, "
+    "cache.table, cache.lens, requests) if type(cache) is PagedCache else None"
+)
+
+
+def _attention(function, run, new, calls):
     where = function.__name__
 
     def fake(q, k_pages, v_pages, table, lens, slots, scale=None, pdl=False, invariant=False):
@@ -22,10 +30,9 @@ def _attention(function, run, new):
         tensors = cache.k_pages, cache.v_pages, cache.table, cache.lens, slots
         return operators(q, *tensors, scale, pdl, invariant, out=out)
 
-    return operator(f"paged_{where}", INPUTS, fake=fake, unpack=unpack, call=run)(function)
+    prepared = Prepared(calls, ASK, names={"PagedCache": PagedCache})
+    return operator(f"paged_{where}", INPUTS, fake=fake, unpack=unpack, call=run, prepared=prepared)(function)
 
 
-decode = _attention(decoding.decode, decoding.decode_tensors, None)
-append_attention = _attention(decoding.append_attention, decoding.append_tensors, "new")
-
-__all__ = ["Prepared", "append_attention", "decode"]
+decode = _attention(decoding.decode, decoding.decode_tensors, None, decoding.DECODES)
+append_attention = _attention(decoding.append_attention, decoding.append_tensors, "new", decoding.APPENDS)

@@ -27,6 +27,9 @@ CHOICES = [  # what `plan` takes by name
     {"warps": 4, "side": 2},
     {"warps": 8, "side": 8, "tile": 32},
     {"warps": 4, "side": 4, "tile": 32},
+    {"threads": 128},
+    {"threads": 256},
+    {"warps": 8, "side": 8, "threads": 256},
 ]
 
 
