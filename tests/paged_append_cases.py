@@ -1,10 +1,11 @@
 """Pools of pages, and what attention over them is in float64, for the tests of kernels/paged/append.cu."""
 
+import functools
 import math
 
 import torch
 
-from kernels.paged.appending import append_tensors, prefix_tensors
+from kernels.paged.appending import append_tensors, shared_tensors
 
 
 def pool(lens, n_kv_heads, head_dim, page_size, dtype, device, seed):
@@ -69,31 +70,39 @@ def append_error(
     return worst
 
 
-def prefix_error(lens, items, n_queries, group, n_kv_heads, head_dim, page_size, dtype, device="cpu", seed=0,
+def shared_error(lens, items, n_queries, group, n_kv_heads, head_dim, page_size, dtype, device="cpu", seed=0,
                  options=None, **chosen):  # fmt: skip
-    """The same of partial results, once they are divided, and of their sums. items: (request, first, tokens, rows)."""
+    """The same where queries look at runs of tokens. items: (request, first, tokens, queries)."""
     k, v, table, all_lens, slots = pool(lens, n_kv_heads, head_dim, page_size, dtype, device, seed)
     torch.manual_seed(seed + 1)
     q = torch.randn(n_queries, group * n_kv_heads, head_dim).to(dtype).to(device)
-    rows = [row for *_, mine in items for row in mine]
-    listed, at = [], 0
+    listed, rows, levels = [], [], [[] for _ in range(n_queries)]
     for request, first, tokens, mine in items:
-        listed.append((int(slots[request]), first, tokens, at, len(mine)))
-        at += len(mine)
-    listed, rows = (torch.tensor(t, dtype=torch.int32, device=device) for t in (listed, rows))
-    out = torch.full((len(rows), *q.shape[1:]), math.nan, device=device)
-    out = out, torch.full((*out.shape[:2], 2), math.nan, device=device)
-    prefix_tensors(q, k, v, table, all_lens, listed, rows, out=out, chosen=chosen, **(options or {}))
-    worst, at = 0.0, 0
-    for request, first, tokens, mine in items:
-        limits = torch.full((len(mine),), lens[request] - first, device=device)
-        both = (tokens_of(p, table, slots[request], lens[request])[first : first + tokens] for p in (k, v))
-        values, high, sums = attend(q[mine], *both, limits)
-        got, found = out[0][at : at + len(mine)].double(), out[1][at : at + len(mine)].double()
-        weight = torch.exp2(found[..., 0] - high)
-        worst = max(worst, error(got * (weight / sums)[..., None], values / sums[..., None]),
-                    error(found[..., 1] * weight / sums, torch.ones_like(sums)))  # fmt: skip
-        at += len(mine)
+        listed.append((int(slots[request]), first, tokens, len(rows), len(mine)))
+        for query in mine:
+            levels[query].append(len(rows))
+            rows.append(query)
+    most = max(map(len, levels)) + 1
+    levels = [[*mine, *[-1] * (most - len(mine))] for mine in levels]
+    listed.append((0, 0, 99, 0, len(rows)))  # behind the last
+    as_int = functools.partial(torch.tensor, dtype=torch.int32, device=device)
+    out = torch.full_like(q, math.nan)
+    pages = q, k, v, table, all_lens
+    shared_tensors(*pages, as_int(listed), as_int([len(items)]), as_int(rows), as_int(levels), out=out, chosen=chosen,
+                   **(options or {}))  # fmt: skip
+    worst = 0.0
+    for query in range(n_queries):
+        runs = [
+            [tokens_of(p, table, slots[request], lens[request])[first : first + tokens] for p in (k, v)]
+            for request, first, tokens, mine in items
+            for _ in range(mine.count(query))
+        ]
+        want = torch.zeros_like(out[query], dtype=torch.float64)
+        if runs:
+            both = [torch.cat(run) for run in zip(*runs)]
+            values, _, sums = attend(q[query][None], *both, torch.tensor([len(both[0])], device=device))
+            want = (values / sums[..., None])[0]
+        worst = max(worst, error(out[query], want))
     return worst
 
 

@@ -5,16 +5,16 @@
    tokens a step. A warpgroup has 64 of a tile's rows and all tokens of a step, or, where a tile has no more rows than
    that, half of the tokens. */
 #pragma once
-#include "../device/hopper/mbarrier.cuh"
+#include "../device/hopper/cluster.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 enum Use {
-    APPEND, // new tokens behind those that are there: causal, out is the result
-    PREFIX  // tokens that several queries share: all see all of them, and what comes out is to be merged
+    APPEND, // new tokens of each request, causal
+    SHARED  // runs of tokens, and which queries look at each: all of them at all of it
 };
 
-template <typename Type, int HeadDim, int Group, int PageSize, Use What, int Rows, int Stages, bool Turns>
+template <typename Type, int HeadDim, int Group, int PageSize, Use What, int Rows, int Stages, int Cluster>
 struct AppendShape {
     using T = Type;                              // of q, pages and out: __half or __nv_bfloat16
     static constexpr int HEAD_DIM = HeadDim;     // 64 or 128
@@ -23,14 +23,15 @@ struct AppendShape {
     static constexpr Use USE = What;
     static constexpr int ROWS = Rows;            // 128, or 64 for both warpgroups
     static constexpr int STAGES = Stages;        // of the two rings
-    static constexpr bool TURNS = Turns;         // one warpgroup's products under the other's softmax
+    static constexpr int CLUSTER = Cluster;      // blocks that bring tokens for each other: 1 or 2
 };
 #ifndef SHAPE
-#define SHAPE AppendShape<__nv_bfloat16, 128, 4, 16, APPEND, 128, 2, true>
+#define SHAPE AppendShape<__nv_bfloat16, 128, 4, 16, APPEND, 128, 2, 2>
 #endif
 using S = SHAPE;
 using T = S::T;
 constexpr int HEAD_DIM = S::HEAD_DIM, GROUP = S::GROUP, PAGE_SIZE = S::PAGE_SIZE, ROWS = S::ROWS, STAGES = S::STAGES;
+constexpr int CLUSTER = S::CLUSTER;
 static_assert((HEAD_DIM == 64 || HEAD_DIM == 128) && (ROWS == 64 || ROWS == 128), "");
 static_assert(PAGE_SIZE % 8 == 0 && PAGE_SIZE <= 64, "a page is whole groups of 8 tokens");
 
@@ -51,16 +52,15 @@ struct Segment {
     int query;       // the item's first
     int kv_head;
     int tokens;      // of the item
-    int seen;        // of them, by the item's first query; every further one sees one more. (PREFIX: all)
-    int scratch;     // where partial results go, if this is not the whole tile; else -1
+    int seen;        // of them, by the item's first query; every further one sees one more. (SHARED: all)
+    bool together;   // the blocks of the cluster have neighbouring tiles, and the same steps
+    int parts;       // of the tile, if this is the first; else 0
+    int place;       // where partial results go, if this is not all of the tile's steps; else -1
+    int next_place;  // of the second part; from each to the next it is `stride` further
+    int stride;
 };
 
-/* A unit that was cut, for append_merge.cu: where its parts are. */
-struct Cut {
-    int parts;   // blocks that have one: this, and every team-th behind it. 0: this block has no unit's first part
-    int scratch; // of the first part
-    int row, pairs, query, kv_head, seen; // as in Segment
-};
+constexpr int PLACES = 3; // of a block: its first segment together, its first apart, and its last
 
 struct Shared {
     alignas(1024) unsigned char q[WARPGROUPS][WARPGROUP_ROWS * HEAD_DIM * sizeof(T)]; // half by half
@@ -73,7 +73,7 @@ struct Shared {
 
     __device__ __forceinline__ void init() {
         segment_ring.init(1, 4 * WARPGROUPS);
-        k_ring.init(1, 4 * WARPGROUPS);
-        v_ring.init(1, 4 * WARPGROUPS);
+        k_ring.init(1, 4 * WARPGROUPS * CLUSTER);
+        v_ring.init(1, 4 * WARPGROUPS * CLUSTER);
     }
 };

@@ -5,17 +5,18 @@
 #include "../device/hopper/warpgroup.cuh"
 #include "append_softmax.cuh"
 
-enum Barriers { TURN = 1, OWN = 3, JOIN = 5 }; // TURN, OWN: one for each warpgroup
+enum Barriers { OWN = 1, JOIN = 3 }; // OWN: one for each warpgroup
 
 struct Outputs {
-    T *out;               // APPEND: (queries of all items, n_heads, HEAD_DIM)
-    float *partial_out;   // PREFIX: (rows of the list, n_heads, HEAD_DIM)
-    float2 *max_and_sum;  // (rows of the list, n_heads)
-    float *scratch;       // (2 * blocks, ROWS, HEAD_DIM), and of each row:
-    float2 *scratch_sums;
-    int n_heads;
+    T *out;            // APPEND: (queries of all items, n_heads, HEAD_DIM)
+    float *parts;      // (PLACES * blocks * ROWS, HEAD_DIM); SHARED: and behind them, of what is not cut, (rows of the
+                       // list, n_heads, HEAD_DIM); and of each row:
+    float2 *part_sums;
+    int4 *found;       // SHARED: (rows of the list, n_heads): parts; which row of `parts` is the first of them; the second;
+                       // and how far it is from each to the next
+    int n_heads, blocks;
 
-    /* A pair's row among those of out, or partial_out. */
+    /* A pair's row among those of out, or of the list. */
     __device__ __forceinline__ long long row_of(const Segment &segment, int pair) const {
         return (long long)(segment.query + pair / GROUP) * n_heads + segment.kv_head * GROUP + pair % GROUP;
     }
@@ -50,14 +51,14 @@ __device__ __forceinline__ void join(Shared &s, Values &o, float (&maximum)[2], 
 }
 
 /* The result: by way of shared memory, so that a warp writes whole lines. */
-__device__ __forceinline__ void store_output(Shared &s, const Values &o, const float (&total)[2], const Limits &limits,
-                                             const Segment &segment, const Outputs &to, int warpgroup, int thread) {
+__device__ __forceinline__ void store_output(Shared &s, const Values &o, const float (&total)[2], const Segment &segment,
+                                             const Outputs &to, int warpgroup, int thread) {
     constexpr int WORDS = HEAD_DIM / 8, PITCH = HEAD_DIM * sizeof(T);
     const int lane = thread % 32, warp = thread / 32;
     unsigned char *rows = s.out[warpgroup] + warp * 16 * PITCH;
     float share[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) share[r] = limits.seen[r] > 0 ? 1 / total[r] : 0;
+    for (int r = 0; r < 2; r++) share[r] = total[r] == 0 ? 0 : 1 / total[r]; // 0: it saw no token
     __syncwarp(); // what lay there has been read
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
@@ -86,24 +87,26 @@ __device__ __forceinline__ void store_partial(const Values &o, const float (&max
         const int row = warpgroup * WARPGROUP_ROWS + thread / 32 * 16 + thread % 32 / 4 + 8 * r; // of the tile
         const int pair = segment.row + row;
         if (pair >= segment.pairs) continue;
-        const bool last = segment.scratch < 0;
-        const long long at = last ? to.row_of(segment, pair) : (long long)segment.scratch * ROWS + row;
-        float *values = (last ? to.partial_out : to.scratch) + at * HEAD_DIM + 2 * c;
+        const bool cut = segment.place >= 0;
+        const long long mine = to.row_of(segment, pair);
+        const int at = cut ? segment.place * ROWS + row : PLACES * to.blocks * ROWS + (int)mine;
+        float *values = to.parts + (long long)at * HEAD_DIM + 2 * c;
 #pragma unroll
         for (int j = 0; j < HEAD_DIM / 8; j++)
             *reinterpret_cast<float2 *>(values + 8 * j) = make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]);
-        if (c == 0) (last ? to.max_and_sum : to.scratch_sums)[at] = make_float2(maximum[r], total[r]);
+        if (c == 0) to.part_sums[at] = make_float2(maximum[r], total[r]);
+        if (S::USE == SHARED && c == 0 && segment.parts > 0)
+            to.found[mine] = make_int4(segment.parts, at, segment.next_place * ROWS + row, segment.stride * ROWS);
     }
 }
 
-__device__ __forceinline__ void store(Shared &s, Values &o, RowSums &sums, const Limits &limits,
-                                      const Segment &segment, const Outputs &to, int warpgroup, int thread) {
+__device__ __forceinline__ void store(Shared &s, Values &o, RowSums &sums, const Segment &segment,
+                                      const Outputs &to, int warpgroup, int thread) {
     float total[2] = {sums.total(0), sums.total(1)};
     if constexpr (ROWS == 64) {
         join(s, o, sums.maximum, total, warpgroup, thread);
         if (warpgroup == 1) return;
     }
-    if (S::USE == APPEND && segment.scratch < 0)
-        store_output(s, o, total, limits, segment, to, warpgroup, thread);
+    if (S::USE == APPEND && segment.place < 0) store_output(s, o, total, segment, to, warpgroup, thread);
     else store_partial(o, sums.maximum, total, segment, to, warpgroup, thread);
 }

@@ -7,6 +7,7 @@ GH200) and on the SIMT machine.
 import functools
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -16,13 +17,14 @@ from lab import cuda, cuda_driver
 from lab.card import multiprocessors
 from lab.prepared import scratch
 from lab.tensor_map import TensorMap
-from lab.tensors import DTYPES, expect, expect_apart, expect_no_gradient
+from lab.tensors import DTYPES, expect, output
 
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(f"kernels/paged/{name}" for name in ("append.cu", "append_merge.cu", "appending.py"))
 LOG2_E = math.log2(math.e)
-TOKENS, THREADS, PIECES = 128, 384, 8  # of a step; of a block; of a row tile, in the merge
-CUT = 7  # words of a Cut
+TOKENS, THREADS, MERGE_THREADS = 128, 384, 256  # of a step; of a block; of a block of the merge
+SEGMENT, PLACES = 13, 3  # words of a Segment; places for parts that a block has
+EVEN = 0.85  # of the time that the last turn ends at, if units are shared out whole
 PAGE_SIZES, HEAD_DIMS = (8, 16, 32, 64), (64, 128)
 
 
@@ -60,80 +62,97 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
     factor, result = expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, out, "new")
     if why := why_not(q, k_pages, factor):
         raise ValueError(f"{where}: {why}")
-    _launch("APPEND", q, k_pages, v_pages, table, lens, slots, None, factor, (result, None, None), pdl, chosen, options)
+    listed = slots, None, None, None
+    _launch("APPEND", q, k_pages, v_pages, table, lens, listed, factor, result, pdl, chosen, options)
     return result
 
 
-def prefix_tensors(q, k_pages, v_pages, table, lens, items, rows, scale=None, *, out=None, pdl=False, chosen=None,
-                   **options):  # fmt: skip
-    """Attention of many queries to tokens that they share, to be merged with that to their own.
+def shared_tensors(q, k_pages, v_pages, table, lens, items, count, rows, levels, scale=None, *, out=None, pdl=False,
+                   chosen=None, **options):  # fmt: skip
+    """softmax(scale · q Kᵀ) V where queries look at runs of tokens: at some together with others, at some alone.
 
     q        (n_queries, n_heads, head_dim)
     items    int32 (n_items, 5): slot, first token (a multiple of page_size; else that of its page counts), tokens; the
-             first of its rows, and how many it has: 0, and the item is not there. No two have the same rows
+             first of its rows, and how many it has. No two have the same rows. All queries see all tokens; a run that
+             goes beyond the request's end ends there. Those of more than one row tile should come first
+    count    int32 (1,): how many of the items are there
     rows     int32 (n_rows,): rows of q. What is out of range, here and in items, is clamped
-    out      None, or (float32 (n_rows, n_heads, head_dim), float32 (n_rows, n_heads, 2)) to write into
+    levels   int32 (n_queries, n_levels): which of the rows are those of a query, each of them an item's; -1: none
 
-    Returns out: of each row of the list the weighted values, not divided; and the maximum that their weights are
-    relative to, in units of log 2, with the sum of weights. An item whose tokens are all gone leaves 0, the lowest
-    number, and 0. All queries see all tokens. The rest as for append_tensors; a card reads items, rows, lengths and
+    A query without tokens gets zeros. The rest as for append_tensors; a card reads items, rows, levels, lengths and
     tables anew at each replay of a graph.
     """
-    where = "prefix_attention"
+    where = "decode"
     expect_pool(where, k_pages, v_pages, table, lens)
     n_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     expect(where, "q", q, k_pages, ("n_queries", "n_heads", head_dim))
     if q.shape[1] % n_kv_heads:
         raise ValueError(f"{where}: n_heads must be a multiple of n_kv_heads, got {q.shape[1]} and {n_kv_heads}")
-    expect(where, "items", items, q, ("n_items", 5), (torch.int32,))
-    expect(where, "rows", rows, q, ("n_rows",), (torch.int32,))
+    for name, tensor, shape in (("items", items, ("n_items", 5)), ("count", count, (1,)), ("rows", rows, ("n_rows",)),
+                                ("levels", levels, (len(q), "n_levels"))):  # fmt: skip
+        expect(where, name, tensor, q, shape, (torch.int32,))
     factor = expect_scale(where, scale, head_dim)
     if why := why_not(q, k_pages, factor):
         raise ValueError(f"{where}: {why}")
-    shapes = (len(rows), q.shape[1], head_dim), (len(rows), q.shape[1], 2)
-    if out is None:
-        out = tuple(q.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    for name, one, shape in zip(("out[0]", "out[1]"), out, shapes):
-        expect(where, name, one, q, shape, (torch.float32,))
-        expect_no_gradient(where, one, name)
-        expect_apart(where, name, one, q=q, k_pages=k_pages, v_pages=v_pages, table=table, lens=lens, items=items)
-    _launch("PREFIX", q, k_pages, v_pages, table, lens, items, rows, factor, (None, *out), pdl, chosen, options)
-    return out
+    others = {"q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table, "lens": lens, "items": items, "rows": rows}
+    result = output(where, out, q, q.shape, **others, levels=levels)
+    listed = items, count, rows, levels
+    _launch("SHARED", q, k_pages, v_pages, table, lens, listed, factor, result, pdl, chosen, options)
+    return result
 
 
-def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, whole=None, team=1, stages=2, turns=True,
-         blocks=None, extra=()):  # fmt: skip
-    """(rows of a tile, whether units stay whole, tiles of a team, stages, turns, blocks): see append_walk.cuh.
+class Plan(NamedTuple):
+    """See append_shape.cuh and append_walk.cuh."""
 
-    What is given by name is taken as it is, for measurements.
+    rows: int  # of a tile
+    cluster: int  # blocks that bring tokens for each other
+    stages: int
+    whole: bool  # units stay whole
+    blocks: int
+    extra: str  # of a measurement
+
+
+def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, cluster=None, stages=2, whole=None,
+         blocks=None, extra=""):  # fmt: skip
+    """The Plan for so many queries: APPEND: of each item; SHARED: of all. Lengths are not known, so units stay whole only
+    where they come out even if all are alike. What is given by name is taken as it is, for measurements.
     """
     rows = rows or (64 if queries * group <= 64 else 128)
-    units = n_items * n_kv_heads * -(-queries * group // rows)
-    whole = use == "APPEND" and units >= processors // 2 if whole is None else whole
-    blocks = blocks or (min(units, processors) if whole else processors // team * team)
-    return rows, whole, team, stages, turns, blocks, extra
+    tiles = -(-queries * group // rows)
+    cluster = cluster or min(2, tiles)
+    clusters, units = max(1, processors // cluster), n_items * n_kv_heads * -(-tiles // cluster)
+    even = units >= EVEN * clusters * -(-units // clusters)
+    whole = use == "APPEND" and even if whole is None else whole
+    blocks = blocks or cluster * (min(units, clusters) if whole else clusters)
+    return Plan(rows, cluster, stages, whole, blocks, extra)
 
 
-def _launch(use, q, k_pages, v_pages, table, lens, items, listed, scale, outs, pdl, chosen, options):
+def _launch(use, q, k_pages, v_pages, table, lens, listed, scale, out, pdl, chosen, options):
     n_pages, n_kv_heads, page_size, head_dim = k_pages.shape
     (max_requests, max_pages), n_heads = table.shape, q.shape[-2]
-    group, queries = n_heads // n_kv_heads, q.shape[1] if use == "APPEND" else len(listed)
-    p = plan(use, len(items), queries, group, n_kv_heads, multiprocessors(q.device), **(chosen or {}))
-    rows, whole, team, stages, turns, blocks, extra = p
-    append, merge = _kernels(DTYPES[q.dtype], head_dim, group, page_size, use, rows, stages, turns, extra)
+    group, n_queries, shared = n_heads // n_kv_heads, q.numel() // (n_heads * head_dim), use == "SHARED"
+    items, count, rows, levels = listed
+    queries = len(rows) if shared else q.shape[1]
+    sizes = len(items), n_queries if shared else queries, group, n_kv_heads
+    p = plan(use, *sizes, multiprocessors(q.device), **(chosen or {}))
+    append, merge = _kernels(DTYPES[q.dtype], head_dim, group, page_size, use, p.rows, p.stages, p.cluster, p.extra)
     maps = [_map(pages, tokens) for tokens in (page_size, 8) for pages in (k_pages, v_pages)]
-    sums = 0 if whole else 2 * blocks * rows  # rows of partial results
-    memory = scratch(q, sums * (head_dim + 2) + CUT * blocks, torch.float32)
-    pairs, cuts = memory[sums * head_dim :], memory[sums * (head_dim + 2) :].view(torch.int32)
+    uncut = queries * n_heads if shared else 0
+    parts = uncut + (0 if p.whole else PLACES * p.blocks * p.rows)
+    memory = scratch(q, 4 * uncut + parts * (head_dim + 2) + SEGMENT * p.blocks, torch.float32)
+    values = memory[4 * uncut :]
+    sums, lasts = values[parts * head_dim :], values[parts * (head_dim + 2) :]
     report = append.unchecked(
-        blocks, THREADS, *maps, q, *outs, memory, pairs, cuts, table, lens, items, listed, len(items), queries,
-        q.numel() // (n_heads * head_dim), n_kv_heads, n_pages, max_pages, max_requests, team, int(whole),
-        scale * LOG2_E, shared=shared_bytes(head_dim, stages), pdl=bool(pdl), **options,
+        p.blocks, THREADS, *maps, q, out, values, sums, memory, lasts, table, lens, items, count, rows, len(items),
+        queries, n_queries, n_kv_heads, n_pages, max_pages, max_requests, int(p.whole), scale * LOG2_E, int(bool(pdl)),
+        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), cluster=(2, 1, 1) if p.cluster == 2 else None, **options,
     )  # fmt: skip
-    if whole:
+    if p.whole:
         return report, None
-    arguments = memory, pairs, cuts, *outs, n_heads, team
-    return report, merge.unchecked((blocks, PIECES), head_dim, *arguments, pdl=True, **options)
+    rows_of_block = MERGE_THREADS // (head_dim // 4)
+    grid = -(-n_queries * n_heads // rows_of_block) if shared else (p.blocks, p.rows // rows_of_block)
+    arguments = values, sums, memory, lasts, levels, out, n_queries, n_heads, levels.shape[1] if shared else 0
+    return report, merge.unchecked(grid, MERGE_THREADS, *arguments, pdl=True, **options)
 
 
 def shared_bytes(head_dim, stages):
@@ -150,9 +169,9 @@ def _map(pages, tokens):
 
 
 @functools.cache
-def _kernels(dtype, head_dim, group, page_size, use, rows, stages, turns, extra=()):
+def _kernels(dtype, head_dim, group, page_size, use, rows, stages, cluster, extra=""):
     """append.cu and append_merge.cu."""
-    sizes = dtype, head_dim, group, page_size, use, rows, stages, str(turns).lower()
+    sizes = dtype, head_dim, group, page_size, use, rows, stages, cluster
     option = f"-DSHAPE=AppendShape<{', '.join(map(str, sizes))}>"
     append = cuda.load(HERE / "append.cu", (option,), arch="sm_90a").append
     return append, cuda.load(HERE / "append_merge.cu", (option,)).merge
