@@ -104,17 +104,19 @@ __device__ __forceinline__ void bring_pages(Shared &s, const Problem &problem, c
     Phase<SEGMENTS> announced, here;
     Side keys{s.k, s.k_ring, k}, values{s.v, s.v_ring, v};
     PageNumbers next = announce(s, announced, problem, walk, lane);
-    wait_for_previous_kernel();
+    const int newest = S::USE == APPEND ? problem.queries : 1; // tokens of a request that the kernel ahead may write
     for (; s.segments[here.stage].steps; here.advance()) {
         const Segment &segment = s.segments[here.stage];
         const int first = segment.first_step, end = first + segment.steps;
         PageNumbers k_numbers = next, v_numbers = next;
         for (int step = first; step <= end; step++) { // values one step behind keys, as they are needed
+            if ((step + 1) * TOKENS > segment.tokens - newest) wait_for_previous_kernel(); // once more is over at once
             if (step < end) keys.load(segment, k_numbers, step, problem.n_kv_heads, rank, lane);
             if (step > first) values.load(segment, v_numbers, step - 1, problem.n_kv_heads, rank, lane);
             else next = announce(s, announced, problem, walk, lane); // early: page numbers are there in time
         }
     }
+    wait_for_previous_kernel();
     if (lane == 0 && S::USE == APPEND && !problem.whole) { // the last one may be a tile's first part
         const bool any = here.stage || here.parity;
         lasts[blockIdx.x] = any ? s.segments[(here.stage + SEGMENTS - 1) % SEGMENTS] : Segment{};

@@ -4,8 +4,10 @@ For long pieces of a prompt, and for tokens that many requests share. On cards o
 GH200) and on the SIMT machine.
 """
 
+import contextlib
 import functools
 import math
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,15 +15,17 @@ import torch
 
 from kernels.attention.arguments import expect_scale
 from kernels.paged.arguments import expect_attention, expect_pool
+from kernels.paged.prefixes import prefixes_of
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
-from lab.prepared import scratch
+from lab.prepared import Calls, scratch
 from lab.tensor_map import TensorMap
 from lab.tensors import DTYPES, expect, output
 
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(f"kernels/paged/{name}" for name in ("append.cu", "append_merge.cu", "appending.py"))
 LOG2_E = math.log2(math.e)
+SHARED = Calls("paged.decode, prefixes")
 TOKENS, THREADS, MERGE_THREADS = 128, 384, 256  # of a step; of a block; of a block of the merge
 SEGMENT, PLACES = 13, 3  # words of a Segment; places for parts that a block has
 EVEN = 0.85  # of the time that the last turn ends at, if units are shared out whole
@@ -47,23 +51,13 @@ def why_not(q, k_pages, scale=None):
 
 
 def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=None, pdl=False, chosen=None, **options):
-    """softmax(scale · q Kᵀ) V, causal, for the `new` newest tokens of each request, which are in their pages already.
-
-    q        (n_requests, new, n_heads, head_dim). Query i sees the first length - new + i + 1 tokens; one that sees
-             none, and who is nobody, gets zeros. The values of the newest tokens must be finite: an earlier query
-             weighs them by 0
-    k_pages, v_pages, table, lens, slots, scale, out, pdl   as for kernels.paged.decoding.decode_tensors
-    chosen   for measurements: what `plan` takes by name; options: as for a launch of lab.cuda
-
-    4 · head_dim flops for each query, head and token that it sees. Keys and values are read once for each 128 rows of a
-    kv head, new tokens times heads of its group.
-    """
-    where = "append_attention"
-    factor, result = expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, out, "new")
+    """decoding.append_tensors by append.cu, whatever its shape. chosen: for measurements, what `plan` takes by name;
+    options: as for a launch of lab.cuda."""
+    where, pool = "append_attention", (k_pages, v_pages, table, lens)
+    factor, result = expect_attention(where, q, *pool, slots, scale, out, "new")
     if why := why_not(q, k_pages, factor):
         raise ValueError(f"{where}: {why}")
-    listed = slots, None, None, None
-    _launch("APPEND", q, k_pages, v_pages, table, lens, listed, factor, result, pdl, chosen, options)
+    launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen, **options)
     return result
 
 
@@ -79,9 +73,20 @@ def shared_tensors(q, k_pages, v_pages, table, lens, items, count, rows, levels,
     rows     int32 (n_rows,): rows of q. What is out of range, here and in items, is clamped
     levels   int32 (n_queries, n_levels): which of the rows are those of a query, each of them an item's; -1: none
 
-    A query without tokens gets zeros. The rest as for append_tensors; a card reads items, rows, levels, lengths and
-    tables anew at each replay of a graph.
+    A query without tokens gets zeros. The rest as for `decode`; a card reads items, rows, levels, lengths and tables anew
+    at each replay of a graph. chosen, options: as for append_tensors.
     """
+    pool, listed, kind = (k_pages, v_pages, table, lens), (items, count, rows, levels), (scale, bool(pdl))
+    if not chosen and not options and (done := SHARED.run(kind, out, q, *pool, *listed)) is not None:
+        return done
+    factor, result = expect_shared(q, *pool, *listed, scale, out)
+    with SHARED.preparing(kind, (out,), (result,), (q, *pool, *listed)) if not chosen else contextlib.nullcontext():
+        launch("SHARED", q, pool, listed, factor, result, pdl, chosen, **options)
+    return result
+
+
+def expect_shared(q, k_pages, v_pages, table, lens, items, count, rows, levels, scale, out):
+    """Check a call of shared_tensors. Returns (scale as a float, the tensor to write to)."""
     where = "decode"
     expect_pool(where, k_pages, v_pages, table, lens)
     n_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
@@ -90,15 +95,43 @@ def shared_tensors(q, k_pages, v_pages, table, lens, items, count, rows, levels,
         raise ValueError(f"{where}: n_heads must be a multiple of n_kv_heads, got {q.shape[1]} and {n_kv_heads}")
     for name, tensor, shape in (("items", items, ("n_items", 5)), ("count", count, (1,)), ("rows", rows, ("n_rows",)),
                                 ("levels", levels, (len(q), "n_levels"))):  # fmt: skip
-        expect(where, name, tensor, q, shape, (torch.int32,))
+        expect(where, name, tensor, k_pages, shape, (torch.int32,))
     factor = expect_scale(where, scale, head_dim)
     if why := why_not(q, k_pages, factor):
         raise ValueError(f"{where}: {why}")
-    others = {"q": q, "k_pages": k_pages, "v_pages": v_pages, "table": table, "lens": lens, "items": items, "rows": rows}
-    result = output(where, out, q, q.shape, **others, levels=levels)
-    listed = items, count, rows, levels
-    _launch("SHARED", q, k_pages, v_pages, table, lens, listed, factor, result, pdl, chosen, options)
-    return result
+    others = {
+        "q": q,
+        "k_pages": k_pages,
+        "v_pages": v_pages,
+        "table": table,
+        "lens": lens,
+        "items": items,
+        "rows": rows,
+    }
+    return factor, output(where, out, q, q.shape, **others, levels=levels)
+
+
+def decode_shared(q, cache, requests, scale, out, pdl, invariant, prefixes):
+    """decode where requests share tokens: what they share is read once. Where append.cu does not apply, every request
+    reads all of its tokens, and a warning says why, once."""
+    where = "decode"
+    if invariant:
+        raise ValueError(f"{where}: invariant must be False with prefixes: a result then depends on who shares them")
+    found = prefixes_of(where, cache, requests, prefixes)
+    factor = expect_scale(where, scale, q.shape[-1])
+    if why := why_not(q, cache.k_pages, factor):
+        _warn(why)
+        return None
+    if found.groups or found is prefixes:  # one that is given may have groups in the next replay
+        pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
+        listed = found.items, found.count, found.rows, found.levels
+        return shared_tensors(q, *pool, *listed, scale, out=out, pdl=pdl)
+    return None
+
+
+@functools.cache
+def _warn(why):
+    warnings.warn(f"decode: each request reads what it shares with others for itself: {why}", stacklevel=4)
 
 
 class Plan(NamedTuple):
@@ -127,11 +160,13 @@ def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, clu
     return Plan(rows, cluster, stages, whole, blocks, extra)
 
 
-def _launch(use, q, k_pages, v_pages, table, lens, listed, scale, out, pdl, chosen, options):
+def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
+    """The launches, on tensors that were looked at. listed: APPEND: (slots,); SHARED: (items, count, rows, levels)."""
+    (k_pages, v_pages, table, lens), shared = pool, use == "SHARED"
     n_pages, n_kv_heads, page_size, head_dim = k_pages.shape
     (max_requests, max_pages), n_heads = table.shape, q.shape[-2]
-    group, n_queries, shared = n_heads // n_kv_heads, q.numel() // (n_heads * head_dim), use == "SHARED"
-    items, count, rows, levels = listed
+    group, n_queries = n_heads // n_kv_heads, q.numel() // (n_heads * head_dim)
+    items, count, rows, levels = listed if shared else (*listed, None, None, None)
     queries = len(rows) if shared else q.shape[1]
     sizes = len(items), n_queries if shared else queries, group, n_kv_heads
     p = plan(use, *sizes, multiprocessors(q.device), **(chosen or {}))
