@@ -38,8 +38,8 @@ EVERYONE = list(range(40))
 @pytest.mark.parametrize(
     ("items", "group", "head_dim", "page_size", "chosen", "options"),
     [
-        # what clusters take together, then what each block takes alone; levels of one request, another's, one query twice
-        # in a run, a run behind the request's end
+        # what clusters take together, then what each block takes alone; levels of one request, another's, one query
+        # twice in a run, a run behind the request's end
         (
             [(0, 0, 256, EVERYONE), (1, 64, 999, [5, 3]), (0, 256, 37, [3, 3, 1])],
             4, 64, 16, {"blocks": 4}, {},

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from kernels import paged
 from kernels.paged.appending import append_tensors
-from tests.paged_append_cases import append_error, attend, error, pool, prefix_error, tokens_of
+from tests.paged_append_cases import append_error, attend, error, pool, shared_error, tokens_of
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs compute capability 9.0"
@@ -17,7 +18,7 @@ EVERYONE = list(range(128))
 
 
 @pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("dtype", [HALF, BFLOAT])
+@pytest.mark.parametrize("cluster, dtype", [(1, HALF), (2, BFLOAT)])
 @pytest.mark.parametrize(
     ("lens", "new", "group", "n_kv_heads", "head_dim", "page_size", "chosen"),
     [
@@ -30,29 +31,62 @@ EVERYONE = list(range(128))
         ([100, 2000, 31], 63, 71, 1, 64, 16, {}),
         ([9001, 12], 17, 4, 8, 64, 8, {"rows": 64}),
         ([40000], 16, 4, 8, 128, 16, {"rows": 64}),
-        ([40000], 512, 4, 8, 128, 16, {"turns": False}),
+        ([40000], 512, 4, 8, 128, 16, {}),
         ([4608] * 64, 33, 8, 4, 128, 16, {}),
     ],
 )
-def test_append(lens, new, group, n_kv_heads, head_dim, page_size, chosen, dtype, whole):
+def test_append(lens, new, group, n_kv_heads, head_dim, page_size, chosen, dtype, whole, cluster):
     sizes = new, group, n_kv_heads, head_dim, page_size, dtype
-    assert append_error(lens, *sizes, device="cuda", whole=whole, **chosen) < WITHIN[dtype]
+    assert append_error(lens, *sizes, device="cuda", whole=whole, cluster=cluster, **chosen) < WITHIN[dtype]
 
 
-@pytest.mark.parametrize("rows", [64, 128])
-@pytest.mark.parametrize("team", [1, 2, 4])
+@pytest.mark.parametrize("rows, cluster", [(64, 1), (128, 1), (128, 2)])
 @pytest.mark.parametrize(
     "items",
     [
         [(0, 0, 5000, EVERYONE)],
         [(0, 0, 4096, EVERYONE), (0, 4096, 512, EVERYONE[::2]), (1, 64, 1000, [5, 3, 127]), (1, 0, 64, [9] * 40)],
         [(0, 0, 8, [1]), (1, 1088, 900, EVERYONE[7:50])],
+        [(0, 0, 128, EVERYONE[:70]), (1, 0, 1200, [3])],
     ],
 )
-def test_prefix(items, team, rows):
+def test_shared(items, rows, cluster):
     for dtype in (HALF, BFLOAT):
         sizes = len(EVERYONE), 4, 8, 128, 16, dtype
-        assert prefix_error([5000, 1200], items, *sizes, device="cuda", team=team, rows=rows) < WITHIN[dtype]
+        assert shared_error([5000, 1200], items, *sizes, device="cuda", rows=rows, cluster=cluster) < WITHIN[dtype]
+
+
+def test_a_graph_follows_prefixes():
+    """decode with prefixes, captured once: replayed with longer requests, other groups, and fewer requests. It gives
+    what decode without prefixes gives."""
+    cache = paged.PagedCache(2000, 16, 8, 128, dtype=BFLOAT, device="cuda", max_requests=80)
+    cache.k_pages.normal_(), cache.v_pages.normal_()
+    root, lone = cache.new(), cache.new()
+    cache.reserve([root], 3000), cache.reserve([lone], 77)
+    some = [cache.fork(root) for _ in range(40)]
+    cache.reserve(some[:9], 200)
+    more = [cache.fork(some[2]) for _ in range(20)]
+    batch = [lone, *some, *more]
+    prefixes, q = cache.shared_prefixes(batch), torch.randn(61, 32, 128, device="cuda").to(BFLOAT)
+    out = torch.empty_like(q)
+    for pdl in (False, True):
+        paged.decode(q, cache, batch, out=out, prefixes=prefixes, pdl=pdl)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            paged.decode(q, cache, batch, out=out, prefixes=prefixes, pdl=pdl)
+        for step in range(4):
+            if step == 1:
+                cache.reserve(batch, 1)
+            if step == 2:
+                prefixes.update(batch[::-1])
+            if step == 3:
+                prefixes.update([None, *batch[1:30], None, *batch[31:]])
+            slots = torch.tensor(prefixes.slots, dtype=torch.int32, device="cuda")
+            want = paged.decode(q, cache, slots)
+            out.fill_(math.nan)
+            graph.replay()
+            assert error(out, want.double()) < WITHIN[BFLOAT]
+        prefixes.update(batch)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -58,7 +58,8 @@ def test_groups_are_found():
 def test_decode(n_heads):
     cache, made, q, right = family(TREE, n_heads)
     requests = list(made.values())
-    for prefixes in ("shared", [(requests[:5], 256), ([made["a"], made["a2"], made["a1"]], 384)], [(requests[1:3], 32)]):
+    nested = [(requests[:5], 256), ([made["a"], made["a2"], made["a1"]], 384)]
+    for prefixes in ("shared", nested, [(requests[1:3], 32)]):
         out = paged.decode(q, cache, requests, prefixes=prefixes)
         assert error(out, right) < 1e-3
 
@@ -110,21 +111,21 @@ def test_refusals():
         return paged.decode(q, cache, requests, prefixes=prefixes, **how)
 
     a, b = made["a"], made["b"]
-    page, other = (cache.pool.pages[one.slot][16] for one in (a, b))
-    lens, everyone = cache.lengths(requests), (requests[:2], 16)
-    assert lens[2] == 263
     for wrong, kind, message in [
         ([(requests[:2], 16), ([a, b], 272)], ValueError, r"prefixes\[1\] must share .*: requests\[2\] has 263 tokens"),
-        ([everyone, (requests[1:4:2], 400), (requests[3:5], 416)], ValueError, r"prefixes\[2\] .*401 tokens, fewer"),
-        ([([a, made["lone"]], 16)], ValueError, rf"prefixes\[0\] must share what it claims, 16 tokens: page 0 is "),
+        (
+            [(requests[:2], 16), (requests[1:4:2], 400), (requests[3:5], 416)],
+            ValueError,
+            r"prefixes\[2\] .*401 tokens, fewer",
+        ),
+        ([([a, made["lone"]], 16)], ValueError, r"prefixes\[0\] must share what it claims, 16 tokens: page 0 is "),
         ([([a, b], 24)], ValueError, r"prefixes\[0\] must be of whole pages, a multiple of 16 tokens, got 24"),
         ([(requests[:3], 32), (requests[1:4], 64)], ValueError, "prefixes must be nested or apart"),
         ([([cache.new()], 16)], ValueError, r"prefixes\[0\] must have requests of the batch"),
-        ("all", TypeError, 'prefixes must be "shared", a list'),
+        ("all", TypeError, 'prefixes must be "shared", '),
     ]:
         with pytest.raises(kind, match=message):
             run(wrong)
-    assert page != other
     with pytest.raises(ValueError, match="invariant must be False with prefixes"):
         run("shared", invariant=True)
     with pytest.raises(TypeError, match=r"prefixes must be Prefixes \(cache.shared_prefixes\) where requests is a ten"):

@@ -1,29 +1,30 @@
-/* Attention of many queries over pages, bound by the tensor cores: new tokens of each request (APPEND), or runs of tokens
-   that several requests share, with those that each has alone (SHARED). Compute capability 9.0 (sm_90a).
+/* Attention of many queries over pages, bound by the tensor cores: new tokens of each request (APPEND), or runs of
+   tokens that several requests share, with those that each has alone (SHARED). Compute capability 9.0 (sm_90a).
 
-   - The rows of a product are pairs: a query, and one of the heads that share a kv head (append_shape.cuh). So keys and
-     values are brought once for all of a group.
+   - The rows of a product are pairs: a query, and one of the heads that share a kv head (append_shape.cuh). So keys
+     and values are brought once for all of a group.
    - One warp brings pages by TMA, numbers from the table first (append_pages.cuh). Two warpgroups multiply, 64 rows
      each, S = Q K^T of a step of 128 tokens and O += W V, with weights as they stand in registers.
-   - A step's scores are under way together with the values of the step before, and the softmax begins when the first of
-     the two is there.
+   - A step's scores are under way together with the values of the step before, and the softmax begins when the first
+     of the two is there.
    - Two blocks are a cluster. Row tiles that need the same tokens go to both, and each brings half of a step for both:
-     L2 could not feed 128 rows at a time as fast as they are multiplied.
-   - Blocks stay, and share out the work among them by lengths as they are (append_walk.cuh). The next segment's queries
-     and pages are on their way while the last values are multiplied.
-   - Where few rows look at many tokens, products wait for memory; others, elsewhere on the card at the same time, do not.
+     so L2 is read half as often.
+   - Blocks stay, and share out the work among them by lengths as they are (append_walk.cuh). The next segment's
+     queries and pages are on their way while the last values are multiplied.
+   - Where few rows look at many tokens, products wait for memory; others, elsewhere on the card at the same time, do
+     not.
    - Only steps that cross what a row may see pay for a mask.
 
    4 * HEAD_DIM flops for each pair and token that it sees. Moves keys and values of an item once for each unit, q and
    out once, and 4 * (HEAD_DIM + 2) bytes for each row of a part.
 
    Compile with SHAPE. Launch THREADS, sizeof(Shared) bytes, at most as many blocks as there are multiprocessors, in
-   clusters of CLUSTER. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64), boxes of a whole page, and, as k8 and
-   v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads, HEAD_DIM); SHARED: q (q_rows, n_heads,
-   HEAD_DIM), and list (queries,) says which rows; what is outside of q is the nearest that is not; count: how many of the
-   n_items are there. parts: see Outputs.
-   lasts (blocks): their last segments, for append_merge.cu. scale: positive, times log2(e). early: launched as a dependent of one that may
-   write q and the newest tokens, but no table, length, slot or item. */
+   clusters of CLUSTER. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64), boxes of a whole page, and, as k8
+   and v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads, HEAD_DIM); SHARED: q (q_rows, n_heads,
+   HEAD_DIM), and list (queries,) says which rows; what is outside of q is the nearest that is not; count: how many of
+   the n_items are there. parts, part_sums, found: see Outputs. lasts (blocks): their last segments, for
+   append_merge.cu. scale: positive, times log2(e). early: launched as a dependent of one that may write q and the
+   newest tokens, but no table, length, slot or item. */
 #include "../device/pdl.cuh"
 #include "append_pages.cuh"
 #include "append_products.cuh"
@@ -84,7 +85,7 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
                                            Phase<STAGES> &v_phase, const Cluster &cluster, float to_log2,
                                            int warpgroup, int thread) {
     const unsigned q = shared_address(s.q[warpgroup]);
-    const unsigned k = shared_address(s.k) + limits.first / 8 * EIGHT, v = shared_address(s.v) + limits.first / 8 * EIGHT;
+    const unsigned here = limits.first / 8 * EIGHT, k = shared_address(s.k) + here, v = shared_address(s.v) + here;
     const int first = warp_uniform(segment.first_step), steps = warp_uniform(segment.steps);
     s.k_ring.wait_full(k_phase);
     wgmma_fence();
@@ -173,10 +174,10 @@ __device__ __forceinline__ void multiply(Shared &s, const T *q, const int *list,
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
-       const __grid_constant__ CUtensorMap k8, const __grid_constant__ CUtensorMap v8, const T *q, T *out, float *parts,
-       float2 *part_sums, int4 *found, Segment *lasts, const int *table, const int *lens, const int *items, const int *count,
-       const int *list, int n_items, int queries, int q_rows, int n_kv_heads, int n_pages, int max_pages, int max_requests, int whole,
-       float scale, int early) {
+       const __grid_constant__ CUtensorMap k8, const __grid_constant__ CUtensorMap v8, const T *q, T *out,
+       float *parts, float2 *part_sums, int4 *found, Segment *lasts, const int *table, const int *lens,
+       const int *items, const int *count, const int *list, int n_items, int queries, int q_rows, int n_kv_heads,
+       int n_pages, int max_pages, int max_requests, int whole, float scale, int early) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const int warpgroup = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;

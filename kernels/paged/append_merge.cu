@@ -1,4 +1,5 @@
-/* Merges what append.cu has left. A part i has weighted values o[i], relative to a maximum m[i], and a sum l[i] of weights:
+/* Merges what append.cu has left. A part i has weighted values o[i], relative to a maximum m[i], and a sum l[i] of
+   weights:
 
        out = sum of 2**(m[i] - m) * o[i] / sum of 2**(m[i] - m) * l[i]      with the largest m of all
 
@@ -8,9 +9,9 @@
    The order of sums is fixed. Launched as a dependent, it starts while the kernel ahead still runs, and waits. Reads
    4 * (HEAD_DIM + 2) bytes for each row and part.
 
-   Compile with SHAPE. Launch MERGE_THREADS on APPEND: (blocks of append.cu, PIECES); SHARED: as many blocks as n_queries *
-   n_heads take, ROWS_OF_BLOCK each. parts, part_sums, found, lasts: as there. levels (n_queries, n_levels): rows of the list;
-   -1: none. */
+   Compile with SHAPE. Launch MERGE_THREADS on APPEND: (blocks of append.cu, PIECES); SHARED: as many blocks as
+   n_queries * n_heads take, ROWS_OF_BLOCK each. parts, part_sums, found, lasts: as there. levels (n_queries,
+   n_levels): rows of the list; -1: none. */
 #include "../device/math.cuh"
 #include "../device/half2.cuh"
 #include "../device/pdl.cuh"
@@ -49,7 +50,8 @@ struct Merged {
             for (int d = 0; d < DEPTH; d++) {
                 const float w = exp2_approx(found[d].x - high);
                 total += w * found[d].y;
-                sum.x += w * values[d].x, sum.y += w * values[d].y, sum.z += w * values[d].z, sum.w += w * values[d].w;
+                sum.x += w * values[d].x, sum.y += w * values[d].y;
+                sum.z += w * values[d].z, sum.w += w * values[d].w;
             }
         }
     }

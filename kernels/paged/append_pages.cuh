@@ -1,5 +1,5 @@
-/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Blocks of a cluster
-   that need the same bring half of a step each, for both.
+/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Blocks of a
+   cluster that need the same bring half of a step each, for both.
 
    Eight tokens lie in shared memory as TMA brings them: half by half of a head's channels, each 8 rows of 128 bytes,
    swizzled. So the layout does not depend on the page's size, and a page is one box of five axes.
@@ -20,7 +20,8 @@ struct PageNumbers {
     int pages, n_pages; // of the item; of the pool
     int at, now, ahead; // the first page of those in the lanes
 
-    __device__ __forceinline__ PageNumbers(const Problem &problem, const Item &item, int first_page, bool any, int lane)
+    __device__ __forceinline__ PageNumbers(const Problem &problem, const Item &item, int first_page, bool any,
+                                           int lane)
         : row(problem.table + (long long)item.slot * problem.max_pages + item.first_page),
           pages(any ? (item.tokens + PAGE_SIZE - 1) / PAGE_SIZE : 0), n_pages(problem.n_pages), at(first_page),
           now(load(first_page + lane)), ahead(load(first_page + 32 + lane)) {}
@@ -98,8 +99,8 @@ __device__ __forceinline__ PageNumbers announce(Shared &s, Phase<SEGMENTS> &plac
     return PageNumbers(problem, walk.item, segment.first_step * PAGES, segment.steps > 0, lane);
 }
 
-__device__ __forceinline__ void bring_pages(Shared &s, const Problem &problem, const Maps &k, const Maps &v, Segment *lasts,
-                                            int rank, int lane) {
+__device__ __forceinline__ void bring_pages(Shared &s, const Problem &problem, const Maps &k, const Maps &v,
+                                            Segment *lasts, int rank, int lane) {
     Walk walk(problem, rank, lane);
     Phase<SEGMENTS> announced, here;
     Side keys{s.k, s.k_ring, k}, values{s.v, s.v_ring, v};
@@ -110,7 +111,7 @@ __device__ __forceinline__ void bring_pages(Shared &s, const Problem &problem, c
         const int first = segment.first_step, end = first + segment.steps;
         PageNumbers k_numbers = next, v_numbers = next;
         for (int step = first; step <= end; step++) { // values one step behind keys, as they are needed
-            if ((step + 1) * TOKENS > segment.tokens - newest) wait_for_previous_kernel(); // once more is over at once
+            if ((step + 1) * TOKENS > segment.tokens - newest) wait_for_previous_kernel(); // or it is over at once
             if (step < end) keys.load(segment, k_numbers, step, problem.n_kv_heads, rank, lane);
             if (step > first) values.load(segment, v_numbers, step - 1, problem.n_kv_heads, rank, lane);
             else next = announce(s, announced, problem, walk, lane); // early: page numbers are there in time

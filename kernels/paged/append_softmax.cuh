@@ -27,7 +27,7 @@ struct RowSums {
         for (int r = 0; r < 2; r++) {
             highest[r] = fmaxf(s[2 * r], s[2 * r + 1]);
 #pragma unroll
-            for (int i = 4; i < COLUMNS / 2; i += 4) highest[r] = fmaxf(highest[r], fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+            for (int i = 4 + 2 * r; i < COLUMNS / 2; i += 4) highest[r] = fmaxf(highest[r], fmaxf(s[i], s[i + 1]));
             highest[r] *= to_log2;
             rises |= highest[r] > maximum[r] + RESCALE_ABOVE;
         }

@@ -9,11 +9,11 @@ enum Barriers { OWN = 1, JOIN = 3 }; // OWN: one for each warpgroup
 
 struct Outputs {
     T *out;            // APPEND: (queries of all items, n_heads, HEAD_DIM)
-    float *parts;      // (PLACES * blocks * ROWS, HEAD_DIM); SHARED: and behind them, of what is not cut, (rows of the
-                       // list, n_heads, HEAD_DIM); and of each row:
+    float *parts;      // (PLACES * blocks * ROWS, HEAD_DIM); SHARED: and behind them, of what is not cut, (rows of
+                       // the list, n_heads, HEAD_DIM); and of each row:
     float2 *part_sums;
-    int4 *found;       // SHARED: (rows of the list, n_heads): parts; which row of `parts` is the first of them; the second;
-                       // and how far it is from each to the next
+    int4 *found;       // SHARED: (rows of the list, n_heads): how many parts; which row of `parts` is the first of
+                       // them; the second; and how far it is from each to the next
     int n_heads, blocks;
 
     /* A pair's row among those of out, or of the list. */
@@ -51,8 +51,8 @@ __device__ __forceinline__ void join(Shared &s, Values &o, float (&maximum)[2], 
 }
 
 /* The result: by way of shared memory, so that a warp writes whole lines. */
-__device__ __forceinline__ void store_output(Shared &s, const Values &o, const float (&total)[2], const Segment &segment,
-                                             const Outputs &to, int warpgroup, int thread) {
+__device__ __forceinline__ void store_output(Shared &s, const Values &o, const float (&total)[2],
+                                             const Segment &segment, const Outputs &to, int warpgroup, int thread) {
     constexpr int WORDS = HEAD_DIM / 8, PITCH = HEAD_DIM * sizeof(T);
     const int lane = thread % 32, warp = thread / 32;
     unsigned char *rows = s.out[warpgroup] + warp * 16 * PITCH;

@@ -1,22 +1,23 @@
 /* Which block has which work.
 
-   An item is a run of tokens of one request, and the queries that look at them. A unit is a row tile of one kv head; or
-   CLUSTER neighbouring tiles, which the blocks of a cluster take together: they need the same tokens, and bring them for
-   each other (append_pages.cuh). So it is for the items in front that have several tiles; from the first that has one,
-   each block is for itself. Two ways to share units out:
+   An item is a run of tokens of one request, and the queries that look at them. A unit is a row tile of one kv head;
+   or CLUSTER neighbouring tiles, which the blocks of a cluster take together: they need the same tokens, and bring
+   them for each other (append_pages.cuh). So it is for the items in front that have several tiles; from the first
+   that has one, each block is for itself. Two ways to share units out:
 
    - In a line: the steps of all units, one behind the other, are cut into shares that cost the same, one for each
-     cluster. What is not taken together lies behind all that is, and blocks of a cluster take half of it each. Where a
-     cut falls into a unit, its parts leave partial results for append_merge.cu.
-   - Whole: units go by turns to the clusters, forth and back, an item's long ones first.
+     cluster. What is not taken together lies behind all that is, and blocks of a cluster take half of it each. Where
+     a cut falls into a unit, its parts leave partial results for append_merge.cu.
+   - Whole: units go by turns to the clusters, forth and back, long ones first, of as many items at a time as there
+     are clusters for.
 
    All of it is found here, by the warp that brings pages, from lengths as they are now: nothing is planned before. */
 #pragma once
 #include "../device/reduce_integers.cuh"
 #include "append_shape.cuh"
 
-/* What a step costs: of a unit that a cluster takes together, where products are the limit; of a single tile, which has
-   few rows where there is another choice, and waits for memory. */
+/* What a step costs: of a unit that a cluster takes together, where products are the limit; of a single tile, which
+   has few rows where there is another choice, and waits for memory. */
 constexpr unsigned COST_TOGETHER = S::USE == SHARED ? 3 : 1, COST_APART = 1;
 
 struct Item {
@@ -49,8 +50,8 @@ struct Problem {
     int n_kv_heads, n_pages, max_pages, max_requests;
     bool whole;
 
-    /* APPEND: items are slots, (n_items,). SHARED: (n_items, 5): slot, first token, tokens, first row of the list, rows.
-       What is out of range is nobody, or ends where the range does. */
+    /* APPEND: items are slots, (n_items,). SHARED: (n_items, 5): slot, first token, tokens, first row of the list,
+       rows. What is out of range is nobody, or ends where the range does. */
     __device__ __forceinline__ Item item(int i, bool together) const {
         Item item;
         item.width = together ? CLUSTER : 1;
@@ -117,7 +118,8 @@ struct Line {
     }
     /* The block, or the first of the cluster, that has a step. */
     __device__ __forceinline__ int block_of(unsigned step, bool of_paired) const {
-        const unsigned end = of_paired ? COST_TOGETHER * (step + 1) : COST_TOGETHER * paired + COST_APART * (step + 1);
+        const unsigned end = of_paired ? COST_TOGETHER * (step + 1)
+                                       : COST_TOGETHER * paired + COST_APART * (step + 1);
         const unsigned share = ((unsigned long long)end * shares - 1) / cost;
         return share * CLUSTER + (!of_paired && CLUSTER > 1 && step >= begin_of_block(share, 1));
     }
@@ -164,14 +166,15 @@ struct Walk {
                 item.width > 1, 1, -1, 0, 0};
     }
     __device__ __forceinline__ Segment next_whole() {
-        const int turn = number++, clusters = gridDim.x / CLUSTER;
-        const int at = turn * clusters + (turn % 2 ? clusters - 1 - share : share);
+        const int turn = number++, clusters = gridDim.x / CLUSTER, heads = problem.n_kv_heads;
         const int tiles = (problem.queries * GROUP + ROWS - 1) / ROWS, width = tiles > 1 ? CLUSTER : 1;
-        const int units = (tiles + width - 1) / width, of_item = at / (units * problem.n_kv_heads);
-        if (of_item >= problem.n_items) return Segment{};
-        item = problem.item(of_item, width > 1);
-        kv_head = at % problem.n_kv_heads;
-        unit = units - 1 - at / problem.n_kv_heads % units;
+        const int units = (tiles + width - 1) / width, items = (clusters + heads - 1) / heads; // side by side
+        const int at = turn * clusters + (turn % 2 ? clusters - 1 - share : share), all = items * heads * units;
+        const int first = at / all * items, rest = at % all, abreast = min(items, problem.n_items - first) * heads;
+        if (rest >= abreast * units) return Segment{};
+        item = problem.item(first + rest % abreast / heads, width > 1);
+        kv_head = rest % heads;
+        unit = units - 1 - rest / abreast;
         return segment(0, item.steps(unit));
     }
     __device__ __forceinline__ Segment next_in_line(int lane) {

@@ -73,8 +73,8 @@ def shared_tensors(q, k_pages, v_pages, table, lens, items, count, rows, levels,
     rows     int32 (n_rows,): rows of q. What is out of range, here and in items, is clamped
     levels   int32 (n_queries, n_levels): which of the rows are those of a query, each of them an item's; -1: none
 
-    A query without tokens gets zeros. The rest as for `decode`; a card reads items, rows, levels, lengths and tables anew
-    at each replay of a graph. chosen, options: as for append_tensors.
+    A query without tokens gets zeros. The rest as for `decode`; a card reads items, rows, levels, lengths and tables
+    anew at each replay of a graph. chosen, options: as for append_tensors.
     """
     pool, listed, kind = (k_pages, v_pages, table, lens), (items, count, rows, levels), (scale, bool(pdl))
     if not chosen and not options and (done := SHARED.run(kind, out, q, *pool, *listed)) is not None:
@@ -147,8 +147,8 @@ class Plan(NamedTuple):
 
 def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, cluster=None, stages=2, whole=None,
          blocks=None, extra=""):  # fmt: skip
-    """The Plan for so many queries: APPEND: of each item; SHARED: of all. Lengths are not known, so units stay whole only
-    where they come out even if all are alike. What is given by name is taken as it is, for measurements.
+    """The Plan for so many queries: APPEND: of each item; SHARED: of all. Lengths are not known, so units stay whole
+    only where they come out even if all are alike. What is given by name is taken as it is, for measurements.
     """
     rows = rows or (64 if queries * group <= 64 else 128)
     tiles = -(-queries * group // rows)
@@ -180,7 +180,8 @@ def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
     report = append.unchecked(
         p.blocks, THREADS, *maps, q, out, values, sums, memory, lasts, table, lens, items, count, rows, len(items),
         queries, n_queries, n_kv_heads, n_pages, max_pages, max_requests, int(p.whole), scale * LOG2_E, int(bool(pdl)),
-        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), cluster=(2, 1, 1) if p.cluster == 2 else None, **options,
+        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), cluster=(p.cluster, 1, 1) if p.cluster > 1 else None,
+        **options,
     )  # fmt: skip
     if p.whole:
         return report, None

@@ -75,8 +75,8 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
 
     All else as for `decode`. A row is a new token and a head of those that share a kv head. Up to 64 rows of a kv head,
     as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
-    capability 9.0, for head_dim 64 or 128 and pages of 8 tokens or more: 4 · head_dim flops for each query, head and token
-    that it sees. Elsewhere decode.cu reads keys and values once for each 64 rows.
+    capability 9.0, for head_dim 64 or 128 and pages of 8 tokens or more: 4 · head_dim flops for each query, head and
+    token that it sees. Elsewhere decode.cu reads keys and values once for each 64 rows.
     """
     slots = slots_of("append_attention", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens

@@ -22,8 +22,8 @@ class Prefixes:
 
     groups  [(places in the batch, tokens)] that were found or given, an outer one before those in it
 
-    items, count, rows, levels: see kernels.paged.appending.shared_tensors. Lengths are read by the card, so what requests
-    append needs no update; forks and new requests do, and requests that were freed.
+    items, count, rows, levels: see kernels.paged.appending.shared_tensors. Lengths are read by the card, so what
+    requests append needs no update; forks and new requests do, and requests that were freed.
     """
 
     def __init__(self, cache, requests, groups=None, *, levels=LEVELS):
@@ -39,8 +39,9 @@ class Prefixes:
 
     def update(self, requests, groups=None, *, _where="shared_prefixes"):
         """Find groups, or take those given: [(requests, tokens)], tokens of whole pages that all of them begin with.
-        ValueError names the group that does not share what it claims, and the first page that differs. requests: None in
-        place of one is nobody."""
+        requests: None in place of one is nobody.
+
+        ValueError names the group that does not share what it claims, and the first page that differs."""
         self.cache._expect_no_capture(_where)
         pool, requests = self.cache.pool, list(requests)
         if len(requests) != self.n_requests:
@@ -62,7 +63,7 @@ class Prefixes:
         items, levels = items.reshape(-1, 5), levels.reshape(self.levels.shape)
         levels[:], seen, at = -1, np.zeros(len(slots), np.int32), 0
         alone = [([place], 0, None) for place in range(len(slots))]
-        for members, begin, end in found:  # an outer one first
+        for members, _, end in found:  # an outer one first
             for place in members:
                 alone[place] = [place], end, None
         largest_first = sorted(found, key=lambda group: -len(group[0]))
@@ -78,8 +79,8 @@ class Prefixes:
 
 
 def find_groups(pool, slots, levels):
-    """[(places in the batch, first page, page behind the last)] of what at least two have in common; an outer one before
-    those in it. Who shares a page shares all pages before it: requests get them by forks."""
+    """[(places in the batch, first page, page behind the last)] of what at least two have in common; an outer one
+    before those in it. Who shares a page shares all pages before it: requests get them by forks."""
     whole = [pool.lens[slot] // pool.page_size if slot >= 0 else 0 for slot in slots]  # full pages
     pages, found, least = [pool.pages[slot] if slot >= 0 else () for slot in slots], [], -(-LEAST // pool.page_size)
 
@@ -133,8 +134,10 @@ def check_groups(where, pool, requests, slots, groups, levels):
     for members, end in found:
         begins = {ends[place] for place in members}
         if len(begins) > 1 or any(members[0] in some and not set(members) <= set(some) for some, _, _ in told):
-            raise ValueError(f"{where}: prefixes must be nested or apart, got {len(members)} requests with {end * size} "
-                             "tokens of which some are in a group that others are not in")  # fmt: skip
+            raise ValueError(
+                f"{where}: prefixes must be nested or apart, got a group of {end * size} tokens of which some are in "
+                "another that others are not in"
+            )
         begin = begins.pop()
         if begin == end:
             raise ValueError(f"{where}: prefixes must not hold a request twice with {end * size} tokens")
@@ -149,15 +152,16 @@ def check_groups(where, pool, requests, slots, groups, levels):
 def _expect_shared(name, pool, slots, members, tokens):
     count = tokens // pool.page_size
     for place in members:
-        if pool.lens[slots[place]] < tokens:
-            raise ValueError(f"{name} must share what it claims: requests[{place}] has {pool.lens[slots[place]]} tokens, "
-                             f"fewer than {tokens}")  # fmt: skip
+        if (length := pool.lens[slots[place]]) < tokens:
+            raise ValueError(
+                f"{name} must share what it claims: requests[{place}] has {length} tokens, fewer than {tokens}"
+            )
         first, mine = (pool.pages[slots[one]][:count] for one in (members[0], place))
         if first != mine:
             page = next(n for n, (a, b) in enumerate(zip(first, mine)) if a != b)
             raise ValueError(
-                f"{name} must share what it claims, {tokens} tokens: page {page} is {mine[page]} for requests[{place}], "
-                f"and {first[page]} for requests[{members[0]}]"
+                f"{name} must share what it claims, {tokens} tokens: page {page} is {mine[page]} for "
+                f"requests[{place}], and {first[page]} for requests[{members[0]}]"
             )
 
 
@@ -171,7 +175,7 @@ def prefixes_of(where, cache, requests, asked):
             raise ValueError(f"{where}: prefixes must be of the same requests, in the same order")
         return asked
     if isinstance(asked, str) and asked != "shared" or not isinstance(asked, (str, list, tuple)):
-        raise TypeError(f'{where}: prefixes must be "shared", a list of (requests, tokens), or Prefixes, got {asked!r}')
+        raise TypeError(f'{where}: prefixes must be "shared", [(requests, tokens)] or Prefixes, got {asked!r}')
     if isinstance(requests, torch.Tensor):
         raise TypeError(
             f"{where}: prefixes must be Prefixes (cache.shared_prefixes) where requests is a tensor of slots"
