@@ -212,8 +212,8 @@ def launch_write(slots, k, v, k_pages, v_pages, table, lens, *, pdl=False, **opt
 
 def launch_set(words, pairs, count, **options):
     """set.cu: words[pairs[i]] = pairs[count + i]."""
-    blocks = -(-count // THREADS)
-    return _module("set").set.unchecked(blocks, THREADS, words, pairs, count, **options)
+    blocks = -(-count // THREADS)  # a module's own .set fills its constants
+    return _module("set")["set"].unchecked(blocks, THREADS, words, pairs, count, **options)
 
 
 @functools.cache

@@ -139,7 +139,7 @@ def slots_of(where, cache, requests):
 def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invariant, newer=0, chosen=None, **options):
     """The two launches, on tensors that were looked at. newer: tokens behind the last one that asks."""
     pdl, invariant = bool(pdl), bool(invariant)
-    p, split, merge, blocks = _prepared(
+    p, split, merge = _prepared(
         q.shape, k_pages.shape, table.shape[1], q.dtype, q.device, new, pdl, invariant, **(chosen or {})
     )
     (max_requests, max_pages), (n_pages, _, page_size, _) = table.shape, k_pages.shape
@@ -149,23 +149,22 @@ def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invari
     args += (n_pages, newer, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
     first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     args = (partial, sums, slots, lens, out, n_requests, p.rows, max_requests, max_pages * page_size, newer, p.shares)
-    return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
+    return first, merge.unchecked(p.merge_blocks, p.threads, *args, pdl=True, **options)
 
 
 @functools.lru_cache(maxsize=1024)
 def _prepared(q_shape, pages_shape, max_pages, dtype, device, new, pdl, invariant, **chosen):
-    """What all calls with such tensors share: (plan, the two kernels, blocks of merge)."""
+    """What all calls with such tensors share: (plan, the two kernels)."""
     (n_requests, *_, n_heads, head_dim), (n_pages, n_kv_heads, page_size, _) = q_shape, pages_shape
     n_rows = n_heads // n_kv_heads * new
     sizes = n_requests, n_rows, n_kv_heads, head_dim, n_pages, page_size, max_pages
     p = plan(*sizes, *card(device), pdl, invariant, **chosen)
-    kernels = _kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads, p.together)
-    return p, *kernels, n_requests * n_kv_heads * n_rows // p.together
+    return p, *_kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads)
 
 
 @functools.cache
-def _kernels(options, stages, threads, together):
+def _kernels(options, stages, threads):
     """decode.cu and merge.cu."""
     split = cuda.load(HERE / "decode.cu", (*options, f"-DRING_STAGES={stages}")).decode
-    merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
+    merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}")).merge
     return split, merge
