@@ -1,7 +1,7 @@
 """Text from a model on your disk:  python -m models.generate FOLDER --prompt "Once upon a time"
 
 It streams what the model writes, and ends with what that took: tokens a second, the bytes that one token must read, and
-the share of this machine's memory speed that they came at.
+the share of this machine's memory speed that they came at. With --prompt several times it writes several texts at once.
 """
 
 import argparse
@@ -31,7 +31,9 @@ def parser():
         help="a checkpoint as Hugging Face lays it out: config.json, *.safetensors, tokenizer.json; or one of the "
         "course's own by its name, llama or mamba2",
     )
-    found.add_argument("--prompt", default=None, help="the text to go on from")
+    found.add_argument(
+        "--prompt", default=None, action="append", help="the text to go on from; given several times: several texts"
+    )
     found.add_argument("--chat", action="store_true", help="take the prompt as a message, by the checkpoint's template")
     found.add_argument("--max-tokens", type=int, default=200, help="write at most so many; 200 unless given")
     found.add_argument("--temperature", type=float, default=0.0, help="0, the default: always the likeliest token")
@@ -53,14 +55,19 @@ def main(arguments=None):
     if args.folder in SHIPPED and not Path(args.folder).exists():
         args.folder = SHIPPED[args.folder]
     try:
-        prompt = expect_prompt(args.prompt)
+        prompts = [expect_prompt(prompt) for prompt in args.prompt or [None]]
         read_config(args.folder)  # that a folder is missing is said before what it lacks
         tokens = Tokens(args.folder)
         bits = {"bits": args.bits, "kv_bits": args.kv_bits}
         model = load(args.folder, device=args.device, **bits, engine=args.engine, progress=Bar())
-        ids = tokens.chat(prompt) if args.chat else tokens.encode(prompt)
-        sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
-        written = model.generate(ids, args.max_tokens, **sampling)
+        starts = [tokens.chat(prompt) if args.chat else tokens.encode(prompt) for prompt in prompts]
+        sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
+        if len(prompts) > 1:
+            from models.generate_several import show
+
+            return show(model, tokens, prompts, starts, args.max_tokens, args.seed, args.chat, sampling)
+        (ids,), (prompt,) = starts, prompts
+        written = model.generate(ids, args.max_tokens, **sampling, seed=args.seed)
     except (BadModel, ValueError, TypeError) as error:
         print(error, file=sys.stderr)
         return 2

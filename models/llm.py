@@ -10,12 +10,14 @@ machine.
 import torch
 
 from lab.arguments import expect_count
-from models.config import read_config
+from models import several
+from models.config import BadModel, read_config
 from models.mamba2_config import Config as Mamba2Config
 from models.sampling import expect_sampling
 from models.weights import Checkpoint
 
 ENGINES = "graph", "one_launch"
+MOST = 16  # texts at once: rows that products in few bits take
 
 
 def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=None):
@@ -102,6 +104,45 @@ class Model:
         max_tokens = expect_count("generate", "max_tokens", max_tokens, low=0)
         seed = expect_sampling(temperature, top_k, top_p, seed)
         return self._generate(ids, max_tokens, seed, temperature, top_k, top_p)
+
+    def generate_several(self, texts, max_tokens, *, temperature=0.0, top_k=None, top_p=None, seeds=None, at_once=16):
+        """An iterator of (number, token id): what follows each of several texts, as `generate` has it for one.
+
+        texts    sequences of token ids
+        seeds    one for each text: with its own, a text is drawn as it is alone; None: new ones each time
+        at_once  texts that are worked on at a time, from 1 to 16: the others wait, and enter when one has ended. On a
+                 card their caches lie in pages of one pool, and a step of all reads each weight once; on the processor
+                 they take turns
+
+        A text ends before an id of config.stops, with max_tokens, or when the context is full. On a card its products
+        are not those of `generate`, and logits differ in their last bits; but not by who else is there, so that a text
+        is the same, bit for bit, beside any others with the same at_once.
+
+        Not for models with states (Mamba-2), nor with kv_bits other than 16: a models.config.BadModel says so.
+        """
+        texts = [self._expect_tokens("generate_several", text) for text in texts]
+        max_tokens = expect_count("generate_several", "max_tokens", max_tokens, low=0)
+        if expect_count("generate_several", "at_once", at_once) > MOST:
+            raise ValueError(f"generate_several: at_once must be at most {MOST}, got {at_once}")
+        seeds = [None] * len(texts) if seeds is None else list(seeds)
+        if len(seeds) != len(texts):
+            raise ValueError(f"generate_several: seeds must be one for each text, {len(texts)}, got {len(seeds)}")
+        seeds = [expect_sampling(temperature, top_k, top_p, seed) for seed in seeds]
+        if isinstance(self.config, Mamba2Config):
+            raise BadModel("generate_several: a model with states keeps one text at a time")
+        return self._generate_several(texts, max_tokens, seeds, (temperature, top_k, top_p), at_once)
+
+    def _generate_several(self, texts, max_tokens, seeds, sampling, at_once):
+        engine = self.engine
+        jobs = [several.Text(number, ids, max_tokens, seed) for number, (ids, seed) in enumerate(zip(texts, seeds))]
+        if hasattr(engine, "launch"):
+            from models.paged import Pages
+
+            engine.reset()
+            places = Pages(engine, at_once, [several.tokens_of(job, engine.context) for job in jobs])
+        else:
+            places = several.Turns(engine, at_once)
+        return several.write(places, jobs, engine.context, self.config.stops, sampling)
 
     def step_bytes(self, position):
         """Bytes that the step of the token at a position must move: it reads every weight, a row of the embedding, and

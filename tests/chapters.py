@@ -22,16 +22,16 @@ TESTS = {
     "05": "exercises_fusion fusion* lab_plots_fusion ref_fusion",
     "06": "exercises_lowbit_weights lowbit* lab_plots_lowbit ref_lowbit",
     "07": "exercises_attention_mix attention_mix* kv_cache_rungs* lab_plots_attention ref_attention",
-    "08": "exercises_flash_decoding attention_bench attention_[dpr]* lab_plots_attention",
+    "08": "exercises_flash_decoding attention_bench attention_[dpr]* lab_plots_attention ref_scheduling",
     "09": "exercises_kv_quantization kv_cache* attention_bench lab_plots_attention ref_kv_cache",
     "11": "exercises_ssd_math lab_plots_ssd ref_ssd",
     "12": "exercises_five_kernels ssd_five* ssd_float32* ssd_stack* ssd_dropin ssd_bench",
     "13": "exercises_one_launch lab_plots_order lab_triton_on_simt ssd_rungs* ssd_orderings ssd_bench",
     "14": "exercises_matmul lab_plots_matmul matmul*",
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
-    "17": "cpu_llm exercises_llm lab_law lab_plots_llm llm_* models_* ref_llm",
+    "17": "cpu_llm exercises_llm lab_law lab_plots_llm lab_plots_serving llm_* models_* ref_llm",
     "18": "cpu_mamba2 exercises_mamba2 lab_plots_mamba2 mamba2_* models_* ref_mamba2",
-    "21": "exercises_training ref_ssd_backward ssd_backward* ssd_gradients* models_small",
+    "21": "exercises_training ref_ssd_backward ssd_backward* ssd_gradients* ssd_training_step models_small",
 }
 HOUSE = """
     bench_run compiling copies exercises_costs forked_kernels house imports lab_as_called lab_card lab_check

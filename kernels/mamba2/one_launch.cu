@@ -16,13 +16,14 @@
    they will be multiplied with: memory rests only where a wait is longer than that.
 
    A block has three kinds of warps: those that multiply (token_multiply.cuh), those that make results of sums, the
-   states' step among them (token_finish.cuh), and one that copies. So a product need not wait for the end of the one
-   before, and what a state's step waits for holds up no product.
+   states' step among them (token_finish.cuh), and one that copies (token_load.cuh). So a product need not wait for the
+   end of the one before, and what a state's step waits for holds up no product.
 
    Moves the weights once, and the states twice. Compile with SIZES (token_line.cuh). Launch with BLOCK threads on any
    number of blocks, best one for each multiprocessor, and S::SLOTS * SLOT + sizeof(Memory) bytes. */
 #include "../device/grid.cuh"
 #include "token_finish.cuh"
+#include "token_load.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 1)
 one_launch(const T *weights, const float *constants, const long long *places, T *windows, float *states,

@@ -19,7 +19,9 @@ from lab.tensors import DTYPES, expect
 HERE = Path(__file__).resolve().parent
 SOURCES = ("kernels/mamba2/one_launch.cu", "kernels/mamba2/one_launch.py")  # headers: by what it includes
 MOST_THREADS, MOST_WORDS, MOST_SLOTS = 512, 4, 24
-FINISHERS = 8  # as token_line.cuh has them
+# The last arguments of Sizes (token_line.cuh), of which trials.py tries others: tasks of a ticket, warps that finish at
+# most, whether windows are written late, whether states leave L2 first
+CHOSEN = 1, 8, "false", "false"
 MACHINE_BLOCKS = 3  # on the SIMT machine: its patience
 PIECES = "norm W_in gated_norm W_out".split()  # as token_line.cuh has them
 
@@ -58,23 +60,23 @@ class Plan(NamedTuple):
 
 
 @functools.cache
-def plan(hidden, d_inner, dstate, room):
-    """The Plan for so many bytes of shared memory; None if there is none."""
+def plan(hidden, d_inner, dstate, room, finishers=CHOSEN[1]):
+    """The Plan for so many bytes of shared memory and at most so many warps that finish; None if there is none."""
     words = -(-(hidden // 8) // MOST_THREADS)
     threads = -(-(hidden // 8) // words // 32) * 32
     if words > MOST_WORDS or -(-(d_inner // 8) // threads) > MOST_WORDS:
         return None
     rows = 2 * max(4 * hidden, (2 if 3 * hidden < 2 * d_inner else 4) * d_inner)
     slot = -(-(rows + 8 * dstate) // 128) * 128
-    fixed = FINISHERS * 4 * threads + 2 * threads // 8 + 1024  # sums, squares, barriers
+    fixed = finishers * 4 * threads + 2 * threads // 8 + 1024  # sums, squares, barriers
     slots = min(MOST_SLOTS, (room - fixed) // (slot + 32))
-    return Plan(threads, threads + 32 * min(FINISHERS, slots) + 32, slots, room) if slots >= 2 else None
+    return Plan(threads, threads + 32 * min(finishers, slots) + 32, slots, room) if slots >= 2 else None
 
 
 @functools.cache
-def kernel(dtype, hidden, nheads, headdim, dstate, width, threads, slots):
-    """one_launch.cu, compiled for a model's sizes."""
-    numbers = DTYPES[dtype], hidden, nheads, headdim, dstate, width, threads, slots
+def kernel(dtype, hidden, nheads, headdim, dstate, width, threads, slots, *chosen):
+    """one_launch.cu, compiled for a model's sizes. chosen: as CHOSEN, and further arguments of Sizes."""
+    numbers = DTYPES[dtype], hidden, nheads, headdim, dstate, width, threads, slots, *chosen
     return cuda.load(
         HERE / "one_launch.cu", (f"-DSIZES=Sizes<{', '.join(map(str, numbers))}>",), arch="sm_90a"
     ).one_launch
@@ -89,15 +91,17 @@ class OneLaunch(Step):
     ValueError names what is not offered.
     """
 
+    chosen = CHOSEN
+
     def __init__(self, config, weights, dtype, device, *, pdl=False):
         super().__init__(config, weights, dtype, device, pdl=pdl)
         if (why := refusal(config, device=self.device)) is not None:
             raise ValueError(f"OneLaunch: {why}")
         c = config
         self.width = weights.layers[0].conv_weight.shape[1]
-        self.plan = plan(c.hidden, c.d_inner, c.dstate, shared_memory(self.device))
+        self.plan = plan(c.hidden, c.d_inner, c.dstate, shared_memory(self.device), self.chosen[1])
         sizes = c.hidden, c.nheads, c.headdim, c.dstate, self.width, self.plan.threads, self.plan.slots
-        self.kernel = kernel(dtype, *sizes)
+        self.kernel = kernel(dtype, *sizes, *self.chosen)
         self.grid = multiprocessors(self.device) if self.device.type == "cuda" else MACHINE_BLOCKS
         self.base, pieces = weights.embedding, self._pieces()
         if self.device.type == "cpu":  # where addresses do not lead from one tensor to another

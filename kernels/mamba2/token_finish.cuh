@@ -3,7 +3,9 @@
    are in its registers before the product is there. What it must wait for itself, B, C and dt, it waits for beside
    those who multiply. */
 #pragma once
+#include "../device/hopper/tma.cuh"
 #include "../device/math.cuh"
+#include "step_size.cuh"
 #include "token_multiply.cuh"
 
 struct Finisher {
@@ -70,30 +72,35 @@ struct Finisher {
 
     /* A channel's step of the convolution, by one lane: all but the newest input. */
     struct Window {
-        T *newest;
-        float before, tap;
+        T *window = nullptr, past[S::WIDTH - 1];
+        float bias, taps[S::WIDTH];
 
-        /* channel: of CHANNELS, or below 0, if there is none. */
+        /* channel: of CHANNELS, or below 0, if there is none. Nothing is waited for here. */
         __device__ __forceinline__ Window(const Model &model, int layer, int channel) {
-            newest = nullptr, before = tap = 0;
             if (channel < 0) return;
-            T *window = model.windows + (long long)layer * (S::WIDTH - 1) * S::CHANNELS + channel;
+            window = model.windows + (long long)layer * (S::WIDTH - 1) * S::CHANNELS + channel;
             const float *weight = model.constant(layer, CONV_WEIGHT) + channel * S::WIDTH;
-            newest = window + (S::WIDTH - 2) * S::CHANNELS;
-            before = __ldg(model.constant(layer, CONV_BIAS) + channel), tap = __ldg(weight + S::WIDTH - 1);
+            bias = __ldg(model.constant(layer, CONV_BIAS) + channel);
 #pragma unroll
-            for (int k = 0; k < S::WIDTH - 1; k++) {
-                const T past = window[k * S::CHANNELS];
-                if (k > 0) window[(k - 1) * S::CHANNELS] = past;
-                before += __ldg(weight + k) * (float)past;
-            }
+            for (int k = 0; k < S::WIDTH; k++) taps[k] = __ldg(weight + k);
+#pragma unroll
+            for (int k = 0; k < S::WIDTH - 1; k++) past[k] = window[k * S::CHANNELS];
+            if (!S::WRITE_LATE) move();
+        }
+        __device__ __forceinline__ void move() const {
+#pragma unroll
+            for (int k = 1; k < S::WIDTH - 1; k++) window[(k - 1) * S::CHANNELS] = past[k];
         }
         /* The channel behind silu; what is no channel stays. */
         __device__ __forceinline__ float step(float sum) const {
             const T value = (T)sum;
-            if (!newest) return (float)value;
-            *newest = value;
-            return (float)(T)silu(before + tap * (float)value);
+            if (!window) return (float)value;
+            if (S::WRITE_LATE) move();
+            window[(S::WIDTH - 2) * S::CHANNELS] = value;
+            float before = bias;
+#pragma unroll
+            for (int k = 0; k < S::WIDTH - 1; k++) before += taps[k] * (float)past[k];
+            return (float)(T)silu(before + taps[S::WIDTH - 1] * (float)value);
         }
     };
 
@@ -151,8 +158,7 @@ struct Finisher {
         const float found = window.step(add_up<4>()); // x in lanes 0 and 8, z in 16 … 23 and 24 … 31
 
         if (date != now) wait_rows(now);
-        const float raw = wait_for(dt, now, seen) + bias, plus = raw > 20 ? raw : log1pf(expf(raw));
-        const float step = fminf(fmaxf(plus, lowest), highest), decay = expf(rate * step);
+        const float step = step_size(wait_for(dt, now, seen) + bias, true, lowest, highest), decay = expf(rate * step);
         float y[2], in[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -168,7 +174,10 @@ struct Finisher {
                     moved[i] = decay * old[i] + add * B[w][i];
                     y[r] += moved[i] * C[w][i];
                 }
-                __stwt(states + r * (S::DSTATE / 4) + w * 32 + lane, float4{moved[0], moved[1], moved[2], moved[3]});
+                float4 *to = states + r * (S::DSTATE / 4) + w * 32 + lane;
+                const float4 all = {moved[0], moved[1], moved[2], moved[3]};
+                if (S::STATES_LEAVE) __stcs(to, all);
+                else __stwt(to, all);
             }
         }
         const float sum = warp_sums(y, lane); // of the first channel in lanes 0 … 15

@@ -8,15 +8,22 @@
 #pragma once
 #include "../device/half2.cuh"
 #include "../device/hopper/tickets.cuh"
-#include "../device/hopper/tma.cuh"
 
-template <typename Type, int Hidden, int Heads, int Headdim, int Dstate, int Width, int Threads, int Slots>
+/* Those from Ticket on change when something happens, and no bit: one_launch.py has what trials.py found best. */
+template <typename Type, int Hidden, int Heads, int Headdim, int Dstate, int Width, int Threads, int Slots,
+          int Ticket, int Finishers, bool WriteLate, bool StatesLeave,
+          int AtATime = 0, int WhileWaiting = 2>
 struct Sizes {
     using T = Type;
     static constexpr int HIDDEN = Hidden, HEADS = Heads, HEADDIM = Headdim, DSTATE = Dstate, WIDTH = Width,
                          INNER = Heads * Headdim, CHANNELS = INNER + 2 * Dstate, // of the convolution: x, B and C
         SHARED_AT = 2 * INNER, SHARED_ROWS = 2 * Dstate + Heads; // of in_proj: B, C and dt
     static constexpr int THREADS = Threads, WARPS = Threads / 32, SLOTS = Slots; // that multiply
+    static constexpr int TICKET = Ticket;         // neighbouring tasks of a ticket
+    static constexpr int FINISHERS = Finishers;   // warps that finish, at most
+    static constexpr bool WRITE_LATE = WriteLate; // windows move behind the sums, not in front of them
+    static constexpr bool STATES_LEAVE = StatesLeave; // L2 before all else, so that windows and constants stay
+    static constexpr int AT_A_TIME = AtATime, WHILE_WAITING = WhileWaiting; // slots on their way; 0: as below
 };
 using S = SIZES;
 using T = S::T;
@@ -45,12 +52,14 @@ constexpr int STATES = 2 * S::DSTATE * 4, SLOT = (STATES_AT + STATES + 127) / 12
 
 /* Slots that are on their way at a time: as many as keep memory busy, and fewer while a vector is waited for, as its
    numbers stand behind them. On an H200 a token of 2.7B takes 1.60 ms with six and two of 20 KB, 1.64 with three. */
-constexpr int AT_A_TIME = least(S::SLOTS, most(2, 128 * 1024 / SLOT)), WHILE_WAITING = 2;
+constexpr int AT_A_TIME = least(S::SLOTS, S::AT_A_TIME ? S::AT_A_TIME : most(2, 128 * 1024 / SLOT)),
+              WHILE_WAITING = S::WHILE_WAITING;
 
 /* Warps finish what the others have multiplied, a task each, by turns. No more of them than slots: none may ask for a
    slot's next round but one. */
-constexpr int FINISHERS = least(8, S::SLOTS);
+constexpr int FINISHERS = least(S::FINISHERS, S::SLOTS);
 constexpr int BLOCK = S::THREADS + 32 * FINISHERS + 32; // one warp more copies
+constexpr int TICKET = least(S::TICKET, FINISHERS); // tasks of a ticket: each is told to a warp of its own
 
 enum Kind { EMBED, SHARED, CHANNEL, OUT, HEAD, END };
 struct Task {
@@ -95,9 +104,10 @@ struct Model {
     float *states; // (n_layers, HEADS, HEADDIM, DSTATE)
     long long norm, head;
 
-    __device__ __forceinline__ const T *part(int layer, Piece piece) const {
-        return weights + __ldg(places + layer * PIECES + piece);
+    __device__ __forceinline__ long long place(int layer, Piece piece) const {
+        return __ldg(places + layer * PIECES + piece);
     }
+    __device__ __forceinline__ const T *part(int layer, Piece piece) const { return weights + place(layer, piece); }
     __device__ __forceinline__ const float *constant(int layer, int which) const {
         return constants + (long long)layer * CONSTANTS + which;
     }
@@ -123,104 +133,5 @@ struct Announced {
         unsigned heard;
         asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(heard) : "r"(shared_address(&waits)) : "memory");
         return heard;
-    }
-};
-
-/* Where a layer's matrices are. */
-struct Matrices {
-    int layer;
-    const T *in, *out;
-
-    __device__ __forceinline__ void find(const Model &model, int of) {
-        layer = of, in = model.part(of, W_IN), out = model.part(of, W_OUT);
-    }
-};
-
-/* The warp that takes tickets and copies. All its lanes call. */
-struct Loader {
-    unsigned *ticket;
-    int lane;
-    unsigned slots; // where they are in shared memory
-    Taken &taken;
-    Announced &announced;
-    Model model;
-    Line line;
-    Phase<S::SLOTS> phase, oldest, newest; // of those that are on their way
-    Phase<FINISHERS> next; // who finishes
-    int asked = 0;
-    Matrices here = {-1}, ahead = {-1};
-
-    __device__ __forceinline__ unsigned take() const { return take_ticket(ticket, lane); }
-    /* The task of a ticket, and what it reads, into a slot. */
-    __device__ __forceinline__ bool put(unsigned number) {
-        const Task task = line.task(__shfl_sync(~0u, number, 0));
-        const Source needs = source(task); // looked up here, in front of the waits
-        announce(task);
-        if (asked++ >= AT_A_TIME) {
-            taken.ring.wait_full(oldest);
-            oldest.advance();
-        }
-        if (asked > WHILE_WAITING) {
-            if (__any_sync(~0u, announced.hear())) taken.ring.wait_full(newest); // all lanes, or none
-            newest.advance();
-        }
-        taken.ring.wait_empty(phase);
-        Barrier &full = taken.ring.full[phase.stage];
-        if (lane == 0) {
-            taken.tasks[phase.stage] = task;
-            if (needs.bytes) {
-                const unsigned to = slots + phase.stage * SLOT;
-                full.expect(needs.more ? 2 * needs.bytes + STATES : needs.bytes);
-                copy_bulk(to, needs.rows, needs.bytes, full);
-                if (needs.more) {
-                    copy_bulk(to + needs.bytes, needs.more, needs.bytes, full);
-                    copy_bulk(to + STATES_AT, model.state(task.layer, 2 * task.number), STATES, full);
-                }
-            } else full.arrive();
-        }
-        phase.advance();
-        if (task.kind != END) return true;
-        for (int i = 1; i < FINISHERS; i++) announce(task); // each is told
-        return false;
-    }
-    __device__ __forceinline__ void announce(Task task) {
-        announced.ring.wait_empty(next);
-        if (lane == 0) {
-            announced.tasks[next.stage] = task;
-            announced.ring.full[next.stage].arrive();
-        }
-        next.advance();
-    }
-
-    /* A group of rows, which lie one behind another, and as many more, of channels that have states, or null. */
-    struct Source {
-        const T *rows, *more;
-        int bytes; // of each
-    };
-    __device__ __forceinline__ Source source(Task task) {
-        if (task.layer != here.layer && task.layer < line.n_layers) { // places are read a layer ahead, or take a while
-            if (ahead.layer == task.layer) here = ahead;
-            else here.find(model, task.layer);
-            ahead.find(model, least(task.layer + 1, line.n_layers - 1));
-        }
-        const int of_hidden = task.count * S::HIDDEN * 2;
-        auto row = [&](const T *matrix, int first) { return matrix + (long long)first * S::HIDDEN; };
-        switch (task.kind) {
-        case SHARED:
-            return {row(here.in, S::SHARED_AT + task.number * HiddenRows::ROWS), nullptr, of_hidden};
-        case CHANNEL: {
-            const T *z = row(here.in, 2 * task.number);
-            return {row(z, S::INNER), z, of_hidden / 2};
-        }
-        case OUT:
-            return {here.out + (long long)task.number * InnerRows::ROWS * S::INNER, nullptr, task.count * S::INNER * 2};
-        case HEAD: return {row(model.weights + model.head, task.number * HiddenRows::ROWS), nullptr, of_hidden};
-        default: return {nullptr, nullptr, 0};
-        }
-    }
-    static __device__ __forceinline__ void copy_bulk(unsigned to, const void *from, int bytes, Barrier &full) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                     "[%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from), "r"(bytes), "r"(full.at()), "l"(LEAVES_FIRST)
-                     : "memory");
     }
 };

@@ -34,7 +34,8 @@ template <class R> struct Part {
 #pragma unroll
         for (int k = 0; k < R::WORDS; k++)
             norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + R::word(k, thread));
-        // First for the warp's last number alone, by one lane: all at once would be much to ask for again and again
+        // First for the last of the warp's numbers alone, by one lane: all at once would be much to ask for again and
+        // again. Then all are there, mostly, and come at once
         if (thread % 32 == 0)
             wait_for(from + Spread<EACH>::place(R::word(R::WORDS - 1, thread | 31) * EACH + EACH - 1), date);
         __syncwarp();

@@ -9,6 +9,7 @@
     matmul      tiles, banks, phases, roles         fused       decays, roles, the walk of shares
     llm         a token's way, positions, dependent launches, the law of a step
     mamba2      its block, a convolution's window, lists of layers, costs over the context
+    serving     padding, pages, who reads how long, a server's requests over time
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -37,6 +38,7 @@ from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scale
 from lab.plots.order import PIECES, handover, old_and_new, sees_new, two_passes
 from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
+from lab.plots.serving import block_loads, lateness, over_rates, padding, page_table, server_over_time
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
 from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, mma_diagonals, shuffle_reduction
 
@@ -57,6 +59,7 @@ __all__ = [
     "bars",
     "bit_fields",
     "block_decays",
+    "block_loads",
     "block_transpose",
     "bytes_in_flight",
     "cache_blocks",
@@ -81,6 +84,7 @@ __all__ = [
     "grouped_bars",
     "handover",
     "instruction_order",
+    "lateness",
     "launch_timeline",
     "law",
     "layer_kinds",
@@ -94,7 +98,10 @@ __all__ = [
     "online_softmax",
     "operand_layout",
     "over_context",
+    "over_rates",
     "packing_order",
+    "padding",
+    "page_table",
     "panels",
     "rates",
     "rectangle",
@@ -107,6 +114,7 @@ __all__ = [
     "rope_hands",
     "row_stream",
     "sees_new",
+    "server_over_time",
     "share_walk",
     "shared_scales",
     "shuffle_reduction",
