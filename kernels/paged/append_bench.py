@@ -13,12 +13,13 @@ import torch
 
 from kernels import benching, paged, running
 from kernels.benching import empty, ladder_of, our_row, peer_rows
-from kernels.paged import append_peers, appending, bench, decoding, peers
-from kernels.paged.bench import HEAD_DIM, N_HEADS, N_KV_HEADS, PAGE
+from kernels.paged import append_peers, appending, decoding, peers
+from kernels.paged.bench_problems import HEAD_DIM, N_HEADS, N_KV_HEADS, PAGE, gathered, live_in, truth
 from lab import cuda_timing
 from lab.card import multiprocessors
 from lab.tensors import DTYPES
 
+DEVICE = "cuda"
 DTYPE, NEW, PREFIX = torch.bfloat16, 512, 32768
 APPENDS = {"512 on 0": (1, 0), "512 on 4K": (1, 4096), "512 on 32K": (1, 32768), "512 on 8 × 4K": (8, 4096)}
 PREFIXES = (16, 64, 128)  # requests
@@ -56,7 +57,7 @@ def compile_ahead(appends, prefixes):
 
 def _compile(use, n_items, queries):
     group = N_HEADS // N_KV_HEADS
-    p = appending.plan(use, n_items, queries, group, N_KV_HEADS, multiprocessors(torch.device(bench.DEVICE)))
+    p = appending.plan(use, n_items, queries, group, N_KV_HEADS, multiprocessors(torch.device(DEVICE)))
     shape = DTYPES[DTYPE], HEAD_DIM, group, PAGE, use, p.rows, p.stages, p.team, p.multicast
     for kernel in appending._kernels(*shape):
         kernel.module.cubin()
@@ -66,7 +67,7 @@ def filled(lens, prefix=0):
     """(caches, the same but for their place in memory; requests) whose tokens are random numbers. The first `prefix`
     tokens, whole pages, are on the same pages for all."""
     n_pages = prefix // PAGE + sum(-(-(n - prefix) // PAGE) for n in lens)
-    cache = paged.PagedCache(n_pages, PAGE, N_KV_HEADS, HEAD_DIM, dtype=DTYPE, device=bench.DEVICE,
+    cache = paged.PagedCache(n_pages, PAGE, N_KV_HEADS, HEAD_DIM, dtype=DTYPE, device=DEVICE,
                              max_requests=len(lens), max_len=max(lens))  # fmt: skip
     np.random.default_rng(10).shuffle(cache.pool.free_pages)
     requests = [cache.new()]
@@ -77,15 +78,15 @@ def filled(lens, prefix=0):
         requests += [cache.new() for _ in lens[1:]]
     for request, tokens in zip(requests, lens):
         cache.reserve([request], tokens - prefix)
-    bench.live_in(cache, torch.randn(2, *cache.k_pages.shape, device=bench.DEVICE, dtype=DTYPE))
+    live_in(cache, torch.randn(2, *cache.k_pages.shape, device=DEVICE, dtype=DTYPE))
     count = min(MOST_COPIES, math.ceil(cuda_timing.COLD / cache.home.nbytes))
-    return [cache, *(bench.live_in(copy.copy(cache), cache.home.clone()) for _ in range(count - 1))], requests
+    return [cache, *(live_in(copy.copy(cache), cache.home.clone()) for _ in range(count - 1))], requests
 
 
 def append_problem(n, context, new):
     """(caches, requests, q, facts)"""
     caches, requests = filled([context + new] * n)
-    q = torch.randn(n, new, N_HEADS, HEAD_DIM, device=bench.DEVICE).to(DTYPE)
+    q = torch.randn(n, new, N_HEADS, HEAD_DIM, device=DEVICE).to(DTYPE)
     pairs = n * (new * context + new * (new + 1) // 2)
     moved = 2 * (2 * n * (context + new) * N_KV_HEADS * HEAD_DIM + 2 * q.numel())
     return caches, requests, q, {"bytes": moved, "flops": 4 * pairs * N_HEADS * HEAD_DIM}
@@ -94,7 +95,7 @@ def append_problem(n, context, new):
 def contiguous(caches, requests):
     """(k, v) of each cache, each (n, n_kv_heads, tokens, head_dim), the tokens of a head not behind one another."""
     return [
-        tuple(torch.stack([bench.gathered(p, cache, one.slot) for one in requests]).transpose(1, 2)
+        tuple(torch.stack([gathered(p, cache, one.slot) for one in requests]).transpose(1, 2)
               for p in (cache.k_pages, cache.v_pages)) for cache in caches
     ]  # fmt: skip
 
@@ -102,7 +103,7 @@ def contiguous(caches, requests):
 def _append(cell, seconds):
     empty()
     caches, requests, q, facts = append_problem(*APPENDS[cell], NEW)
-    facts["wanted"] = bench.truth(q, caches[0], NEW)
+    facts["wanted"] = truth(q, caches[0], NEW)
     slots, rows = caches[0].slots(requests), []
     for name, pdl in (("append_attention", False), ("append_attention, PDL", True)):
         function = functools.partial(_run_append, pdl)
@@ -123,9 +124,9 @@ def _prefix(n, seconds):
     empty()
     own = np.random.default_rng(n).integers(256, 1025, n).tolist()
     caches, requests = filled([PREFIX + tokens for tokens in own], PREFIX)
-    q = torch.randn(n, N_HEADS, HEAD_DIM, device=bench.DEVICE).to(DTYPE)
+    q = torch.randn(n, N_HEADS, HEAD_DIM, device=DEVICE).to(DTYPE)
     facts = {
-        "wanted": bench.truth(q, caches[0]),
+        "wanted": truth(q, caches[0]),
         "bytes": 2 * (2 * (PREFIX + sum(own)) * N_KV_HEADS * HEAD_DIM + 2 * q.numel()),
         "flops": 4 * (n * PREFIX + sum(own)) * N_HEADS * HEAD_DIM,
     }
