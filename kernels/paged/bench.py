@@ -15,12 +15,12 @@ import torch
 
 from kernels import attention, paged, running
 from kernels.benching import Row, empty, ladder_of, our_row, peer_rows, reading
-from kernels.paged import decoding, peers
+from kernels.paged import append_bench, decoding, peers
+from kernels.paged.bench_problems import HEAD_DIM, N_HEADS, N_KV_HEADS, PAGE, gathered, live_in, truth
 from lab import as_called, cuda_timing
 from lab.table import Table
 
 DEVICE = "cuda"
-N_HEADS, N_KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
 CELLS = {  # lengths of the requests
     "16 × 4K": [4096] * 16,
     "64 × 4K": [4096] * 64,
@@ -38,7 +38,8 @@ def ladders(seconds=0.1):
     """Check, then time, every cell. Returns the Ladders."""
     cuda_timing.expect_gpu("the ladders of paged attention")
     found = [_cell(cell, seconds) for cell in CELLS if running.wants(title_of(cell))]
-    return found + ([_sizes(seconds)] if running.wants(sizes_title()) else [])
+    found += [_sizes(seconds)] if running.wants(sizes_title()) else []
+    return found + append_bench.ladders(seconds)
 
 
 def further(roof, versions):
@@ -104,43 +105,9 @@ def problem(lens, page_size=PAGE, dtype=torch.bfloat16, n_heads=N_HEADS, n_kv_he
     return copies(cache), requests, q, facts
 
 
-def live_in(cache, home):
-    """Have the cache's keys and values in this tensor."""
-    cache.home, cache.k_pages, cache.v_pages = home, home[0], home[1]
-    return cache
-
-
 def copies(cache):
     """A cache and copies of it, one for each call, with tables and lengths in common."""
     return [cache, *(live_in(copy.copy(cache), home) for home in cuda_timing.cold_copies(cache.home)[1:])]
-
-
-def gathered(pages, cache, slot):
-    """What a request has in pages, as (tokens, n_kv_heads, head_dim)."""
-    found = pages[torch.tensor(cache.pool.pages[slot], device=pages.device)].transpose(1, 2)
-    return found.reshape(-1, pages.shape[1], pages.shape[3])[: cache.pool.lens[slot]]
-
-
-def truth(q, cache, new=None):
-    """What attention must give, in float64, request by request and KV head by KV head, for want of room. q (n_requests,
-    n_heads, head_dim), or, with `new` tokens of each, (n_requests, new, n_heads, head_dim)."""
-    asked = q if new else q[:, None]
-    out, group = (
-        torch.zeros(asked.shape, dtype=torch.float64, device=q.device),
-        asked.shape[2] // cache.k_pages.shape[1],
-    )
-    for slot in range(len(q)):
-        if not cache.pool.lens[slot]:
-            continue
-        k, v = (gathered(pages, cache, slot) for pages in (cache.k_pages, cache.v_pages))
-        for h in range(k.shape[1]):
-            heads = slice(h * group, (h + 1) * group)
-            scores = asked[slot, :, heads].double() @ k[:, h].double().T * q.shape[-1] ** -0.5  # (new, group, tokens)
-            last = len(k) - asked.shape[1] + torch.arange(asked.shape[1], device=q.device)
-            hidden = torch.arange(len(k), device=q.device) > last[:, None, None]
-            weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1).nan_to_num()
-            out[slot, :, heads] = weights @ v[:, h].double()
-    return out if new else out[:, 0]
 
 
 WAYS = {"decode": {}, "decode, PDL": {"pdl": True}, "decode, invariant, PDL": {"pdl": True, "invariant": True}}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.paged import appending
 from kernels.paged.arguments import expect_attention
 from kernels.paged.cache import PagedCache
 from kernels.paged.plan import MOST_ROWS, card, options, plan
@@ -24,7 +25,7 @@ LOG2_E = math.log2(math.e)
 DECODES, APPENDS = Calls("paged.decode"), Calls("paged.append_attention")
 
 
-def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, variant=None):
+def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None, variant=None):
     """softmax(scale · q Kᵀ) V for one token of each request, which is in the cache already.
 
     q          (n_requests, n_heads, head_dim), like the cache in dtype and device; n_heads is a multiple of its
@@ -40,6 +41,12 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
                are then cut into chunks of 128, or a 128th part of them where that is more, and shares end where chunks
                do: they are less even. Takes 4 · (head_dim + 2) bytes of scratch memory for each head and chunk that the
                requests have room for
+    prefixes   what requests share is read once for all of them, on the tensor cores of compute capability 9.0:
+               "shared"                 whole pages that they have in common from the front, by forks, are looked for
+               [(requests, tokens)]     groups that begin with so many tokens on the same pages; nested ones, too
+               Prefixes                 what cache.shared_prefixes(requests) returns: for graphs
+               Reads then as many bytes for a group's tokens as for one request. For head_dim 64 or 128 and pages of 8
+               tokens or more; else each request reads all, and a warning says why
     variant    a Variant (variants.py): other scores, fewer tokens, turned keys. Compiled in the first call. Its tensors
                are read at once, and no kernel ahead may write them
 
@@ -56,6 +63,12 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     """
     slots = slots_of("decode", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
+    if prefixes is not None:
+        if variant is not None:
+            raise ValueError("decode: variant must be None with prefixes")
+        done = appending.decode_shared(q, cache, requests, scale, out, pdl, invariant, prefixes)
+        if done is not None:
+            return done
     if variant is not None:
         return _varied("decode", q, pool, slots, scale, out, pdl, invariant, variant)
     return decode_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
@@ -67,8 +80,10 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
     q  (n_requests, new, n_heads, head_dim). The i-th of a request's new tokens sees its first length - new + i + 1
        tokens; one that sees none gets zeros. The values of the newest must be finite: an earlier one weighs them by 0
 
-    All else as for `decode`. Reads keys and values once for each 64 rows of a kv head, new tokens times heads of its
-    group: this is for speculation and for small pieces of a prompt.
+    All else as for `decode`. A row is a new token and a head of those that share a kv head. Up to 64 rows of a kv head,
+    as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
+    capability 9.0, for head_dim 64 or 128 and pages of 8 tokens or more: 4 · head_dim flops for each query, head and
+    token that it sees. Elsewhere decode.cu reads keys and values once for each 64 rows.
     """
     slots = slots_of("append_attention", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
@@ -111,6 +126,11 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
     if q.shape[1] <= _piece(q, k_pages):
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             launch(q, *pool, slots, factor, result, q.shape[1], pdl, invariant)
+        return result
+    if not appending.why_not(q, k_pages, factor):
+        with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
+            chosen = {"whole": True} if invariant else None  # a tile that is not cut hangs on its own request alone
+            appending.launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen)
         return result
     _launch_pieces(q, pool, slots, factor, result, pdl, invariant)
     return result
