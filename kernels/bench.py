@@ -37,7 +37,19 @@ from lab import compiler, gpu_roof, results, roof
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE / "gemv" / "measured" / "ladder.png"
-GPU_TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "paged", "ssd", "ssd_backward", "matmul", "llm", "mamba2"]
+GPU_TOPICS = [
+    "gemv",
+    "fusion",
+    "lowbit",
+    "attention",
+    "kv_cache",
+    "paged",
+    "ssd",
+    "ssd_backward",
+    "matmul",
+    "llm",
+    "mamba2",
+]
 TOPICS = ["roof", "cpu_matmul", "cpu_gemv", "cpu_llm", *GPU_TOPICS]
 PARTS = {"ssd": ("lengths", "shapes", "studies")}  # of a topic; the last has what is no ladder, too
 STUDIES = ("ssd", "llm", "mamba2")  # topics that have a module for what is no ladder

@@ -2,6 +2,7 @@
 lines may change freely."""
 
 import ast
+import functools
 import hashlib
 import io
 import re
@@ -12,10 +13,14 @@ from lab.compiler import PACKAGE
 
 def code_hash(path):
     """sha256 of a source file's code, without comments, docstrings and blank lines."""
-    text = path.read_text(encoding="utf-8")
-    if PACKAGE and path.suffix == ".py":
+    return _hash(path.read_text(encoding="utf-8"), path.suffix == ".py")
+
+
+@functools.lru_cache(maxsize=1024)  # many a file of figures names the same sources
+def _hash(text, python):
+    if PACKAGE and python:
         text = _as_in_the_folder(text)
-    text = _bare_python(text) if path.suffix == ".py" else _bare_c(text)
+    text = _bare_python(text) if python else _bare_c(text)
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 
 class Context(NamedTuple):
@@ -11,6 +12,17 @@ class Context(NamedTuple):
     saved_tensors: tuple  # tracked, then kept
     options: dict
     needs_input_grad: tuple
+
+
+def refuse_tangents(name, values):
+    """Raise where one of these is a tensor with a tangent, as torch.func.jvp hands over: it would be lost."""
+    if forward_ad._current_level > -1 and any(
+        isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None for value in values
+    ):
+        raise NotImplementedError(
+            f"{name}: tangents, of forward-mode differentiation, are not computed; call it outside of "
+            f"torch.func.jvp and torch.autograd.forward_ad, or on tensors without a tangent"
+        )
 
 
 def register_backward(library, name, names, backward, tracked, kept):

@@ -9,6 +9,7 @@ torch.ops.matmul_to_mamba.gemv and, with out=, gemv_out it runs where something 
     torch.compile, torch.export    which cannot look into a launch, and take an operator as it is
     tensors without memory         of FakeTensorMode and make_fx
     gradients                      where a backward is given, and a tensor asks for one while grad mode is on
+    tangents                       which are refused in a sentence: derivatives go backwards alone
 
 A fake says what comes back without looking into memory: dtype, device and shape. It makes the same checks, so that a
 wrong tensor is named while a model is compiled. Without a backward, gradients are not tracked: an operator says so in a
@@ -20,10 +21,11 @@ import inspect
 from typing import NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
-from lab.operator_gradients import Learning, refuse_backward, register_backward
+from lab.operator_gradients import Learning, refuse_backward, refuse_tangents, register_backward
 from lab.tensors import expect, expect_no_gradient
 
 NAMESPACE = "matmul_to_mamba"
@@ -31,9 +33,9 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)  # kernels h
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})  # all else is asked whether it has memory
 REFUSAL = "gradients are not tracked; call it under torch.no_grad(), or on tensors that ask for none"
 WRAPPER = """
-def made(_call, _operators, _tracing, _plain, _stands_in, _grad_mode, _calls):
+def made(_call, _operators, _tracing, _forward, _plain, _stands_in, _grad_mode, _calls):
     def {name}({parameters}):
-        if _tracing() or type({watched}) not in _plain and _stands_in({watched}):
+        if _tracing() or _forward._current_level > -1 or type({watched}) not in _plain and _stands_in({watched}):
             return _operators({arguments}){prepared}{gradients}
         return _call({arguments})
     return {name}
@@ -96,6 +98,8 @@ def operator(
         learns = backward and Learning(_names(inputs), run, backward, tracked, kept)
 
         def operators(*args, out=None, **kwargs):
+            if not is_dynamo_compiling():
+                refuse_tangents(function.__name__, (*args, out, *kwargs.values()))
             if out is None:
                 return learns(args, kwargs) if learns and not _looked_at(args[0]) else plain(*args, **kwargs)
             found = into(*args, **kwargs, out=out)
@@ -126,6 +130,7 @@ def _register(name, inputs, results, run, fake, has_out):
         library.define(f"{called}{schema}", tags=TAGS)
         runs = functools.partial(_run_into, run) if into else run
         runs = _telling(runs, written) if written else runs
+        runs = _refusing_tangents(called, runs)
         library.impl(called, by_name(runs), "CompositeExplicitAutograd")
         looked = by_name(functools.partial(_look, fake, name if into else None))
         torch.library.register_fake(f"{NAMESPACE}::{called}", looked, lib=library)
@@ -159,6 +164,16 @@ def _telling(run, written):
         for name in written:
             _tell(how[name])
         return found
+
+    return call
+
+
+def _refusing_tangents(name, run):
+    """run, for the operator of this name: below autograd a tensor still has the tangent that it came with."""
+
+    def call(**how):
+        refuse_tangents(name, how.values())
+        return run(**how)
 
     return call
 
@@ -224,7 +239,14 @@ def _wrapped(function, operators, tracked, watched, prepared=None, out_untracked
     space = defaults | (prepared.names if prepared else {})  # no __name__: torch.compile would look for these there
     exec(compile(text, f"<operator of {function.__name__}>", "exec"), space)
     made = space["made"](
-        function, operators, is_dynamo_compiling, PLAIN, _stands_in, torch.is_grad_enabled, prepared and prepared.calls
+        function,
+        operators,
+        is_dynamo_compiling,
+        forward_ad,
+        PLAIN,
+        _stands_in,
+        torch.is_grad_enabled,
+        prepared and prepared.calls,
     )
     return functools.update_wrapper(made, function)
 

@@ -40,11 +40,6 @@ class Config(OfAText, ref.mamba2.Config):
         return tuple(i for i in range(self.n_layers) if i not in self.attention_layers)
 
     @property
-    def in_rows(self):
-        """Rows of in_proj: z, x, B, C and dt."""
-        return self.d_inner + self.channels + self.nheads
-
-    @property
     def state_numbers(self):
         """Numbers that one sequence keeps of its past whatever its length, in all Mamba-2 layers."""
         return len(self.mamba_layers) * ((self.width - 1) * self.channels + self.d_inner * self.dstate)

@@ -69,6 +69,11 @@ class Config(llm.Heads):
         """What the convolution runs over: x, B and C."""
         return self.d_inner + 2 * self.ngroups * self.dstate
 
+    @property
+    def in_rows(self):
+        """Rows of in_proj: z, x, B, C and dt."""
+        return self.d_inner + self.channels + self.nheads
+
 
 @dataclass
 class Block:

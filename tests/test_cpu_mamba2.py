@@ -151,6 +151,31 @@ def test_a_token_in_one_call_keeps_nan():
     assert np.isnan(ssm).sum() == 1 and np.isfinite(conv).all()
 
 
+@pytest.mark.parametrize("way", [fused, step])
+@pytest.mark.parametrize("limits", [(0.0, np.inf), (0.3, 0.7)])
+def test_a_step_that_is_nan_stays_nan(way, limits):
+    """In its head's state of the last layer and in no other, and in the logits."""
+    c, weights = model(limits=limits)
+    x, found = np.ones(c.hidden, np.float32), []
+    for value in (0.0, np.nan):
+        weights.layers[-1].dt_bias[2] = value
+        conv, ssm = states_of(c)
+        logits = way.token_logits(c, weights, x, conv, ssm)
+        found.append(ssm)
+    clean, with_nan = found
+    assert np.isnan(logits).all() and np.isnan(with_nan[-1, 2]).all()
+    clean[-1, 2] = np.nan
+    np.testing.assert_array_equal(with_nan, clean)
+
+
+def test_nan_in_dt_of_the_states_step_stays_in_its_head():
+    state, x, dt, A, B, C, D = made(3, 4, 20, 1)
+    dt[1] = np.nan
+    y = cpu_mamba2.state_step(state, x, dt, A, B, C, D)
+    for found in (y, state):
+        assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()
+
+
 def test_what_a_token_in_one_call_does_not_take():
     c, weights = model()
     conv, ssm = states_of(c)

@@ -44,7 +44,7 @@ def test_each_is_what_its_parts_make(bits, group, dtype, device):
         x, norm = vector(cols, dtype, device, scale=7), 1 + vector(cols, dtype, device, 2, 0.2)
         residual, W = vector(rows, dtype, device, 3), Wq.dequantize(torch.float64)
         n = normed(x, norm)
-        for pdl in (False, True):
+        for pdl in (False, True) if dtype == torch.float16 else (True,):
             assert off(norm_gemv(Wq, x, norm, EPS, pdl=pdl), W @ n) < bound
             assert off(gemv_residual(Wq, x, residual, pdl=pdl), residual.double() + W @ x.double()) < bound
         if rows % 16 == 0:

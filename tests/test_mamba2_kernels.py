@@ -83,6 +83,35 @@ def test_conv1d_of_sequences_end_to_end(begins, channels, width, gap, dtype, dev
     assert torch.equal(torch.cat(alone, dim=1), found)
 
 
+@pytest.mark.parametrize(
+    "begins",
+    [
+        (10**9, 2 * 10**9, 45),  # the first token is of nobody
+        (5, 20, 45),
+        (-7, -2, 45),
+        (-(2**31), 2**31 - 1, -(2**31)),
+        (0, 30, 10, 30, 2**31 - 1),  # falling
+        (0, 2, 1, 1, 44, 3, -1),
+        (0, 100, 200, 45),
+    ],
+)
+@pytest.mark.parametrize("vec, tokens", [(4, 16), (1, 45), (2, 7)])
+def test_wrong_cu_seqlens_that_nobody_looks_at_lead_nowhere(vec, tokens, begins):
+    """As on a card, where values are not looked at: nothing is read or written but the tensors, which the SIMT machine
+    would notice, and every token is written."""
+    xBC, weight, bias, _ = inputs(1, 45, 16, gap=0)
+    state = torch.randn(len(begins) - 1, 3, 16).half()
+    out, final = torch.full((1, 45, 16), math.nan).half(), torch.zeros_like(state)
+    for initial in (None, state):
+        tensors = xBC, weight, bias, initial, None, torch.tensor(begins, dtype=torch.int32)
+        launch_conv1d(*tensors, out.fill_(math.nan), final, 4, False, tokens=tokens, vec=vec)
+        assert out.isfinite().all() and final.isfinite().all()
+    whole, _ = conv1d(xBC, weight, bias, cu_seqlens=torch.tensor([0, 45], dtype=torch.int32))
+    if min(begins[1:-1]) >= 45:  # the first sequence, wherever it is said to begin, has all tokens
+        launch_conv1d(*tensors[:3], None, None, tensors[5], out, final, 4, False, tokens=tokens, vec=vec)
+        assert torch.equal(out, whole)
+
+
 @on_both
 def test_conv1d_in_pieces_is_conv1d_at_once_bit_for_bit(device):
     xBC, weight, bias, state = inputs(2, 45, 24, device=device)

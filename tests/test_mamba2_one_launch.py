@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_mamba2_kernels import DEVICES, off, on_both, wide
 
-from kernels.mamba2 import one_launch, shapes
+from kernels.mamba2 import one_launch, shapes, trials
 from kernels.mamba2.one_launch import OneLaunch
 from kernels.mamba2.step import Step
 from lab import cuda
@@ -43,6 +43,8 @@ def test_it_is_the_steps_of_three_launches_a_layer(shape, device):
     one.launch(mine)
     assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 5e-4
     assert off(mine.conv, wide(there.conv)) < 6e-4 and torch.equal(mine.conv[:, :, :-1], state.conv[:, :, 1:])
+    if shape.name == "long" and device == "cpu":  # which takes as long as all others; they look at launches behind it
+        return
     again = state.copy()
     one.token.fill_(6), one.launch(state.copy()), one.token.fill_(5)
     first = one.logits.clone()
@@ -61,41 +63,55 @@ def test_a_token_outside_of_the_vocabulary_is_nan(device):
 
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=lambda shape: shape.name)
 def test_nothing_races(shape):
+    """In a launch behind another one, which must not take its numbers."""
     one, state, there, logits = made(shape)
-    for _ in range(2):
-        mine = state.copy()
-        one.logits.fill_(math.nan)
-        one.launch(mine, check_races=True)
-        assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 5e-4
+    one.launch(state.copy())
+    mine = state.copy()
+    one.logits.fill_(math.nan)
+    one.launch(mine, check_races=True)
+    assert off(one.logits, wide(logits)) < 1e-3 and off(mine.ssm, wide(there.ssm)) < 5e-4
 
 
-@pytest.mark.parametrize("order", ["forward", "reverse", 3])
-def test_any_number_of_blocks_ends(order):
+def test_any_number_of_blocks_ends():
     """One at a time, too: a task waits only for those in front of it. The bits do not hang on who does what."""
     one, state, _, _ = made(SHAPES[0])
     one.launch(state.copy())
     wanted = one.logits.clone()
-    for grid, places in ((1, None), (5, 1)):
+    for grid, places, order in ((1, None, "forward"), (5, 1, "reverse"), (5, 2, 3)):
         one.grid = grid
         one.logits.fill_(math.nan)
         one.launch(state.copy(), order=order, places=places)
         assert torch.equal(one.logits, wanted)
 
 
+@on_both
+def test_a_trial_changes_no_bit(device):
+    one, state, _, _ = made(SHAPES[1], device)
+    other, mine = made(SHAPES[1], device, kind=trials.variant(("true", "true", 4, 3)))[0], state.copy()
+    how = {"check_races": True, "order": "reverse"} if device == "cpu" else {}
+    one.launch(state), other.launch(mine, **how)
+    assert torch.equal(one.logits, other.logits)
+    assert torch.equal(state.ssm, mine.ssm) and torch.equal(state.conv, mine.conv)
+
+
+def test_what_a_trial_asks_for_ahead_lies_inside_of_the_model():
+    """Read in place of asked for, so that the SIMT machine looks where it is."""
+    one, state, _, _ = made(SHAPES[1], kind=trials.variant(("true", "true")))
+    whole, before = made(SHAPES[1])[0], state.copy()
+    asks = 'asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");'
+    text = inlined("kernels/mamba2/one_launch.cu")
+    assert text.count(asks) == 1
+    text = text.replace(asks, "(void)*(volatile const char *)from;")
+    options = [option for option in one.kernel.module.options if option.startswith("-D")]
+    one.kernel = cuda.compile(text, options, arch="sm_90a").one_launch
+    one.launch(state), whole.launch(before)
+    assert torch.equal(one.logits, whole.logits)
+
+
 def test_a_number_that_is_taken_too_early_is_noticed():
     """Without looking at dates the result is another one."""
     one, state, _, logits = made(SHAPES[0])
-    text = inlined("kernels/mamba2/one_launch.cu")
-    looks = {
-        "return (unsigned)(both >> 32) == date;": "return true;",
-        "return when[0] == date && when[1] == date;": "return true;",
-    }
-    for old, new in looks.items():
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    options = [option for option in one.kernel.module.options if option.startswith("-D")]
-    one.kernel = cuda.compile(text, options, arch="sm_90a").one_launch
-    one.launch(state.copy())
+    trials.without_waiting(one).launch(state.copy())
     assert not off(one.logits, wide(logits)) < 0.1
 
 

@@ -1,5 +1,6 @@
 """A prompt through the layers of a Mamba-2: several sequences end to end, and where in_proj leaves its rows."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -8,14 +9,14 @@ import torch.nn.functional as F
 
 from kernels import lowbit
 from kernels.mamba2 import prompt, shapes
+from models import mamba2_gpu
 
 SMALL = shapes.Shape("small", 72, 2, 8, 16, 32, 64)
 DEVICES = ["cpu"] + ["cuda"] * torch.cuda.is_available()
 on_both = pytest.mark.parametrize("device", DEVICES)
 
 
-def states(count, device, fill):
-    c = SMALL
+def states(count, device, fill, c=SMALL):
     conv = torch.full((c.n_layers, count, shapes.WIDTH - 1, c.channels), fill).half()
     ssm = torch.full((c.n_layers, count, c.nheads, c.headdim, c.dstate), fill)
     return SimpleNamespace(conv=conv.to(device), ssm=ssm.to(device))
@@ -50,6 +51,24 @@ def test_in_projs_rows_begin_at_lines(rows, stride, device):
     assert found.shape == (5, rows) and found.stride() == (stride, 1)
     assert off(found, F.linear(u.double(), W.double())) < 5e-4
     assert prompt.project(u.float(), W.float()).stride() == (rows, 1)
+
+
+@on_both
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_prompt_of_few_bits_is_that_of_the_widened_weights(bits, device):
+    """Whose rows begin at lines; those of few bits do not, at an odd number of them not even at a word."""
+    torch.manual_seed(5)
+    odd = dataclasses.replace(SMALL, nheads=5)
+    weights, residual, found = shapes.random_weights(odd, device), torch.randn(70, odd.hidden).to(device), []
+    few = [[lowbit.quantize(W, bits) for W in (layer.W_in, layer.W_out)] for layer in weights.layers]
+    for matrices in (few, [[W.dequantize() for W in pair] for pair in few]):
+        for layer, (W_in, W_out) in zip(weights.layers, matrices):
+            layer.W_in, layer.W_out = W_in, W_out
+        mine = states(1, device, 0.0, odd)
+        y = prompt.layers(odd, weights, residual.clone(), mine, product=mamba2_gpu._product)
+        found.append((y, mine.conv, mine.ssm))
+    for few, wide in zip(*found):
+        assert off(few, wide) < 2e-3
 
 
 def test_weights_of_few_bits_are_the_products_own_matter():

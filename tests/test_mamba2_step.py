@@ -9,6 +9,7 @@ from test_mamba2_kernels import ALLOWED, in_both, off, on_both, wide
 
 import ref.mamba2
 from kernels.mamba2 import QuantizedState, launches, norm_in_proj, norm_out_proj, shapes, state_step, stepping
+from kernels.mamba2.one_launch import OneLaunch
 from kernels.mamba2.step import OneOperationEach, Step, TorchOperations
 from lab import cuda
 
@@ -77,6 +78,28 @@ def test_a_row_of_zeros_has_the_scale_0_and_comes_alive(device):
     call["x"].fill_(1)
     state_step(mine, **call)
     assert (mine.scale > 0).all() and (mine.codes.abs().amax(-1) == 127).all()
+
+
+@on_both
+@pytest.mark.parametrize("less", [(), ("dt_limit",), ("dt_limit", "dt_softplus")], ids=str)
+def test_nan_in_dt_reaches_its_head_and_no_other(less, device):
+    """No limit takes its place; and NaN in x reaches its row."""
+    call, state = arguments(2, 4, 21, 32, 2, device=device)
+    call = {name: value for name, value in call.items() if name not in less}
+    call["dt"], call["x"] = call["dt"].clone(), call["x"].clone()
+    for kind in (32, 16, 8):
+        make = {32: state.clone, 16: state.half, 8: lambda: QuantizedState.of(state)}[kind]
+        numbers = lambda h: h.dequantize() if isinstance(h, QuantizedState) else h  # noqa: E731
+        for name, place in (("dt", (1, 2)), ("x", (0, 3, 5))):
+            mine, clean, value = make(), make(), call[name].clone()
+            wanted = state_step(clean, **call)
+            value[place] = math.nan
+            y = state_step(mine, **call | {name: value})
+            assert y[place].isnan().all() and numbers(mine)[place].isnan().all()
+            wanted[place], numbers_of_others = math.nan, numbers(clean).clone()
+            numbers_of_others[place] = math.nan
+            torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(numbers(mine), numbers_of_others, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows, threads", [(1, 64), (2, 128), (4, 32)])
@@ -263,6 +286,25 @@ def test_a_token_is_what_float64_says(kind, shape, device):
         assert torch.equal(mine.conv[:, :, :-1], state.conv[:, :, 1:])
         assert after is None or torch.equal(mine.ssm, after)
         after = mine.ssm
+
+
+@on_both
+@pytest.mark.parametrize("kind", [Step, OneOperationEach, TorchOperations, OneLaunch])
+def test_a_step_that_is_nan_stays_nan(kind, device):
+    """In the last layer: in that head's state and in no other, and in the logits."""
+    torch.manual_seed(3)
+    weights, state = shapes.random_weights(SMALL, device), shapes.RandomState(SMALL, device=device)
+    found = []
+    for value in (0.0, math.nan):
+        weights.layers[-1].dt_bias[2] = value
+        step, mine = kind(SMALL, weights, SMALL.dtype, device), state.copy()
+        step.token.fill_(5)
+        step.launch(mine)
+        found.append(mine.ssm)
+    clean, with_nan = found
+    assert step.logits.isnan().all() and with_nan[-1, :, 2].isnan().all()
+    clean[-1, :, 2] = math.nan
+    torch.testing.assert_close(with_nan, clean, rtol=0, atol=0, equal_nan=True)
 
 
 @on_both

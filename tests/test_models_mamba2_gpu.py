@@ -41,8 +41,8 @@ def test_a_step_is_what_the_processor_computes(kind, device, tmp_path):
 def test_one_launch_is_what_the_processor_computes(kind, device, tmp_path):
     folder = write(tmp_path, kind, torch.float16, seed=3)
     there, here = models.load(folder, device="cpu"), models.load(folder, device=device, engine="one_launch")
-    assert off(stepped(here.engine, TOKENS[:5], 3), there.logits(TOKENS[:5])[2:]) < 5e-3
-    count = 3 if device == "simt" else 64
+    assert off(stepped(here.engine, TOKENS[:4], 3), there.logits(TOKENS[:4])[2:]) < 5e-3
+    count = 2 if device == "simt" else 64
     assert list(here.generate(TOKENS, count)) == list(there.generate(TOKENS, count))
 
 

@@ -9,7 +9,6 @@ from test_attention_bench import card as card
 
 from kernels import benching
 from kernels.bench import GPU_TOPICS
-from kernels.ssd import five
 from kernels.ssd import peers as ssd_peers
 from kernels.ssd_backward import bench, peers, plain
 from kernels.ssd_backward.bench import Case, Entry
@@ -26,11 +25,11 @@ def made_up_module(off=0.0, seen=None):
 
     def forward(x, dt, A, B, C, chunk_size, **options):
         assert set(options) == set(names)
-        return five(x, dt, A, B, C, chunk_size=chunk_size, **options), None, None
+        return 2 * x, None, None  # as good as any: what comes of it is looked at for its place alone
 
     def backward(dy, x, dt, A, B, C, out, chunk_size, **options):
         assert set(options) == set(names)
-        torch.testing.assert_close(out, five(x, dt, A, B, C, chunk_size=chunk_size, **options))
+        assert torch.equal(out, 2 * x)
         if seen is not None:
             seen.append(chunk_size)
         g = plain(dy, x, dt, A, B, C, **options)
@@ -49,7 +48,7 @@ def small(card, monkeypatch):
     made = bench.prefill.inputs
     monkeypatch.setattr(bench.prefill, "Shape", lambda: SMALL)
     monkeypatch.setattr(bench.prefill, "inputs", lambda seqlen, **how: made(seqlen, *SMALL, **how))
-    monkeypatch.setattr(bench, "forward", five)
+    monkeypatch.setattr(bench, "forward", lambda x, dt, A, B, C, **options: x)
     monkeypatch.setattr(bench, "RUNGS", [Entry("plain", plain, SOURCES)])
     monkeypatch.setattr(bench, "COPIES", 2)
     monkeypatch.setattr(bench.cuda_timing, "COLD", 1 << 20)

@@ -7,6 +7,8 @@ import timeit
 import pytest
 import torch
 from ssd_backward_cases import check, compare, make
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -346,6 +348,41 @@ def test_double_backward_says_that_it_is_not_there():
     with pytest.raises(NotImplementedError, match="ssd_backward: gradients of gradients are not computed"):
         first.sum().backward()
     assert torch.isfinite(first).all()
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_tangents_are_refused_and_not_lost(asks):
+    """Those of forward-mode differentiation: by the functions, by the operator, and under torch.func.jvp."""
+    dy, call = make(SHORT, dtype=torch.float32)
+    del call["dfinal_states"]
+    call["B"].requires_grad_(asks)
+    with forward_ad.dual_level():
+        assert torch.equal(combined(**call), combined(**call))  # nobody has one
+        given = call | {"C": forward_ad.make_dual(call["C"], torch.ones_like(call["C"]))}
+        for name, function in FUNCTIONS.items():
+            with pytest.raises(NotImplementedError, match=f"{name}: tangents, of forward-mode differentiation"):
+                function(**given)
+        with pytest.raises(NotImplementedError, match="tangents|jvp"):  # PyTorch's own words where gradients are asked
+            torch.ops.matmul_to_mamba.ssd_five(*(given[k] for k in ("x", "dt", "A", "B", "C")))
+    with pytest.raises(NotImplementedError, match="five: tangents"):
+        torch.func.jvp(lambda x: ssd.five(**call | {"x": x}), (call["x"],), (call["x"],))
+    assert combined(**call).shape == dy.shape
+
+
+def test_the_fake_refuses_what_the_operator_does():
+    dy, call = make(SHORT, dtype=torch.float32)
+    operator = torch.ops.matmul_to_mamba.ssd_backward_plain
+    given = dy, *(call[k] for k in ("x", "dt", "A", "B", "C"))
+    dfinal = call["dfinal_states"]
+    for wrong, error, said in (
+        (dfinal[:, :1].contiguous(), ValueError, "dfinal_states must have shape"),
+        (dfinal.double(), TypeError, "dfinal_states must be of"),
+        (dfinal.mT.contiguous().mT, ValueError, "dfinal_states must be contiguous"),
+    ):
+        with pytest.raises(error, match=said):
+            operator(*given, dfinal_states=wrong)
+        with FakeTensorMode() as mode, pytest.raises(error, match=said):
+            operator(*map(mode.from_tensor, given), dfinal_states=mode.from_tensor(wrong))
 
 
 def test_on_the_cpu_what_would_take_minutes_is_said(monkeypatch):

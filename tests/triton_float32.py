@@ -55,7 +55,9 @@ def on_the_machine(seen, run):
 
     def launch(kernel, grid, tensors, numbers, constants=(), **options):
         made, left = compiled(kernel, tensors, numbers, constants, options)
-        from_where = frozenset().union(*machine_code.descriptors(machine_code.text(made.asm["cubin"])))
+        from_where = frozenset()
+        if "wgmma" in made.asm["ptx"]:
+            from_where = from_where.union(*machine_code.descriptors(machine_code.text(made.asm["cubin"])))
         seen[kernel.fn.__name__] = made.asm["ptx"], stack(made.asm["cubin"]), from_where
         if run:
             module = simt.load(made.asm["ptx"])

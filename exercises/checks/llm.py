@@ -99,8 +99,8 @@ def _places(rng, law, exact):
     lengths = np.sort(law)[::-1]
     ends = np.cumsum(lengths)
     some = np.flatnonzero(lengths > 4 * NEAR)
-    if len(some) > 12:
-        some = np.r_[0, some[-1], rng.choice(some, 8, replace=False)]
+    if len(some) > 12:  # of a large vocabulary fewer: an answer may walk along the line in Python, for every place
+        some = np.r_[0, some[-1], rng.choice(some, 8 if len(law) < 1000 else 2, replace=False)]
     found = [0.0, *(float(ends[i] - part * lengths[i]) for i in some for part in (0.5, rng.uniform(0.1, 0.9)))]
     found += [float(ends[i] + by) for i in some for by in (-NEAR, NEAR)]
     found += [float(ends[i]) for i in some if exact]

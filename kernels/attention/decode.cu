@@ -27,38 +27,17 @@
    q, out (batch, n_heads, HEAD_DIM); k, v (batch, kv_len, n_kv_heads, HEAD_DIM); all addresses
    multiples of 16 bytes. scale: times log2(e). early: launched as a dependent. */
 #include "../device/hidden.cuh"
-#include "../device/hopper/warpgroup.cuh"
 #include "../device/pdl.cuh"
-#include "../device/ring.cuh"
 #include "partial.cuh"
+#include "queries.cuh"
+#include "teams.cuh"
 #include "tile_products.cuh"
 #include "tiles.cuh"
-#ifndef RING_STAGES
-#define RING_STAGES 2
-#endif
 
-constexpr int STAGES = RING_STAGES;        // tiles in a ring
-constexpr int TEAM = HEAD_TILES_PER_BLOCK < HEAD_TILES ? HEAD_TILES_PER_BLOCK : HEAD_TILES; // warps with one ring
-constexpr int TEAMS = WARPS / TEAM;
-constexpr int COPIES = (TILE * WORDS + 32 * TEAM - 1) / (32 * TEAM); // words of keys that a lane copies, at most
-static_assert(HEAD_DIM % 16 == 0, "a token must be whole mma operands");
-static_assert(HEAD_TILES % TEAM == 0 && HEAD_TILES_PER_BLOCK % TEAM == 0, "a team's warps must want the same tokens");
-static_assert(TEAM == 1 || TEAMS < 16, "a team needs a barrier of its own, and there are 16");
 static_assert(!ONE_BLOCK_PER_ROW || !LENS, "a row without a share would get no result");
 
-/* Until all warps with the same ring are here. */
-__device__ __forceinline__ void sync_team(int team) {
-    if constexpr (TEAM == 1) __syncwarp();
-    else named_barrier<32 * TEAM>(1 + team);
-}
-
-/* A head tile's queries, in three steps: loaded, in words of 16 bytes; laid down in shared memory, (HEADS, PITCH); and
-   taken up as the mma with the keys wants them. Its last head also stands for those that the head tile lacks. */
-struct Queries {
-    static constexpr int LOADS = (HEADS * WORDS + 31) / 32;
-    uint4 loaded[LOADS];
-    QueryOperands operand;
-
+/* A head tile's queries, which lie in q one behind the other. */
+struct Queries : LaidQueries {
     __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int lane) {
         const int first = tile.first_head();
         const uint4 *from = reinterpret_cast<const uint4 *>(q + tile.query_head(first) * HEAD_DIM);
@@ -67,22 +46,6 @@ struct Queries {
             int word = 32 * i + lane;
             if (word < HEADS * WORDS && first + word / WORDS < GROUP) loaded[i] = __ldcg(from + word);
         }
-    }
-    /* The lanes of a warp meet in here. */
-    __device__ __forceinline__ void take(T *shared, const HeadTile &tile, int lane) {
-        const int first = tile.first_head();
-        __syncwarp(); // who still reads the last ones?
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            int word = 32 * i + lane, head = word / WORDS;
-            if (head < HEADS && first + head < GROUP)
-                *reinterpret_cast<uint4 *>(shared + head * PITCH + word % WORDS * 8) = loaded[i];
-        }
-        __syncwarp();
-        const int head = min(lane % 16, min(HEADS, GROUP - first) - 1);
-#pragma unroll
-        for (int d = 0; d < STEPS; d++)
-            ldmatrix_x4(operand[d], shared_address(shared + head * PITCH + 16 * d + lane / 16 * 8));
     }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 #include "../device/reduce_integers.cuh"
 #include "shape.cuh"
+#include "shares.cuh"
 
 /* Where the tiles of all rows lie on the line, and which block has which. Every lane of a warp calls, and all get the
    same answer. */
@@ -35,12 +36,10 @@ struct TileSchedule {
         tiles_per_block = total / blocks, blocks_with_one_more = total - tiles_per_block * blocks;
     }
     __device__ __forceinline__ int first_tile(int block) const {
-        return block * tiles_per_block + min(block, blocks_with_one_more);
+        return Shares{tiles_per_block, blocks_with_one_more}.first_tile(block);
     }
     __device__ __forceinline__ int block_of(unsigned tile) const {
-        unsigned longer = blocks_with_one_more * (tiles_per_block + 1);
-        return tile < longer ? tile / (tiles_per_block + 1)
-                             : blocks_with_one_more + (tile - longer) / max(tiles_per_block, 1);
+        return Shares{tiles_per_block, blocks_with_one_more}.block_of(tile);
     }
 };
 

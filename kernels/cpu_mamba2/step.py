@@ -51,7 +51,8 @@ def block(c, layer, u, conv, ssm, threads=None):
     conv[-1] = xBC
     xBC = silu(summed if layer.conv_bias is None else summed + layer.conv_bias)
     x, B, C = np.split(xBC, (c.d_inner, c.d_inner + c.ngroups * c.dstate))
-    dt = np.logaddexp(dt + layer.dt_bias, np.float32(0)).clip(*c.dt_limit).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
+        dt = np.logaddexp(dt + layer.dt_bias, np.float32(0)).clip(*c.dt_limit).astype(np.float32)
     B, C = B.reshape(c.ngroups, c.dstate), C.reshape(c.ngroups, c.dstate)
     x = x.reshape(c.nheads, c.headdim)
     y = state_step(ssm, x, dt, layer.A, B, C, layer.D, threads=threads)  # 3

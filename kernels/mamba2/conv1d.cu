@@ -11,7 +11,9 @@
 
    Sequences laid end to end (SEQUENCES): BY_NUMBER with seq_idx (batch, seqlen), where it changes another begins, and
    what lies before counts as 0. BY_BEGIN with cu_seqlens (count + 1,), where each begins, of batch 1: initial and final
-   are then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory.
+   are then of each sequence, also of one without tokens, (count, WIDTH - 1, channels), and share no memory. Whatever
+   cu_seqlens holds, nothing but these tensors is read or written: the first sequence begins at token 0, the last ends
+   behind the last token, and of numbers that fall each token is in some sequence of the count.
 
    Reads and writes 2 bytes of a channel and token, for which a processor has some 40 instructions' time in all: so no
    step of a walk branches, and steps past its end are taken, but neither read nor write.
@@ -57,7 +59,8 @@ struct Sequence {
             if (of[middle] <= t) number = middle;
             else past = middle;
         }
-        begin = of[number], end = number + 1 < count ? of[number + 1] : seqlen;
+        begin = number > 0 ? max(of[number], 0) : 0; // at most t, whatever the first says
+        end = number + 1 < count ? of[number + 1] : seqlen;
         last = count - 1, tokens = seqlen;
     }
     /* Whether another begins at t: then it is that. */

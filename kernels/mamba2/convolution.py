@@ -30,7 +30,10 @@ def conv1d(
     seq_idx        (batch, seqlen) int32, never falling: where it changes a new sequence begins, behind zeros. The
                    initial state is that of token 0's sequence
     cu_seqlens     (sequences + 1,) int32, in place of seq_idx, batch 1: where each sequence begins, from 0 to seqlen,
-                   never falling (looked at on the CPU alone); states are then (sequences, width − 1, channels)
+                   never falling; states are then (sequences, width − 1, channels). On a card, where its values are not
+                   looked at beforehand, the first sequence begins at token 0 and the last ends at seqlen whatever it
+                   says; with other wrong values tokens meet the wrong state, and a final state may stay unwritten, but
+                   nothing outside of these tensors is read or written
     final_state    to be written: the last inputs of the last sequence, behind zeros where it is shorter
     → (batch, seqlen, channels), states like initial_state, like xBC. Moves 4 · channels bytes a token."""
     where, options = "conv1d", (bool(pdl),)

@@ -16,15 +16,9 @@ in_proj_ring(const Residual *residual, const T *norm_weight, const T *W, const T
     __shared__ int has_x;
     let_next_kernel_start();
     const int thread = threadIdx.x;
-    if (thread == MULTIPLIERS) ring.init(1, S::WARPS), has_x = 0;
-    __syncthreads();
+    init(ring, has_x, thread);
     Rows mine(shared, ring, &has_x, W, rows);
-    if (thread >= MULTIPLIERS) {
-        if (thread == MULTIPLIERS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
-        __syncwarp(); // the wait would hold up the whole warp
-        wait_for_previous_kernel();
-        return;
-    }
+    if (thread >= MULTIPLIERS) return mine.fill_by_warp({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
     Norm norm = {squares};
     norm.load(norm_weight, mine.thread);
     const Window<T, WIDTH> conv = {weight, conv_bias, window, inner, channels};

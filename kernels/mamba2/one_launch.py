@@ -72,9 +72,9 @@ def plan(hidden, d_inner, dstate, room):
 
 
 @functools.cache
-def kernel(dtype, hidden, nheads, headdim, dstate, width, threads, slots):
-    """one_launch.cu, compiled for a model's sizes."""
-    numbers = DTYPES[dtype], hidden, nheads, headdim, dstate, width, threads, slots
+def kernel(dtype, hidden, nheads, headdim, dstate, width, threads, slots, *trial):
+    """one_launch.cu, compiled for a model's sizes. trial: further arguments of Sizes (token_line.cuh)."""
+    numbers = DTYPES[dtype], hidden, nheads, headdim, dstate, width, threads, slots, *trial
     return cuda.load(
         HERE / "one_launch.cu", (f"-DSIZES=Sizes<{', '.join(map(str, numbers))}>",), arch="sm_90a"
     ).one_launch
@@ -89,6 +89,8 @@ class OneLaunch(Step):
     ValueError names what is not offered.
     """
 
+    trial = ()  # of `kernel`
+
     def __init__(self, config, weights, dtype, device, *, pdl=False):
         super().__init__(config, weights, dtype, device, pdl=pdl)
         if (why := refusal(config, device=self.device)) is not None:
@@ -97,7 +99,7 @@ class OneLaunch(Step):
         self.width = weights.layers[0].conv_weight.shape[1]
         self.plan = plan(c.hidden, c.d_inner, c.dstate, shared_memory(self.device))
         sizes = c.hidden, c.nheads, c.headdim, c.dstate, self.width, self.plan.threads, self.plan.slots
-        self.kernel = kernel(dtype, *sizes)
+        self.kernel = kernel(dtype, *sizes, *self.trial)
         self.grid = multiprocessors(self.device) if self.device.type == "cuda" else MACHINE_BLOCKS
         self.base, pieces = weights.embedding, self._pieces()
         if self.device.type == "cpu":  # where addresses do not lead from one tensor to another

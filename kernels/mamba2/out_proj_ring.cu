@@ -12,15 +12,9 @@ out_proj_ring(const T *x, const T *norm_weight, const T *W, const T *bias, Resid
     __shared__ int has_x;
     let_next_kernel_start();
     const int thread = threadIdx.x;
-    if (thread == MULTIPLIERS) ring.init(1, S::WARPS), has_x = 0;
-    __syncthreads();
+    init(ring, has_x, thread);
     Rows mine(shared, ring, &has_x, W, rows);
-    if (thread >= MULTIPLIERS) {
-        if (thread == MULTIPLIERS) mine.fill({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
-        __syncwarp(); // the wait would hold up the whole warp
-        wait_for_previous_kernel();
-        return;
-    }
+    if (thread >= MULTIPLIERS) return mine.fill_by_warp({ahead, ahead_rows, ahead_row_bytes, ahead_pieces});
     Norm norm = {squares};
     if (NORM) norm.load(norm_weight, mine.thread);
     mine.keep_first();

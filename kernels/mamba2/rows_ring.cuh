@@ -127,6 +127,12 @@ struct Ahead {
     }
 };
 
+/* By all threads: the ring, before any of them uses it. */
+__device__ __forceinline__ void init(Ring<S::STAGES> &ring, int &has_x, int thread) {
+    if (thread == MULTIPLIERS) ring.init(1, S::WARPS), has_x = 0;
+    __syncthreads();
+}
+
 /* A block's rows times x. */
 struct Rows {
     const T *W;
@@ -170,6 +176,13 @@ struct Rows {
             if (i < S::STAGES) ring.wait_empty(phase); // a group has been read: as fast as they are, no faster
             ahead.ask(i);
         }
+    }
+
+    /* All that the warp behind those that multiply has to do. */
+    __device__ __forceinline__ void fill_by_warp(Ahead ahead) {
+        if (threadIdx.x == MULTIPLIERS) fill(ahead);
+        __syncwarp(); // the wait would hold up the whole warp
+        wait_for_previous_kernel();
     }
 
     /* Into registers, behind the wait for them. Of rows that there are not, whatever: the first. */

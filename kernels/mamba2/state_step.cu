@@ -14,7 +14,7 @@
    is waited for: states were written a token ago, so under PDL they come while the product before still runs.
 
    State of 8 bits: codes of one byte, and a scale for each row, the largest of its numbers over 127. It is found anew
-   in every step, as h is all there before it is written.
+   in every step, as h is all there before it is written; NaN in a row is its scale, so that all of it is NaN.
 
    Bytes: the states twice; all else is 1/headdim or 1/dstate of that. Compile with DTYPE, STATE, VEC (numbers in a
    word of the state: dstate and its address are multiples), PART (in a word of B and C), WORDS (of a row, a lane),
@@ -26,11 +26,10 @@
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "state_words.cuh"
+#include "step_size.cuh"
 
 using T = DTYPE;
 using State = STATE; // float, __half, __nv_bfloat16, or signed char with scales
-
-__device__ __forceinline__ float softplus(float a) { return a > 20 ? a : log1pf(expf(a)); }
 
 /* Words of a row of B or C, as floats; zeros past the end. */
 __device__ __forceinline__ void load_row(const T *from, int dstate, int lane, float (&to)[WORDS][VEC]) {
@@ -50,9 +49,15 @@ __device__ __forceinline__ float lanes_sum(float v) {
     for (int mask = LANES / 2; mask; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
     return v;
 }
+/* The larger of two, or NaN where one is NaN, which fmaxf would drop. Since compute capability 8.0. */
+__device__ __forceinline__ float larger(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
 __device__ __forceinline__ float lanes_max(float v) {
 #pragma unroll
-    for (int mask = LANES / 2; mask; mask /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, mask));
+    for (int mask = LANES / 2; mask; mask /= 2) v = larger(v, __shfl_xor_sync(~0u, v, mask));
     return v;
 }
 
@@ -85,7 +90,7 @@ state_step(State *state, float *scales, const T *x, const T *dt, const float *A,
 
     const int group = head / heads_of_group;
     float b[WORDS][VEC], c[WORDS][VEC], at[ROWS], gate[ROWS];
-    float step = (float)dt[sequence * dt_stride + head] + bias;
+    const float with_bias = (float)dt[sequence * dt_stride + head] + bias;
     load_row(B + sequence * B_stride + (long long)group * dstate, dstate, lane, b);
     load_row(C + sequence * C_stride + (long long)group * dstate, dstate, lane, c);
 #pragma unroll
@@ -94,9 +99,7 @@ state_step(State *state, float *scales, const T *x, const T *dt, const float *A,
         at[r] = (float)x[sequence * x_stride + (long long)head * headdim + p];
         gate[r] = z ? (float)z[sequence * z_stride + (long long)head * headdim + p] : 0;
     }
-    if (dt_softplus) step = softplus(step); // 1
-    step = fminf(fmaxf(step, lowest), highest);
-    const float decay = expf(rate * step);
+    const float step = step_size(with_bias, dt_softplus, lowest, highest), decay = expf(rate * step); // 1
 
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -110,7 +113,7 @@ state_step(State *state, float *scales, const T *x, const T *dt, const float *A,
             for (int i = 0; i < VEC; i++) {
                 h[w][i] = decay * (CODED ? h[w][i] * scale[r] : h[w][i]) + add * b[w][i]; // 2
                 sum += h[w][i] * c[w][i];                                                 // 3
-                if (CODED) largest = fmaxf(largest, fabsf(h[w][i]));
+                if (CODED) largest = larger(largest, fabsf(h[w][i]));
             }
         }
         float per_code = 1;

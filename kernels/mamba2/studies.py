@@ -25,6 +25,13 @@ def tables():
     return [precision()]
 
 
+def further(roof, versions):
+    """The trials, in a file of their own. Returns the paths written."""
+    from kernels import trials  # whose modules stand on this topic's
+
+    return trials.store("mamba2", roof, versions)
+
+
 def precision(tokens=TOKENS, piece=PIECE, device=None):
     """A Table: by the norm, how far states are from those in float64. Inputs are random, and new with every token; a
     state is rounded to the nearest with every token."""

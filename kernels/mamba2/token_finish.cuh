@@ -4,6 +4,7 @@
    those who multiply. */
 #pragma once
 #include "../device/math.cuh"
+#include "step_size.cuh"
 #include "token_multiply.cuh"
 
 struct Finisher {
@@ -151,8 +152,7 @@ struct Finisher {
         const float found = window.step(add_up<4>()); // x in lanes 0 and 8, z in 16 … 23 and 24 … 31
 
         if (date != now) wait_rows(now);
-        const float raw = wait_for(dt, now, seen) + bias, plus = raw > 20 ? raw : log1pf(expf(raw));
-        const float step = fminf(fmaxf(plus, lowest), highest), decay = expf(rate * step);
+        const float step = step_size(wait_for(dt, now, seen) + bias, true, lowest, highest), decay = expf(rate * step);
         float y[2], in[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {

@@ -10,13 +10,17 @@
 #include "../device/hopper/tickets.cuh"
 #include "../device/hopper/tma.cuh"
 
-template <typename Type, int Hidden, int Heads, int Headdim, int Dstate, int Width, int Threads, int Slots>
+/* AskAhead, LookEarly, AtATime, WhileWaiting: trials (trials.py), which change when something happens, and no bit. */
+template <typename Type, int Hidden, int Heads, int Headdim, int Dstate, int Width, int Threads, int Slots,
+          bool AskAhead = false, bool LookEarly = false, int AtATime = 0, int WhileWaiting = 2>
 struct Sizes {
     using T = Type;
     static constexpr int HIDDEN = Hidden, HEADS = Heads, HEADDIM = Headdim, DSTATE = Dstate, WIDTH = Width,
                          INNER = Heads * Headdim, CHANNELS = INNER + 2 * Dstate, // of the convolution: x, B and C
         SHARED_AT = 2 * INNER, SHARED_ROWS = 2 * Dstate + Heads; // of in_proj: B, C and dt
     static constexpr int THREADS = Threads, WARPS = Threads / 32, SLOTS = Slots; // that multiply
+    static constexpr bool ASK_AHEAD = AskAhead, LOOK_EARLY = LookEarly;
+    static constexpr int AT_A_TIME = AtATime, WHILE_WAITING = WhileWaiting; // slots on their way; 0: as below
 };
 using S = SIZES;
 using T = S::T;
@@ -45,7 +49,8 @@ constexpr int STATES = 2 * S::DSTATE * 4, SLOT = (STATES_AT + STATES + 127) / 12
 
 /* Slots that are on their way at a time: as many as keep memory busy, and fewer while a vector is waited for, as its
    numbers stand behind them. On an H200 a token of 2.7B takes 1.60 ms with six and two of 20 KB, 1.64 with three. */
-constexpr int AT_A_TIME = least(S::SLOTS, most(2, 128 * 1024 / SLOT)), WHILE_WAITING = 2;
+constexpr int AT_A_TIME = least(S::SLOTS, S::AT_A_TIME ? S::AT_A_TIME : most(2, 128 * 1024 / SLOT)),
+              WHILE_WAITING = S::WHILE_WAITING;
 
 /* Warps finish what the others have multiplied, a task each, by turns. No more of them than slots: none may ask for a
    slot's next round but one. */
@@ -178,6 +183,7 @@ struct Loader {
                 }
             } else full.arrive();
         }
+        if constexpr (S::ASK_AHEAD) ask_ahead(task);
         phase.advance();
         if (task.kind != END) return true;
         for (int i = 1; i < FINISHERS; i++) announce(task); // each is told
@@ -190,6 +196,26 @@ struct Loader {
             announced.ring.full[next.stage].arrive();
         }
         next.advance();
+    }
+
+    /* Into L2, a layer ahead: the constants and windows of the next layer, a sector or two for each pair of channels of
+       this one. Who finishes a task reads them in front of it, one task after another, and in memory they would stand
+       behind all weights that are on their way: a wait of microseconds, in which a warp finishes nothing. */
+    __device__ __forceinline__ void ask_ahead(Task task) const {
+        constexpr int SECTOR = 32, of_constants = (CONSTANTS * 4 + SECTOR - 1) / SECTOR,
+                      of_windows = ((S::WIDTH - 1) * S::CHANNELS * 2 + SECTOR - 1) / SECTOR,
+                      each = (of_constants + of_windows + S::INNER / 2 - 1) / (S::INNER / 2);
+        const int next = task.layer + 1;
+        if (task.kind != CHANNEL || next >= line.n_layers) return;
+        const char *constants = reinterpret_cast<const char *>(model.constant(next, 0));
+        const char *windows = reinterpret_cast<const char *>(model.windows +
+                                                             (long long)next * (S::WIDTH - 1) * S::CHANNELS);
+#pragma unroll 1
+        for (int i = lane; i < each; i += 32) {
+            const int at = task.number * each + i;
+            const char *from = at < of_constants ? constants + at * SECTOR : windows + (at - of_constants) * SECTOR;
+            if (at < of_constants + of_windows) asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+        }
     }
 
     /* A group of rows, which lie one behind another, and as many more, of channels that have states, or null. */

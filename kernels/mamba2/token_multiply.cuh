@@ -34,9 +34,13 @@ template <class R> struct Part {
 #pragma unroll
         for (int k = 0; k < R::WORDS; k++)
             norm[k] = __ldg(reinterpret_cast<const uint4 *>(weight) + R::word(k, thread));
-        // First for the warp's last number alone, by one lane: all at once would be much to ask for again and again
-        if (thread % 32 == 0)
-            wait_for(from + Spread<EACH>::place(R::word(R::WORDS - 1, thread | 31) * EACH + EACH - 1), date);
+        // First for one of the warp's numbers alone, by one lane: all at once would be much to ask for again and again.
+        // The last one: then all are there, mostly, and come at once; the first one: all have been asked for by then
+        if (thread % 32 == 0) {
+            const int last = R::word(R::WORDS - 1, thread | 31) * EACH + EACH - 1;
+            const int first = R::word(R::WORDS - 1, thread) * EACH;
+            wait_for(from + Spread<EACH>::place(S::LOOK_EARLY ? first : last), date);
+        }
         __syncwarp();
         unsigned bits[R::WORDS][EACH];
         wait_for_words(bits, from, date, [&](int k) { return R::word(k, thread); });

@@ -59,8 +59,8 @@ def expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, out,
     if q.is_cpu and q.data_ptr():  # what stands for a tensor while code is traced has no numbers
         expect_tables(where, k_pages, table, lens, slots)
     result = output(where, out, q, q.shape, q=q, k_pages=k_pages, v_pages=v_pages, table=table, lens=lens, slots=slots)
-    if out is not None and out.data_ptr() % 4:
-        raise ValueError(f"{where}: out must start at an address divisible by 4, got {out.data_ptr():#x}")
+    if out is not None and out.data_ptr() % 8:
+        raise ValueError(f"{where}: out must start at an address divisible by 8, got {out.data_ptr():#x}")
     return scale, result
 
 

@@ -23,23 +23,12 @@
    ../attention/partial.cuh. All addresses of q, k and v multiples of 16 bytes. newer: so many last tokens
    of each request are newer than those that ask. scale: times log2(e). early: launched as a dependent. */
 #include "../attention/partial.cuh"
-#include "../device/hopper/warpgroup.cuh"
+#include "../attention/queries.cuh"
 #include "../device/pdl.cuh"
 #include "prefetch.cuh"
 
-/* Until all warps with the same ring are here. */
-__device__ __forceinline__ void sync_team(int team) {
-    if constexpr (TEAM == 1) __syncwarp();
-    else named_barrier<32 * TEAM>(1 + team);
-}
-
-/* A head tile's queries, in three steps: loaded, in words of 16 bytes; laid down in shared memory, (HEADS, PITCH); and
-   taken up as the mma with the keys wants them. Its last row also stands for those that the head tile lacks. */
-struct Queries {
-    static constexpr int LOADS = (HEADS * WORDS + 31) / 32;
-    uint4 loaded[LOADS];
-    QueryOperands operand;
-
+/* The queries of a head tile's rows, wherever they lie in q. */
+struct Queries : LaidQueries {
     __device__ __forceinline__ void load(const T *q, const HeadTile &tile, int n_kv_heads, int lane) {
         const int first = tile.first_head();
 #pragma unroll
@@ -50,22 +39,6 @@ struct Queries {
             loaded[i] = __ldcg(reinterpret_cast<const uint4 *>(from));
         }
     }
-    /* The lanes of a warp meet in here. */
-    __device__ __forceinline__ void take(T *shared, const HeadTile &tile, int lane) {
-        const int first = tile.first_head();
-        __syncwarp(); // who still reads the last ones?
-#pragma unroll
-        for (int i = 0; i < LOADS; i++) {
-            int word = 32 * i + lane, row = word / WORDS;
-            if (row < HEADS && first + row < GROUP)
-                *reinterpret_cast<uint4 *>(shared + row * PITCH + word % WORDS * 8) = loaded[i];
-        }
-        __syncwarp();
-        const int row = min(lane % 16, min(HEADS, GROUP - first) - 1);
-#pragma unroll
-        for (int d = 0; d < STEPS; d++)
-            ldmatrix_x4(operand[d], shared_address(shared + row * PITCH + 16 * d + lane / 16 * 8));
-    }
 };
 
 /* Scores in units of log 2; from the row's own end on, those of no token. tokens: of the request, counted from the
@@ -75,7 +48,8 @@ __device__ __forceinline__ void scale_and_mask_rows(Scores &s, float scale, int 
     else {
 #pragma unroll
         for (int r = 0; r < 2; r++) { // rows g and g + 8; the last new token sees all tokens, the one before one less
-            const int row = min(first_row + lane / 4 + 8 * r, GROUP - 1), end = tokens - (NEW - 1) + row / (GROUP / NEW);
+            const int row = min(first_row + lane / 4 + 8 * r, GROUP - 1);
+            const int end = tokens - (NEW - 1) + row / (GROUP / NEW);
 #pragma unroll
             for (int t = 0; t < SIXTEENS; t++)
 #pragma unroll
@@ -104,7 +78,7 @@ decode(const T *q, const T *k, const T *v, const int *slots, const int *lens, co
 
     // 1. which tiles
     const Requests requests{slots, lens, n_requests, rows, max_requests, max_pages * PAGE, newer};
-    const Shares shares(requests, gridDim.x, lane);
+    const LineShares shares(requests, gridDim.x, lane);
     const int begin = share_begin(requests, shares, blockIdx.x, lane);
     const int count = share_begin(requests, shares, blockIdx.x + 1, lane) - begin; // tiles of the share
     if (count == 0) {

@@ -14,11 +14,12 @@
    and GROUP. partial (segments, HEAD_TILES_PER_BLOCK, HEADS, HEAD_DIM); max_and_sum (segments,
    HEAD_TILES_PER_BLOCK, HEADS) of (m, l); out (n_requests, NEW, n_heads, HEAD_DIM). blocks: of the first
    launch. */
-#include "../attention/softmax.cuh"
+#include "../device/copy.cuh"
 #include "../device/half2.cuh"
 #include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "requests.cuh"
+#include "segment_sums.cuh"
 #ifndef THREADS
 #define THREADS 256
 #endif
@@ -33,19 +34,20 @@ constexpr int DEPTH = 6; // segments that a thread loads at once
 __device__ __forceinline__ int segments_of(const Requests &requests, int b, int row, int blocks, int lane,
                                            long long &first) {
     const int tiles = requests.tiles(b);
-    const int2 before = Shares::before(requests, b, lane);
+    const int2 before = tiles_and_chunks_before(requests, b, lane);
     if (INVARIANT) {
         first = (long long)before.y * requests.rows + row * chunk_count(tiles);
         return chunk_count(tiles);
     }
-    const Shares shares(requests, blocks, lane);
+    const LineShares shares(requests, blocks, lane);
     const unsigned begin = before.x * requests.rows + row * tiles;
     const int first_block = shares.block_of(begin);
     first = first_block + (long long)b * requests.rows + row;
     return tiles ? shares.block_of(begin + tiles - 1) - first_block + 1 : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// The 1: without it ptxas saves registers, and asks for one segment after another.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 merge(const float *partial, const float2 *max_and_sum, const int *slots, const int *lens, T *out, int n_requests,
       int rows, int max_requests, int max_len, int newer, int blocks) {
     __shared__ float4 found[TEAMS][COLUMNS];
@@ -67,53 +69,43 @@ merge(const float *partial, const float2 *max_and_sum, const int *slots, const i
     max_and_sum += at + mine;
     wait_for_previous_kernel();
 
-    // 2. each team's sums, relative to its own largest m
-    float high = LOWEST, total = 0;
-    float4 sum = {};
+    // 2. each team's sums: DEPTH segments are on their way at once
+    constexpr int STRIDE = HEAD_TILES_PER_BLOCK * HEADS; // rows from segment to segment
+    SegmentSums sums;
 #pragma unroll 1
     for (int i = team; i < count; i += DEPTH * TEAMS) {
-        float4 o[DEPTH];
         float2 pair[DEPTH];
+        uint4 words[DEPTH];
+        float4 values[DEPTH];
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) { // all of them first: behind the last one, that one again, which is worth 0
+            const long long away = (long long)min(i + d * TEAMS, count - 1) * STRIDE;
+            words[d] = load_streaming(reinterpret_cast<const uint4 *>(partial + away * HEAD_DIM));
+            pair[d] = __ldcg(max_and_sum + away);
+        }
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            const long long next = (long long)(i + d * TEAMS) * (HEAD_TILES_PER_BLOCK * HEADS);
-            const bool there = i + d * TEAMS < count;
-            pair[d] = there ? __ldcg(max_and_sum + next) : make_float2(LOWEST, 0);
-            o[d] = there ? __ldcg(reinterpret_cast<const float4 *>(partial + next * HEAD_DIM)) : float4{};
+            if (i + d * TEAMS >= count) pair[d] = make_float2(LOWEST, 0);
+            values[d] = make_float4(__uint_as_float(words[d].x), __uint_as_float(words[d].y),
+                                    __uint_as_float(words[d].z), __uint_as_float(words[d].w));
         }
-        const float before = high;
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) high = fmaxf(high, pair[d].x);
-        const float scale = exp2_approx(before - high);
-        sum = make_float4(sum.x * scale, sum.y * scale, sum.z * scale, sum.w * scale), total *= scale;
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            const float w = exp2_approx(pair[d].x - high);
-            total += w * pair[d].y;
-            sum.x += w * o[d].x, sum.y += w * o[d].y, sum.z += w * o[d].z, sum.w += w * o[d].w;
-        }
+        sums.add(pair, values);
     }
-    if (team < TEAMS) {
-        found[team][column] = sum;
-        if (column % (HEAD_DIM / 4) == 0) pairs[team][mine] = make_float2(high, total);
-    }
+    if (team < TEAMS) found[team][column] = sums.values;
+    if (team < TEAMS && column % (HEAD_DIM / 4) == 0) pairs[team][mine] = make_float2(sums.maximum, sums.weights);
     __syncthreads();
 
-    // 3. the sums of all teams: two dimensions for each thread
-#pragma unroll 1
-    for (int i = 2 * threadIdx.x; i < WIDTH; i += 2 * THREADS) {
-        const int of_block = i / HEAD_DIM;
-        float high = LOWEST, total = 0, x = 0, y = 0;
+    // 3. the sums of all teams, by the first
+    if (team > 0) return;
+    SegmentSums all;
+    float2 pair[TEAMS];
+    float4 values[TEAMS];
 #pragma unroll
-        for (int t = 0; t < TEAMS; t++) high = fmaxf(high, pairs[t][of_block].x);
-#pragma unroll
-        for (int t = 0; t < TEAMS; t++) {
-            const float w = exp2_approx(pairs[t][of_block].x - high);
-            const float2 o = reinterpret_cast<const float2 *>(found[t])[i / 2];
-            total += w * pairs[t][of_block].y, x += w * o.x, y += w * o.y;
-        }
-        const float share = total == 0 ? 0 : 1 / total; // 0: it saw no token
-        const long long to = query_row(kv_head, n_kv_heads, of_group + of_block) * HEAD_DIM + i % HEAD_DIM;
-        *reinterpret_cast<unsigned *>(out + to) = pack(x * share, y * share, T());
-    }
+    for (int t = 0; t < TEAMS; t++) pair[t] = pairs[t][mine], values[t] = found[t][column];
+    all.add(pair, values);
+    const float share = all.weights == 0 ? 0 : 1 / all.weights; // 0: it saw no token
+    const uint2 mean = make_uint2(pack(all.values.x * share, all.values.y * share, T()),
+                                  pack(all.values.z * share, all.values.w * share, T()));
+    const long long to = query_row(kv_head, n_kv_heads, of_group + mine) * HEAD_DIM + 4 * column % HEAD_DIM;
+    __stcg(reinterpret_cast<uint2 *>(out + to), mean);
 }

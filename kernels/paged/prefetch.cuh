@@ -3,24 +3,13 @@
    A page of a kv head lies in one piece: PAGE * HEAD_DIM elements. Which page it is, the table says, and a load whose
    address comes from another load costs twice the wait. So a warp holds a window of 32 page numbers, one in each lane,
    and the next one behind it: one load for 32 pages, asked for long before it is needed, and a shuffle for each page.
-
-   A team is the warps that share a ring: the head tiles of a kv head that are side by side in a block. */
+*/
 #pragma once
+#include "../attention/teams.cuh"
 #include "../attention/tile_products.cuh"
 #include "../device/hidden.cuh"
-#include "../device/ring.cuh"
 #include "requests.cuh"
-#ifndef RING_STAGES
-#define RING_STAGES 2
-#endif
 
-constexpr int STAGES = RING_STAGES; // tiles in a ring
-constexpr int TEAM = HEAD_TILES_PER_BLOCK < HEAD_TILES ? HEAD_TILES_PER_BLOCK : HEAD_TILES; // warps with one ring
-constexpr int TEAMS = WARPS / TEAM;
-constexpr int COPIES = (TILE * WORDS + 32 * TEAM - 1) / (32 * TEAM); // words of keys that a lane copies, at most
-static_assert(HEAD_DIM % 16 == 0, "a token must be whole mma operands");
-static_assert(HEAD_TILES % TEAM == 0 && HEAD_TILES_PER_BLOCK % TEAM == 0, "a team's warps must want the same tokens");
-static_assert(TEAM == 1 || TEAMS < 16, "a team needs a barrier of its own, and there are 16");
 static_assert(32 * PAGE % TILE == 0, "a tile's pages lie in one window");
 
 /* The tiles of a share that are one warp's: segment after segment, of each some neighbours. Which, hangs on the segment

@@ -9,6 +9,7 @@
    where chunks do. The price: shares differ by up to a chunk, and there are more segments. */
 #pragma once
 #include "../attention/shape.cuh"
+#include "../attention/shares.cuh"
 #include "../device/reduce_integers.cuh"
 
 template <int PageSize, int NewTokens, bool Invariant> struct Pages {
@@ -54,33 +55,26 @@ struct Requests {
     __device__ __forceinline__ int tiles(int b) const { return (length(b) + TILE - 1) / TILE; }
 };
 
-/* The shares, and what of the line lies before a request. Every lane of a warp calls, and all get the same answer. */
-struct Shares {
-    unsigned total;      // tiles of the line
-    int tiles_per_block, blocks_with_one_more; // the first so many blocks
-
-    __device__ __forceinline__ Shares(const Requests &requests, int blocks, int lane)
-        : total(before(requests, requests.count, lane).x * requests.rows), tiles_per_block(total / blocks),
-          blocks_with_one_more(total - tiles_per_block * blocks) {}
-
-    /* Tiles, and chunks, of a row, summed over the requests before b. */
-    static __device__ __forceinline__ int2 before(const Requests &requests, int b, int lane) {
-        int2 sum = {0, 0};
+/* Tiles, and with INVARIANT chunks, of a row, summed over the requests before b. Every lane of a warp calls, here and
+   below, and all get the same answer. */
+__device__ __forceinline__ int2 tiles_and_chunks_before(const Requests &requests, int b, int lane) {
+    int2 sum = {0, 0};
 #pragma unroll 4
-        for (int i = lane; i < b; i += 32) {
-            const int tiles = requests.tiles(i);
-            sum.x += tiles;
-            if (INVARIANT) sum.y += chunk_count(tiles);
-        }
-        return make_int2(warp_sum(sum.x), INVARIANT ? warp_sum(sum.y) : 0);
+    for (int i = lane; i < b; i += 32) {
+        const int tiles = requests.tiles(i);
+        sum.x += tiles;
+        if (INVARIANT) sum.y += chunk_count(tiles);
     }
-    __device__ __forceinline__ int first_tile(int block) const {
-        return block * tiles_per_block + min(block, blocks_with_one_more);
-    }
-    __device__ __forceinline__ int block_of(unsigned tile) const {
-        unsigned longer = blocks_with_one_more * (tiles_per_block + 1);
-        return tile < longer ? tile / (tiles_per_block + 1)
-                             : blocks_with_one_more + (tile - longer) / max(tiles_per_block, 1);
+    return make_int2(warp_sum(sum.x), INVARIANT ? warp_sum(sum.y) : 0);
+}
+
+/* The line in equal shares. */
+struct LineShares : Shares {
+    unsigned total; // tiles of the line
+
+    __device__ __forceinline__ LineShares(const Requests &requests, int blocks, int lane)
+        : total(tiles_and_chunks_before(requests, requests.count, lane).x * requests.rows) {
+        tiles_per_block = total / blocks, blocks_with_one_more = total - tiles_per_block * blocks;
     }
 };
 
@@ -136,7 +130,8 @@ struct TileCursor {
 };
 
 /* The line's tile at which the share of a block begins. */
-__device__ __forceinline__ int share_begin(const Requests &requests, const Shares &shares, int block, int lane) {
+__device__ __forceinline__ int share_begin(const Requests &requests, const LineShares &shares, int block,
+                                           int lane) {
     const int at = shares.first_tile(block);
     if (!INVARIANT || (unsigned)at >= shares.total) return at;
     const TileCursor here(requests, at, lane); // the next chunk begins a chunk's end from here, or here

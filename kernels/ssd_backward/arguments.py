@@ -45,8 +45,14 @@ def expect_backward(
     for name, tensor in (("dy", dy), ("dfinal_states", dfinal_states)):
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
             expect_memory(where, name, tensor)
+    expect_gradients(where, dy, x, B, dfinal_states)
+    return problem
+
+
+def expect_gradients(where, dy, x, B, dfinal_states):
+    """Check what comes from behind, beside an x and a B that have been looked at."""
+    (batch, _, nheads, headdim), dstate = x.shape, B.shape[3]
     _expect(where, "dy", _seen(dy), tuple(x.shape), (x.dtype,), x.device)
     if dfinal_states is not None:
-        shape = problem.batch, problem.nheads, problem.headdim, problem.dstate
+        shape = batch, nheads, headdim, dstate
         _expect(where, "dfinal_states", _seen(dfinal_states), shape, (x.dtype, torch.float32), x.device, whole=True)
-    return problem

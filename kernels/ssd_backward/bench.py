@@ -2,12 +2,11 @@
 
 80 heads, headdim 64, dstate 128, one group, batch 1, dt_bias and softplus, D; inputs as kernels.ssd.bench draws them.
 Beside ours stand mamba_ssm's kernels (peers.py), tuned at each length and at their best chunk size, in a CUDA graph and
-as called. Bytes and flops are what the layer asks for (`least`), so
-that percentages of the roof compare. The gradient of x of each row is held against float64 before it is timed and
-after; all gradients in the table of errors.
+as called. Bytes and flops are what the layer asks for (`least`), so that percentages of the roof compare. The gradient
+of x of each row is held against float64 before it is timed and after; all gradients in the table of errors.
 
-Tables: peak memory above the inputs, and how far each gradient is off. Of a call all that its allocator ever held
-counts, results too.
+One ladder more is of a whole training step, 64 layers at 8K (training.py). Tables: peak memory above the inputs, of
+which all counts that the allocator ever held, results too; and how far each gradient is off, over several draws.
 """
 
 import functools
@@ -27,7 +26,7 @@ from kernels.ssd import fused as forward
 from kernels.ssd.bench import told
 from kernels.ssd.five import least as least_forward
 from kernels.ssd.fused import SOURCES as FORWARD
-from kernels.ssd_backward import few, fused, peers, plain
+from kernels.ssd_backward import few, fused, peers, plain, training
 from kernels.ssd_backward.few import SOURCES as FEW
 from kernels.ssd_backward.fused import SOURCES as FUSED
 from kernels.ssd_backward.plain import SOURCES as PLAIN
@@ -39,6 +38,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LENGTHS = (8192, 131072, 2048, 32768)  # the most telling first: a run may be ended early
 ALONE = 8192  # tokens of the ladders of the backward pass alone
 ACCURATE = 4096  # tokens of the table of errors
+DRAWS = 4  # of its inputs: dA is one number for each head, and of one draw a few heads decide
 PEER_CHUNKS = (256, 128)  # what mamba_ssm's layers ask for, and what may be faster
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1e-2}  # of the gradient of x, ‖found − ref‖ / ‖ref‖
 COPIES, FEW_COPIES = 24, 2  # of the inputs, at most; and for rungs that move many times as much as L2 holds
@@ -82,8 +82,10 @@ def ladders(seconds=0.03, parts=()):
     """Check, then time, every rung and peer. Returns the Ladders."""
     cuda_timing.expect_gpu("the SSD backward ladders")
     cases = [case for case in CASES if running.wants(case.title)]
-    told("compiling ahead", compile_ahead, sorted({case.kind for case in cases}))
-    return [told(case.title, measure, case, seconds) for case in cases]
+    kinds = {case.kind for case in cases} | ({"bf16"} if running.wants(training.TITLE) else set())
+    told("compiling ahead", compile_ahead, sorted(kinds))
+    found = [told(case.title, measure, case, seconds) for case in cases]
+    return found + told("whole training steps", training.ladders)
 
 
 def tables():
@@ -225,28 +227,38 @@ def memory():
 
 
 def errors(kind):
-    """‖found − truth‖ / ‖truth‖ of each gradient, of ours and mamba_ssm's, with the usual and with slow decays; and
-    whether three runs gave the same bits."""
+    """‖found − truth‖ / ‖truth‖ of each gradient over DRAWS of the inputs, of ours and mamba_ssm's, with the usual and
+    with slow decays; and whether three runs gave the same bits."""
     rows = {}
     for slow in (False, True):
-        empty()
-        call = inputs(ACCURATE, DTYPES[kind], slow)
-        wanted = truth(call)
-        functions = {entry.title: functools.partial(entry.function, **call) for entry in RUNGS}
-        if peers.peers.mamba() is not None:
-            functions[PEER] = peers.backward(call, PEER_CHUNKS[0])
-        for name, function in functions.items():
-            function()  # tunes, where that is needed: some of mamba_ssm's kernels add to what the last try has left
-            found, *again = (function() for _ in range(3))
-            same = all(torch.equal(a, b) for more in again for a, b in zip(found, more) if a is not None)
-            row = {k: _off(getattr(found, k), right) for k, right in wanted._asdict().items() if right is not None}
-            rows[f"{name}, slow decay" if slow else name] = row | {"the same bits": "yes" if same else "no"}
+        sums = {}
+        for _ in range(DRAWS):
+            empty()
+            call = inputs(ACCURATE, DTYPES[kind], slow)
+            wanted = truth(call)
+            functions = {entry.title: functools.partial(entry.function, **call) for entry in RUNGS}
+            if peers.peers.mamba() is not None:
+                functions[PEER] = peers.backward(call, PEER_CHUNKS[0])
+            for name, function in functions.items():
+                _add(sums.setdefault(f"{name}, slow decay" if slow else name, {}), function, wanted)
+        for name, found in sums.items():
+            same = found.pop("the same bits")
+            rows[name] = {k: math.sqrt(off / size) for k, (off, size) in found.items()} | {"the same bits": same}
     sources = dict.fromkeys((*PLAIN, *FEW, *FUSED, "kernels/ssd_backward/bench.py"))
     return Table(f"SSD backward, 2.7B, {kind}, {short(ACCURATE)}: errors against float64", rows, (*sources,))
 
 
-def _off(found, wanted):
-    return float((found.double() - wanted).norm() / wanted.norm())
+def _add(sums, function, wanted):
+    """Add to ‖found − truth‖² and ‖truth‖² of each gradient."""
+    function()  # tunes, where that is needed: some of mamba_ssm's kernels add to what the last try has left
+    found, *again = (function() for _ in range(3))
+    same = all(torch.equal(a, b) for more in again for a, b in zip(found, more) if a is not None)
+    sums["the same bits"] = "yes" if same and sums.get("the same bits") != "no" else "no"
+    for name, right in wanted._asdict().items():
+        if right is not None:
+            off, size = sums.get(name, (0.0, 0.0))
+            off += float((getattr(found, name).double() - right).square().sum())
+            sums[name] = off, size + float(right.square().sum())
 
 
 if __name__ == "__main__":

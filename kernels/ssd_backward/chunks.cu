@@ -21,7 +21,7 @@
    hundreds, a warp of each on a quarter of a multiprocessor.
 
    Moves x, dy and dx once, h and dh once for each pair of chunks, whose two blocks read them at about the same time,
-   and B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 5 * 64 * 64 * STATE multiplications and
+   and B and C once for each run. For each chunk and head 64 * 64 * 64 * 2 + 6 * 64 * 64 * STATE multiplications and
    additions. Launch with THREADS on (chunks, runs of all groups, batch) blocks; a run has run_rows rows or, the last of
    a group, fewer. Maps of x, dy, dx, b, c: (1, batch, heads or groups, seqlen, columns), boxes of a tile; of h and dh
    (1, batch * pairs, rows, 64, STATE). b_sums, c_sums (runs of a group, batch, seqlen, groups, dstate). dt_gradients,

@@ -46,9 +46,10 @@ def few(
     chunk_size      is looked at, and then left alone: there are 128 tokens to a chunk here, 64 in float32
     chosen          fields of plan.Plan
 
-    Products of matrices take factors rounded to the dtype of x, states among them, and add in float32; of float32 they
-    take two parts of 11 bits, and three products. All must be finite. Moves x and dy three times, dx once, and a state
-    for each head and chunk, P N numbers, five times. The same from run to run, bit for bit.
+    Products of matrices take factors rounded to the dtype of x, states among them, and add in float32; the tokens that
+    make a state have two parts. Of float32 they take two parts of 11 bits, and three products. All must be finite.
+    Moves x and dy three times, dx once, and a state for each head and chunk, P N numbers, five times. The same from
+    run to run, bit for bit.
     On the CPU it runs in Triton's interpreter, bfloat16 in float32.
     """
     problem = expect_backward(

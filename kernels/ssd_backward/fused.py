@@ -71,9 +71,10 @@ def fused(
     NotImplementedError says what; `takes` says it before, and kernels.ssd_backward.gradients takes another rung then.
     On the CPU it runs on the SIMT machine. With z a forward without z runs first, and a kernel that makes dz (gate.py).
 
-    Products of matrices take factors rounded to the dtype of x, states and S among them, and add in float32. All must
-    be finite. Moves x and dy twice, dx once, B and C for each head (from L2), and 4 P N bytes for each head and 128
-    tokens twice. The same from run to run, bit for bit: no sum is added to by more than one thread.
+    Products of matrices take factors rounded to the dtype of x, states and S among them, and add in float32; only the
+    tokens that make a state have two parts. All must be finite. Moves x and dy twice, dx once, B and C for each head
+    (from L2), and 4 P N bytes for each head and 128 tokens twice. The same from run to run, bit for bit: no sum is
+    added to by more than one thread.
     """
     if type(dt_limit) is list:  # as a tuple it can be part of a kind of calls
         dt_limit = tuple(dt_limit)

@@ -105,14 +105,9 @@ __device__ __forceinline__ void decay_from_end(float (&q)[32], float (&through_e
                                                const Inputs &own) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float dot = 0;
+        through_end[r] = row_sum(row_dot(x, q, r)) * own.to_end[r];
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const float2 v = unpack(x[n / 2][n % 2 * 2 + r], T());
-            dot += v.x * q[4 * n + 2 * r] + v.y * q[4 * n + 2 * r + 1];
-            q[4 * n + 2 * r] *= own.to_end[r], q[4 * n + 2 * r + 1] *= own.to_end[r];
-        }
-        through_end[r] = row_sum(dot) * own.to_end[r];
+        for (int n = 0; n < 8; n++) q[4 * n + 2 * r] *= own.to_end[r], q[4 * n + 2 * r + 1] *= own.to_end[r];
     }
 }
 

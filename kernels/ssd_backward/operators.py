@@ -8,7 +8,7 @@ import torch
 
 from kernels.ssd import arguments
 from kernels.ssd.arguments import MOST_CHUNK, MOST_DSTATE, MOST_HEADDIM, NO_LIMIT
-from kernels.ssd_backward.arguments import Gradients
+from kernels.ssd_backward.arguments import Gradients, expect_gradients
 from kernels.ssd_backward.choice import gradients as run_gradients
 from kernels.ssd_backward.few import few as run_few
 from kernels.ssd_backward.fused import fused as run_fused
@@ -43,7 +43,7 @@ def _fake(where):
             where, tuple(map(arguments._seen, tensors)), chunk_size, tuple(dt_limit or NO_LIMIT), False,
             torch.float32, (), (MOST_CHUNK, MOST_HEADDIM, MOST_DSTATE),
         )  # fmt: skip
-        arguments._expect(where, "dy", arguments._seen(dy), tuple(x.shape), (x.dtype,), x.device)
+        expect_gradients(where, dy, x, B, dfinal_states)
         like = x, dt, A, B, C, D, z, dt_bias, initial_states
         return tuple(x.new_empty(0) if one is None else one.new_empty(one.shape) for one in like)
 

@@ -65,13 +65,7 @@ __device__ __forceinline__ void add_outputs(Shared &s, float (&dc)[STATE / 2], i
     keep(y), keep(dc);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < 8; n++) {
-            const float2 v = unpack(dy[n / 2][n % 2 * 2 + r], T());
-            sum += v.x * y[4 * n + 2 * r] + v.y * y[4 * n + 2 * r + 1];
-        }
-        sum = row_sum(sum) * decay[r];
+        const float sum = row_sum(row_dot(dy, y, r)) * decay[r];
         if (lane % 4 == 0) sums.from_start[first + 8 * r] = sum;
     }
 }

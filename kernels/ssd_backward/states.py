@@ -62,8 +62,12 @@ def walk(
             kept = tl.where(found == left, kept, 0)
         us = tile(u, start, u_l, t, p, P, seqlen, P % WP == 0)  # (T, WP)
         vs = tile(v, start, v_l, t, n, N, seqlen, N % WN == 0)  # (T, WN)
-        weighted = tl.trans((us * weight[:, None]).to(vs.dtype))
-        state = tl.dot(weighted, vs, state * kept, input_precision=EXACT)
+        exact = us.to(tl.float32) * weight[:, None]
+        weighted = exact.to(vs.dtype)
+        state = tl.dot(tl.trans(weighted), vs, state * kept, input_precision=EXACT)
+        if vs.dtype != tl.float32:
+            rest = (exact - weighted.to(tl.float32)).to(vs.dtype)
+            state = tl.dot(tl.trans(rest), vs, state, input_precision=EXACT)
     if final is not None:
         tl.store(final + own + at, state.to(final.dtype.element_ty), here)
 

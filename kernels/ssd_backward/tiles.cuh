@@ -48,6 +48,17 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, float by_first, float 
     return pack(v.x * by_first, v.y * by_second, T());
 }
 
+/* The lane's part of a dot product: of the row r of its two, of a left factor and of sums. */
+__device__ __forceinline__ float row_dot(const unsigned (&f)[4][4], const float (&d)[32], int r) {
+    float sum = 0;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float2 v = unpack(f[n / 2][n % 2 * 2 + r], T());
+        sum += v.x * d[4 * n + 2 * r] + v.y * d[4 * n + 2 * r + 1];
+    }
+    return sum;
+}
+
 /* A line, by all lanes of a warp, with cp.async. */
 __device__ __forceinline__ void copy_line(Line &to, const Line *from, int lane) {
     for (int i = 16 * lane; i < sizeof(Line); i += 16 * 32)

@@ -2,14 +2,19 @@
    warpgroup, as fused.cu of the forward pass has it. Two directions are the same step with other tensors:
 
        forwards    h  = decay of the chunk * h  + sum over its tokens j: dt_j (decay from j to the end) x_j B_j^T
-       backwards   dh = decay of the chunk * dh + sum over its tokens i: (decay from the start to i) dy_i C_i^T */
+       backwards   dh = decay of the chunk * dh + sum over its tokens i: (decay from the start to i) dy_i C_i^T
+
+   The left factor, x or dy times its weight, is taken in two parts of 16 bits, and so the product twice: what is lost
+   of it once is in all states that follow, and in dA, a sum of both signs over everything, it was the largest error. */
 #pragma once
 #include "../device/hopper/wgmma.cuh"
 #include "../device/math.cuh"
 #include "tiles.cuh"
 
-/* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight. */
-__device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, bool backwards, int lane) {
+/* The chunk's tokens as the left factor, (columns of x, tokens), each times its weight: rounded, and what that leaves,
+   rounded. */
+__device__ __forceinline__ void weigh(unsigned (&f)[4][4], unsigned (&rest)[4][4], const Line &line, bool backwards,
+                                      int lane) {
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
@@ -19,7 +24,14 @@ __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, boo
 #pragma unroll
             for (int n = 0; n < 2; n++) by[n] = line.weight(i + n, backwards);
 #pragma unroll
-            for (int row = 0; row < 2; row++) f[k][2 * half + row] = scaled(f[k][2 * half + row], by[0], by[1]);
+            for (int row = 0; row < 2; row++) {
+                unsigned &pair = f[k][2 * half + row];
+                const float2 v = unpack(pair, T());
+                const float exact[2] = {v.x * by[0], v.y * by[1]};
+                pair = pack(exact[0], exact[1], T());
+                const float2 found = unpack(pair, T());
+                rest[k][2 * half + row] = pack(exact[0] - found.x, exact[1] - found.y, T());
+            }
         }
 }
 
@@ -28,16 +40,19 @@ __device__ __forceinline__ void weigh(unsigned (&f)[4][4], const Line &line, boo
 template <int COLUMNS>
 __device__ __forceinline__ void add_chunk(float (&state)[COLUMNS / 2], unsigned rows, unsigned columns,
                                           const Line &line, bool backwards, int warp, int lane) {
-    unsigned f[4][4];
+    unsigned f[4][4], rest[4][4];
     load_columns(f, rows, warp, lane);
-    weigh(f, line, backwards, lane);
+    weigh(f, rest, line, backwards, lane);
     const float decay = line.whole();
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; i++) state[i] *= decay;
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        wgmma<COLUMNS, MN_MAJOR>(state, f[k], advance(mn_major(columns), 16 * k * 128), true, T());
+    for (int k = 0; k < 4; k++) {
+        const Descriptor tokens = advance(mn_major(columns), 16 * k * 128);
+        wgmma<COLUMNS, MN_MAJOR>(state, f[k], tokens, true, T());
+        wgmma<COLUMNS, MN_MAJOR>(state, rest[k], tokens, true, T());
+    }
     wgmma_commit();
     wgmma_wait<0>();
     keep(state);

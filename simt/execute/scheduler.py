@@ -186,6 +186,8 @@ class Part(Threads, Words, Company, Clusters):
         self.seen_version, self.seen_state = -1, None
         self.stuck = self.clocked = False
         self.here = 0
+        self.whole_mask = self.counted_mask = None  # masks that were looked at last: of whole warps; how many threads
+        self.counted_threads = 0
         if launch.written is not None:
             Notes(self, launch.written)
         self.guard = None if launch.ahead is None else Guard(self, launch.ahead)
@@ -197,7 +199,7 @@ class Part(Threads, Words, Company, Clusters):
         program, registers, groups = self.program, self.registers, self.groups
         full, masked = program.full, program.masked
         launch = self.launch
-        everyone = self.shape[0] * launch.threads
+        counted, everyone = launch.counted, self.shape[0] * launch.threads
         while True:
             if not groups:
                 if self.yielded:
@@ -224,24 +226,28 @@ class Part(Threads, Words, Company, Clusters):
                 continue
             if mask is None:
                 function, length, last = full[at] or program.make_full(at)
-                program.full_visits[at] += self.shape[0] * self.shape[1]
-                program.full_threads[at] += everyone
+                if counted:
+                    program.full_visits[at] += self.shape[0] * self.shape[1]
+                    program.full_threads[at] += everyone
                 launch.step(self, mask, everyone, length)
                 after = function(self, registers)
             else:
                 function, length, last = masked[at] or program.make_masked(at)
-                launch.step(self, mask, self.count(mask), length)
+                threads = self.count(mask)
+                launch.step(self, mask, threads, length)
                 alone = not groups and not self.yielded and not self.held and not self.waiting
                 after = function(self, registers, mask, alone)
                 if type(after) is tuple and after[0] == "lanes":
                     mask = self.hold(at, mask, after[1])
                     if mask is None:
                         continue
+                    threads = self.count(mask)
                     after = function(self, registers, mask, False)
                 if at in program.telling:
                     self.come_past(at, mask)
-                program.masked_visits[at] += self.count_warps(mask)
-                program.masked_threads[at] += self.count(mask)
+                if counted:
+                    program.masked_visits[at] += self.count_warps(mask)
+                    program.masked_threads[at] += threads
             if type(after) is int:
                 self.go(after, mask, last)
             elif after[0] == "split":
@@ -332,7 +338,10 @@ class Part(Threads, Words, Company, Clusters):
         return self.whole(self.exist if mask is None else mask)
 
     def count(self, mask):
-        return int(np.count_nonzero(mask)) * (self.shape[0] * self.shape[1] * 32 // mask.size)
+        if mask is not self.counted_mask:
+            self.counted_mask = mask
+            self.counted_threads = int(np.count_nonzero(mask)) * (self.shape[0] * self.shape[1] * 32 // mask.size)
+        return self.counted_threads
 
     def count_warps(self, mask):
         warps = mask.any(axis=2)

@@ -12,6 +12,8 @@ from simt.memory import wavefronts
 from simt.memory.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from simt.ptx.special_registers import GRID_BARRIER
 
+EVERY = 0xFFFFFFFF  # a mask that names all lanes
+
 
 class Threads:
     """The part of a Part (scheduler.py) that generated code calls for special registers and for lanes together."""
@@ -94,14 +96,26 @@ class Threads:
             members = pack(np.bitwise_or.reduce(own, axis=2, keepdims=True))
         return self.member_lanes(members)
 
+    def of_whole_warps(self, mask):
+        """Does a mask hold all 32 lanes of each warp that it holds any of?"""
+        if mask is not self.whole_mask:
+            if (mask.any(axis=2) != mask.all(axis=2)).any():
+                return False
+            self.whole_mask = mask  # which goes from block to block, and is never written to
+        return True
+
     def missing(self, members, mask):
         """Living lanes that a lane of `mask` names and that are not in it, as a mask; None if there are none."""
+        if type(members) is int and members == EVERY and self.of_whole_warps(mask):
+            return None
         alive = True if self.alive is None else self.alive
         absent = self.named_lanes(members, mask) & alive & ~mask & mask.any(axis=2, keepdims=True)
         return absent if absent.any() else None
 
     def together(self, members, mask, line):
         """The lanes that execute must be named, and all that are named must be here."""
+        if type(members) is int and members == EVERY and mask is not None and self.of_whole_warps(mask):
+            return
         active = self.exist if mask is None else mask
         extra = ~self.member_lanes(members) & (True if active is None else active)
         if extra.any():
@@ -138,9 +152,9 @@ class Threads:
     def check_read(self, in_range, mode, lane, clamp, members, mask, guard, line):
         """A shuffle must not read a lane that does not take part: what it gets from there is undefined."""
         reads = self.exist if mask is None else mask
-        if guard is None and type(members) is int and members == 0xFFFFFFFF:
-            if reads is None or (reads.any(axis=2) == reads.all(axis=2)).all():
-                return  # whole warps
+        if guard is None and type(members) is int and members == EVERY:
+            if reads is None or self.of_whole_warps(reads):
+                return
         reads = np.ones((1, 1, 32), bool) if reads is None else reads
         reads = reads if guard is None else reads & guard
         named = self.member_lanes(members)

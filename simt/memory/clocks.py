@@ -54,7 +54,7 @@ class Clock:
         for known, numbers in (self.warps, threads // WARP), (self.threads, threads):
             if known and not out.all():
                 rest = np.flatnonzero(~out)
-                until = np.array([known.get(n, 0) for n in numbers[rest].tolist()])
+                until = times_of(known, numbers[rest])
                 if known is self.threads:
                     out[rest] = times[rest] <= until
                 else:
@@ -72,6 +72,16 @@ class Clock:
             a = a.copy()
             np.maximum(a[: len(b)], b, out=a[: len(b)])
         return Clock(a, later(self.warps, other.warps), later(self.threads, other.threads))
+
+
+def times_of(known, numbers):
+    """known[n] of each of the numbers, an array; 0 where there is none."""
+    if len(numbers) < 64:
+        return np.array([known.get(n, 0) for n in numbers.tolist()])
+    names, times = (np.fromiter(part, np.int64, len(known)) for part in (known.keys(), known.values()))
+    order = np.argsort(names)
+    at = np.minimum(np.searchsorted(names, numbers, sorter=order), len(names) - 1)
+    return np.where(names[order[at]] == numbers, times[order[at]], 0)
 
 
 def later(a, b):
@@ -404,20 +414,20 @@ class Knowledge:
                 some = inside[~out[inside]]
                 out[some] = times[some] <= self.lanes.get(warps[some], now[some] % WARP, before[some] % WARP)
         if self.parts:
-            for block in np.unique(blocks[rest[same[rest]]]).tolist():
+            for block in distinct(blocks[rest[same[rest]]]):
                 if block in self.parts:
                     some = rest[same[rest] & (blocks[rest] == block)]
                     known = self.parts[block][warps[some] % WARPS, before[some] // WARP % WARPS]
                     out[some] |= self.in_company(before[some], times[some], known)
         rest = rest[~out[rest]]
-        for block in np.unique(blocks[rest]).tolist():
+        for block in distinct(blocks[rest]):
             here = rest[blocks[rest] == block]
             if (clock := self.of_block.get(block)) is not None:
                 out[here] = clock.covers_many(before[here], times[here], self.in_company)
             for found, numbers in (self.of_warp, warps), (self.of_thread, now):
                 if block in found:
                     here = here[~out[here]]
-                    for number in np.unique(numbers[here]).tolist():
+                    for number in distinct(numbers[here]):
                         if (clock := found[block].get(number)) is not None:
                             some = here[numbers[here] == number]
                             out[some] = clock.covers_many(before[some], times[some], self.in_company)
@@ -459,6 +469,11 @@ class Knowledge:
         if self.told:
             return NO_RELEASE
         return ""
+
+
+def distinct(numbers):
+    """The different ones, as a sorted list. Of few numbers np.unique takes long."""
+    return sorted(set(numbers.tolist())) if len(numbers) < 1000 else np.unique(numbers).tolist()
 
 
 class Fences:

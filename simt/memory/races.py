@@ -29,6 +29,7 @@ from simt.memory.clocks import CTA, GPU, NO_RELEASE, SYS, WARP, WARPS, WIDTH, Gr
 from simt.memory.shadow import Shadow
 
 REMEMBERED = 1 << 22  # places in the blocks' shared memory, together
+LISTS = 32  # readers of an item that are compared at once
 NEVER = 1 << 62  # when an asynchronous copy is done that nobody has waited for
 ORDINARY = (
     "one of the two is an ordinary access, the other is not: a flag is set and read by atomics, or through volatile"
@@ -237,10 +238,10 @@ class Races:
         self.event("load", line)
         shadow = self.memory.setdefault(None, Shadow(size))
         at, lane = shadow.items_of(places, size)
-        found, strong_writers, strong_events, writes = shadow.strong_ones(at, self.stale)
-        writers = np.concatenate([shadow.writer[at], strong_writers[writes]])
-        events = np.concatenate([shadow.write_event[at], strong_events[writes]])
-        lane = np.concatenate([lane, lane[found[writes]]])
+        found, strong_writers, strong_events = shadow.strong_ones(at, self.stale, writes=True)
+        writers = np.concatenate([shadow.writer[at], strong_writers])
+        events = np.concatenate([shadow.write_event[at], strong_events])
+        lane = np.concatenate([lane, lane[found]])
         numbers = block * WIDTH + threads
         known = np.flatnonzero(events)
         _, first = np.unique(writers[known] * (self.now + 1) + events[known], return_index=True)
@@ -440,16 +441,21 @@ class Races:
             compare(which, writer[which], events)
         if access.kind != "load":
             self.check_own_copies(access, buffer, shadow, at, lane, threads, offsets)
+            found = []  # of several lists at once
             for which, readers, events in shadow.readers(at):
                 other = readers != threads[which]
-                compare(which[other], readers[other], events[other])
+                found.append((which[other], readers[other], events[other]))
+                if len(found) == LISTS:
+                    compare(*map(np.concatenate, zip(*found)))
+                    found = []
+            if found:
+                compare(*map(np.concatenate, zip(*found)))
         if shadow.log.logged and not (
             access.strong.scope and shadow.log.only(CTA if buffer is None else GPU, access.item)
         ):
-            which, others, events, writes = shadow.strong_ones(at, self.stale if buffer is None else nothing_stale)
+            stale = self.stale if buffer is None else nothing_stale
+            which, others, events = shadow.strong_ones(at, stale, writes=access.kind == "load")
             other = others != threads[which]
-            if access.kind == "load":
-                other &= writes
             compare(which[other], others[other], events[other])
 
     def check_own_copies(self, access, buffer, shadow, at, lane, threads, offsets):

@@ -17,6 +17,7 @@ MOST_NODES = 1 << 23  # then the lists are cut to their latest readers
 MOST_STEPS = 64  # so many readers of one item are followed for that
 MOST_LOGGED = 1 << 22  # accesses in a log, before those are dropped that others stand for
 MOST_PAIRS = 1 << 22  # accesses of a log that one instruction is compared with: of each item the latest
+MOST_BEHIND = 4096  # accesses behind the sorted ones, or as many as these, before all are sorted together
 ALIKE = 8  # so many of the log's last instructions may come again
 
 
@@ -42,6 +43,7 @@ class Shadow:
             self.shared = self.nodes
             self.length *= self.item // need
             self.log.index, self.item = None, need
+            self.log.forget_items()
         each = size // self.item
         if each == 1:
             at, lane = places // self.item, np.arange(len(places))
@@ -156,16 +158,17 @@ class Shadow:
             self.log.sort(self, stale)
             self.log.most = max(MOST_LOGGED, 2 * self.log.logged)
 
-    def strong_ones(self, at, stale):
-        """(positions in `at`, threads, events, do they write) of the strong accesses since the last ordinary store."""
+    def strong_ones(self, at, stale, writes):
+        """(positions in `at`, threads, events) of the strong accesses since the last ordinary store; or of those that
+        write."""
         which = np.flatnonzero(self.strong[at])
         if not len(which):
-            return which, which, which, which != 0
-        if self.log.index is None:
+            return which, which, which
+        if self.log.index is None or self.log.behind > max(MOST_BEHIND, self.log.logged - self.log.behind):
             self.log.sort(self, stale)
-        found, threads, events, writes = self.log.at(at[which])
+        found, threads, events = self.log.at(at[which], self, writes)
         fresh = events > self.write_event[at[which[found]]]
-        return which[found[fresh]], threads[fresh], events[fresh], writes[fresh]
+        return which[found[fresh]], threads[fresh], events[fresh]
 
     def forget(self, place, size):
         part = slice(place // self.item, (place + size) // self.item)
@@ -187,56 +190,93 @@ class Shadow:
 
 
 class Log:
-    """Strong accesses to one memory: as they came, and sorted by items where somebody had to look at them."""
+    """Strong accesses to one memory: as they came, and sorted by items where somebody had to look at them.
+
+    `index` has those that were there when all were sorted; those behind it are looked through one by one while they are
+    few: `late` has them by items, as far as somebody has looked.
+    """
 
     def __init__(self):
         self.kinds = []  # (does it write, scope, size, line) of the accesses
-        self.batches = []  # [places, threads, size, event, number of the kind]; of the sorted ones all are arrays
-        self.index = None  # (items, threads, events, kinds) of all, sorted by items, then events
-        self.logged, self.most = 0, MOST_LOGGED
+        self.batches = []  # Batch; the first one is what the index has
+        self.index = None  # (items, threads, events, kinds) sorted by items, then events
+        self.logged, self.behind, self.most = 0, 0, MOST_LOGGED
+        self.forget_items()
+
+    def forget_items(self):
+        """Items are others now, or begin anew."""
+        self.late, self.filled = np.zeros((4, 0), np.int64), 0
+        self.read = 1  # so many batches are in it, or in the index
+        for batch in self.batches:
+            batch.part = None
 
     def note(self, places, threads, size, event, kind):
         if kind not in self.kinds:
             self.kinds.append(kind)
-        kind, self.index = self.kinds.index(kind), None
+        kind = self.kinds.index(kind)
         for batch in self.batches[-ALIKE:]:  # a loop that looks at a flag
-            if batch[2] == size and type(batch[4]) is int and batch[4] == kind and len(batch[0]) == len(places):
-                if np.array_equal(batch[0], places) and np.array_equal(batch[1], threads):
-                    batch[3] = event
+            if type(batch.kind) is int and (batch.size, batch.kind) == (size, kind):
+                if np.array_equal(batch.places, places) and np.array_equal(batch.threads, threads):
+                    batch.event = event
+                    if batch.part is not None:
+                        self.late[2, batch.part] = event
                     return
-        self.batches.append([places, threads, size, event, kind])
+        self.batches.append(Batch(places, threads, size, event, kind))
         self.logged += len(places)
+        self.behind += len(places)
 
     def only(self, scope, size):
         """Do all of them reach as far as `scope`, and are they of this size?"""
         return all(s >= scope and n == size for _, s, n, _ in self.kinds)
 
+    def read_on(self, item):
+        """Put into `late` what has come since somebody looked."""
+        for batch in self.batches[self.read :]:
+            items, threads, event, kind = batch.of_items(item)
+            end = self.filled + len(items)
+            if end > self.late.shape[1]:
+                self.late = np.concatenate([self.late, np.zeros((4, end), np.int64)], axis=1)
+            batch.part = slice(self.filled, end)
+            for row, fact in zip(self.late, (items, threads, event, kind)):
+                row[batch.part] = fact
+            self.filled = end
+        self.read = len(self.batches)
+
     def sort(self, shadow, stale):
         """Forgotten are those before an ordinary store and, of each thread's of one kind, all but the last."""
-        parts = []
-        for places, threads, size, *facts in self.batches:
-            each = size // shadow.item
-            items = ((places // shadow.item)[:, None] + np.arange(each)).reshape(-1)
-            facts = [np.repeat(np.broadcast_to(fact, places.shape), each) for fact in facts]
-            parts.append((items, np.repeat(threads, each), *facts))
-        found = [np.concatenate([part[k] for part in parts]) for k in range(4)]
+        facts = [batch.of_items(shadow.item) for batch in self.batches]
+        facts = [[np.broadcast_to(fact, part[0].shape) for fact in part] for part in facts]
+        found = [np.concatenate(parts) for parts in zip(*facts)]
         items, threads, events, _ = found
         keep = (events > shadow.write_event[items]) & ~stale(threads, events)
-        items, threads, events, kinds = (a[keep] for a in found)
-        order = np.lexsort((events, kinds, threads, items))
-        found = [a[order] for a in (items, threads, events, kinds)]
-        keep = np.ones(len(items), bool)
-        keep[:-1] = np.any([a[1:] != a[:-1] for a in (found[0], found[1], found[3])], axis=0)
-        found = [a[keep] for a in found]
-        order = np.lexsort((found[2], found[0]))
-        self.index = items, threads, events, kinds = tuple(a[order] for a in found)
-        self.batches, self.logged = [[items * shadow.item, threads, shadow.item, events, kinds]], len(items)
+        self.index = items, threads, events, kinds = latest(*(a[keep] for a in found))
+        self.batches, self.logged = [Batch(items * shadow.item, threads, shadow.item, events, kinds)], len(items)
+        self.behind = 0
+        self.forget_items()
         shadow.strong[:] = 0
         shadow.strong[items] = 1
 
-    def at(self, wanted):
-        """(positions in `wanted`, threads, events, do they write) of what is at these items."""
-        items, threads, events, kinds = self.index
+    def at(self, wanted, shadow, writes):
+        """(positions in `wanted`, threads, events) of what is at these items; or of what writes there."""
+        found = self.look(self.index, wanted)
+        kinds = np.array([kind[0] or not writes for kind in self.kinds])  # those that are asked for
+        if not kinds.all():
+            found = [a[kinds[found[3]]] for a in found]
+        if self.behind:
+            self.read_on(shadow.item)
+            asked = np.zeros(shadow.length, bool)
+            asked[wanted] = True
+            late = self.late[:, : self.filled]
+            late = late[:, asked[late[0]] & kinds[late[3]]]
+            if late.size:
+                late = self.look(by_item(*late), wanted)
+                found = [np.concatenate(both) for both in zip(found, late)]
+        return found[:3]
+
+    @staticmethod
+    def look(index, wanted):
+        """(positions in `wanted`, threads, events, kinds) of what an index has at these items."""
+        items, threads, events, kinds = index
         left, right = np.searchsorted(items, wanted, "left"), np.searchsorted(items, wanted, "right")
         counts = right - left
         if counts.sum() > MOST_PAIRS:
@@ -244,14 +284,53 @@ class Log:
             left = right - counts
         found = np.repeat(np.arange(len(wanted)), counts)
         at = np.arange(len(found)) + np.repeat(left - (np.cumsum(counts) - counts), counts)
-        return found, threads[at], events[at], np.array([kind[0] for kind in self.kinds])[kinds[at]]
+        return found, threads[at], events[at], kinds[at]
 
     def change(self, keep=None, move=None):
         """Forget those whose places are not to `keep`, or `move` all places."""
         self.index = None
+        self.forget_items()
         for batch in self.batches:
             if keep is not None:
-                stay = keep(batch[0])
-                batch[:] = [a[stay] if isinstance(a, np.ndarray) else a for a in batch]
+                batch.keep(keep(batch.places))
             else:
-                batch[0] = move(batch[0])
+                batch.places = move(batch.places)
+
+
+class Batch:
+    """Accesses of one instruction, all of one event and kind, or sorted ones: then these, too, are arrays."""
+
+    __slots__ = ("places", "threads", "size", "event", "kind", "part")
+
+    def __init__(self, places, threads, size, event, kind):
+        self.places, self.threads, self.size, self.event, self.kind = places, threads, size, event, kind
+        self.part = None  # where it is in Log.late
+
+    def of_items(self, item):
+        """(items, threads, events, kinds), one for each item; of one event and kind just a number."""
+        each = self.size // item
+        facts = self.threads, self.event, self.kind
+        if each == 1:
+            return self.places // item, *facts
+        items = ((self.places // item)[:, None] + np.arange(each)).reshape(-1)
+        return items, *(np.repeat(fact, each) if isinstance(fact, np.ndarray) else fact for fact in facts)
+
+    def keep(self, stay):
+        for name in ("places", "threads", "event", "kind"):
+            if isinstance(fact := getattr(self, name), np.ndarray):
+                setattr(self, name, fact[stay])
+
+
+def by_item(items, *facts):
+    """All sorted by items, then events, which are the second of the facts."""
+    order = np.lexsort((facts[1], items))
+    return tuple(a[order] for a in (items, *facts))
+
+
+def latest(items, threads, events, kinds):
+    """Of each thread's accesses of one kind to an item the last; sorted by items, then events."""
+    order = np.lexsort((events, kinds, threads, items))
+    found = [a[order] for a in (items, threads, events, kinds)]
+    keep = np.ones(len(items), bool)
+    keep[:-1] = np.any([found[k][1:] != found[k][:-1] for k in (0, 1, 3)], axis=0)
+    return by_item(*(a[keep] for a in found))
