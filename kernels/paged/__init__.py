@@ -2,10 +2,11 @@
 
     cache = PagedCache(n_pages, page_size, n_kv_heads, head_dim, dtype=..., device=...)
     request = cache.new();  cache.append([request, ...], k, v);  other = cache.fork(request);  cache.free(request)
-    decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False)
+    decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None)
     append_attention(q, cache, requests, scale=None, *, ...)
 
     decode            q (n_requests, n_heads, head_dim): the newest token of each request looks back at all of it
+                      prefixes: what requests share is read once for all, see cache.shared_prefixes
     append_attention  q (n_requests, new, n_heads, head_dim): several new tokens of each, causal
 
 A table says which pages a request has. Work is shared out on the card, so that nothing is planned beforehand, and a
@@ -20,5 +21,6 @@ from kernels.paged.cache import PagedCache
 from kernels.paged.decoding import counters
 from kernels.paged.operators import append_attention, decode
 from kernels.paged.pool import PoolFull, Request
+from kernels.paged.prefixes import Prefixes
 
-__all__ = ["PagedCache", "PoolFull", "Request", "append_attention", "counters", "decode"]
+__all__ = ["PagedCache", "PoolFull", "Prefixes", "Request", "append_attention", "counters", "decode"]

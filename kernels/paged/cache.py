@@ -8,6 +8,7 @@ import torch
 
 from kernels.paged.arguments import DTYPES, expect_head_dim, expect_page_size, expect_write
 from kernels.paged.pool import Pool, PoolFull, Request
+from kernels.paged.prefixes import Prefixes
 from lab import cuda
 from lab.arguments import expect_count
 from lab.prepared import Calls
@@ -65,7 +66,7 @@ class PagedCache:
         self._words = torch.zeros(room + max_requests * max_pages, dtype=torch.int32, device=self.k_pages.device)
         self.lens, self.table = self._words[:max_requests], self._words[room:].view(max_requests, max_pages)
         self._table_at = room
-        self._slots = {}
+        self._slots, self._prefixes = {}, {}
 
     @property
     def device(self):
@@ -160,6 +161,11 @@ class PagedCache:
             found = self._slots[slots] = self._sent(np.array(slots, np.int32))
         return found
 
+    def shared_prefixes(self, requests, groups=None, **options):
+        """Which tokens these requests share, as Prefixes: what `decode` takes as `prefixes`, and what a graph's owner
+        tells anew by its `update`. groups: [(requests, tokens)], instead of looking for them."""
+        return Prefixes(self, self._listed("shared_prefixes", requests), groups, **options)
+
     def _listed(self, where, requests):
         if isinstance(requests, (list, tuple)):
             return requests
@@ -206,8 +212,8 @@ def launch_write(slots, k, v, k_pages, v_pages, table, lens, *, pdl=False, **opt
 
 def launch_set(words, pairs, count, **options):
     """set.cu: words[pairs[i]] = pairs[count + i]."""
-    blocks = -(-count // THREADS)
-    return _module("set").set.unchecked(blocks, THREADS, words, pairs, count, **options)
+    blocks = -(-count // THREADS)  # a module's own .set fills its constants
+    return _module("set")["set"].unchecked(blocks, THREADS, words, pairs, count, **options)
 
 
 @functools.cache

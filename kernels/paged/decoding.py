@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from kernels.paged import appending
 from kernels.paged.arguments import expect_attention
 from kernels.paged.cache import PagedCache
 from kernels.paged.plan import MOST_ROWS, card, options, plan
@@ -23,7 +24,7 @@ LOG2_E = math.log2(math.e)
 DECODES, APPENDS = Calls("paged.decode"), Calls("paged.append_attention")
 
 
-def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False):
+def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None):
     """softmax(scale · q Kᵀ) V for one token of each request, which is in the cache already.
 
     q          (n_requests, n_heads, head_dim), like the cache in dtype and device; n_heads is a multiple of its
@@ -39,6 +40,12 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
                are then cut into chunks of 128, or a 128th part of them where that is more, and shares end where chunks
                do: they are less even. Takes 4 · (head_dim + 2) bytes of scratch memory for each head and chunk that the
                requests have room for
+    prefixes   what requests share is read once for all of them, on the tensor cores of compute capability 9.0:
+               "shared"                 whole pages that they have in common from the front, by forks, are looked for
+               [(requests, tokens)]     groups that begin with so many tokens on the same pages; nested ones, too
+               Prefixes                 what cache.shared_prefixes(requests) returns: for graphs
+               Reads then as many bytes for a group's tokens as for one request. For head_dim 64 or 128 and pages of 8
+               tokens or more; else each request reads all, and a warning says why
 
     A request without tokens, or nobody, gets zeros. Lengths, tables and slots are read by the card: a captured graph
     follows them when it is replayed, for as many requests as it was captured for. On a card they are not looked at
@@ -53,6 +60,10 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     """
     slots = slots_of("decode", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
+    if prefixes is not None:
+        done = appending.decode_shared(q, cache, requests, scale, out, pdl, invariant, prefixes)
+        if done is not None:
+            return done
     return decode_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
 
 
@@ -62,8 +73,10 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
     q  (n_requests, new, n_heads, head_dim). The i-th of a request's new tokens sees its first length - new + i + 1
        tokens; one that sees none gets zeros. The values of the newest must be finite: an earlier one weighs them by 0
 
-    All else as for `decode`. Reads keys and values once for each 64 rows of a kv head, new tokens times heads of its
-    group: this is for speculation and for small pieces of a prompt.
+    All else as for `decode`. A row is a new token and a head of those that share a kv head. Up to 64 rows of a kv head,
+    as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
+    capability 9.0, for head_dim 64 or 128 and pages of 8 tokens or more: 4 · head_dim flops for each query, head and
+    token that it sees. Elsewhere decode.cu reads keys and values once for each 64 rows.
     """
     slots = slots_of("append_attention", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
@@ -91,6 +104,11 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
     if new <= piece:
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             launch(q, *pool, slots, factor, result, new, pdl, invariant)
+        return result
+    if not appending.why_not(q, k_pages, factor):
+        with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
+            chosen = {"whole": True} if invariant else None  # a tile that is not cut hangs on its own request alone
+            appending.launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen)
         return result
     for begin in range(0, new, piece):
         part = q[:, begin : begin + piece].contiguous()
@@ -121,7 +139,7 @@ def slots_of(where, cache, requests):
 def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invariant, newer=0, chosen=None, **options):
     """The two launches, on tensors that were looked at. newer: tokens behind the last one that asks."""
     pdl, invariant = bool(pdl), bool(invariant)
-    p, split, merge, blocks = _prepared(
+    p, split, merge = _prepared(
         q.shape, k_pages.shape, table.shape[1], q.dtype, q.device, new, pdl, invariant, **(chosen or {})
     )
     (max_requests, max_pages), (n_pages, _, page_size, _) = table.shape, k_pages.shape
@@ -131,23 +149,22 @@ def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invari
     args += (n_pages, newer, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
     first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     args = (partial, sums, slots, lens, out, n_requests, p.rows, max_requests, max_pages * page_size, newer, p.shares)
-    return first, merge.unchecked(blocks, p.threads, *args, pdl=True, **options)
+    return first, merge.unchecked(p.merge_blocks, p.threads, *args, pdl=True, **options)
 
 
 @functools.lru_cache(maxsize=1024)
 def _prepared(q_shape, pages_shape, max_pages, dtype, device, new, pdl, invariant, **chosen):
-    """What all calls with such tensors share: (plan, the two kernels, blocks of merge)."""
+    """What all calls with such tensors share: (plan, the two kernels)."""
     (n_requests, *_, n_heads, head_dim), (n_pages, n_kv_heads, page_size, _) = q_shape, pages_shape
     n_rows = n_heads // n_kv_heads * new
     sizes = n_requests, n_rows, n_kv_heads, head_dim, n_pages, page_size, max_pages
     p = plan(*sizes, *card(device), pdl, invariant, **chosen)
-    kernels = _kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads, p.together)
-    return p, *kernels, n_requests * n_kv_heads * n_rows // p.together
+    return p, *_kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads)
 
 
 @functools.cache
-def _kernels(options, stages, threads, together):
+def _kernels(options, stages, threads):
     """decode.cu and merge.cu."""
     split = cuda.load(HERE / "decode.cu", (*options, f"-DRING_STAGES={stages}")).decode
-    merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}", f"-DTOGETHER={together}")).merge
+    merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}")).merge
     return split, merge

@@ -50,6 +50,7 @@ class Pool:
         self.generations = [0] * max_requests  # of who has the slot; 0: nobody
         self.free_pages = list(range(n_pages - 1, -1, -1))  # the last one is taken first
         self.free_slots = list(range(max_requests - 1, -1, -1))
+        self.version = 0  # another one whenever requests may share other pages than before
 
     def expect(self, where, requests):
         """The slots of these requests, each of which must be one of this pool, there once, and not freed."""
@@ -103,6 +104,7 @@ class Pool:
         """(request, Changes): a second one with all tokens of the first, on the same pages."""
         (slot,) = self.expect("fork", [request])
         found, changes = self.new()
+        self.version += 1
         self.lens[found.slot], self.pages[found.slot] = self.lens[slot], list(self.pages[slot])
         for page in self.pages[slot]:
             self.shared[page] += 1
@@ -116,6 +118,7 @@ class Pool:
         for page in reversed(self.pages[slot]):
             self._let_go(page)
         self.lens[slot], self.pages[slot], self.generations[slot] = 0, [], 0
+        self.version += 1
         self.free_slots.append(slot)
         return Changes(lens={slot: 0})
 

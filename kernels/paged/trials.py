@@ -3,33 +3,34 @@
 Other warps, head tiles side by side and stages of a ring than the plan's; the line's merge with other numbers of
 threads; and what a step costs the processor. Checked and timed as kernels.paged.bench does it.
 
-    python -m kernels.paged.trials     all cells in little time, printed and not stored
+    python -m kernels.paged.trials [WORD ...]    in little time, printed and not stored: cells, or ways, by a word
 """
 
 import functools
 import sys
-import time
 
 import numpy as np
 import torch
 
-from kernels.benching import empty, ladder_of
+from kernels.benching import ahead, empty, ladder_of
 from kernels.paged import bench, decoding
 from lab import cuda_timing
 
+EIGHT, FOUR = {"warps": 8, "side": 8}, {"warps": 4, "side": 4}
 CHOICES = [  # what `plan` takes by name
     {},
-    {"warps": 8, "side": 8},
-    {"warps": 8, "side": 4},
-    {"warps": 8, "side": 2},
-    {"warps": 8, "side": 1},
-    {"warps": 4, "side": 4},
-    {"warps": 4, "side": 2},
-    {"warps": 8, "side": 8, "tile": 32},
-    {"warps": 4, "side": 4, "tile": 32},
-    {"threads": 128},
+    {"merge_blocks": 264},
+    {"merge_blocks": 132},
+    {"threads": 64},
     {"threads": 256},
-    {"warps": 8, "side": 8, "threads": 256},
+    EIGHT,
+    EIGHT | {"merge_blocks": 264},
+    FOUR,
+    FOUR | {"tile": 32},
+    FOUR | {"stages": 3, "beside": True},
+    FOUR | {"stages": 2, "beside": True},
+    FOUR | {"tile": 32, "stages": 2, "beside": True},
+    {"warps": 4, "side": 2},
 ]
 
 
@@ -69,32 +70,30 @@ def launch(choice, q, cache, slots, out):
     return out
 
 
-def quick(cells):
-    """Print, for each cell, µs in a graph of our ways over pages and over contiguous caches, and of other plans."""
-    for cell in cells:
-        begin = time.perf_counter()
+def quick(words):
+    """Print µs in a graph, for each cell whose title holds one of these words: of our ways over pages and over
+    contiguous caches, and of other plans; with words that are none of a title, only of ways that hold one of them."""
+    chosen = [cell for cell in bench.CELLS if any(word in cell for word in words)]
+    only = [word for word in words if not any(word in cell for cell in bench.CELLS)]
+    for cell in chosen or bench.CELLS:
         empty()
         caches, requests, q, facts = bench.problem(bench.CELLS[cell])
         rows = bench.paged_rows(caches, requests, q, facts)
         rows += [row for choice in CHOICES[1:] for row in rows_of(choice, caches, requests, q, facts)]
         rows += bench.contiguous_rows(caches[0], requests, q, facts)
-        graphs = {}
+        rows = [row for row in rows if not only or any(word in row.title for word in only)]
+        ahead(row.calls[0] for row in rows)
+        print(f"{cell}: {facts['bytes'] / 1e6:.0f} MB", flush=True)
         for row in rows:
             error = max(float((call().double() - row.wanted).norm() / row.wanted.norm()) for call in row.calls)
             if not error <= row.tolerance:
-                print(f"{cell}: {row.title} IS WRONG: relative error {error:.2g}")
+                print(f"    {row.title:<40} IS WRONG: relative error {error:.2g}", flush=True)
                 continue
-            graphs[row.title] = cuda_timing.Graph(row.calls)
-        taken = {name: [] for name in graphs}
-        for _ in range(3):
-            for name, graph in graphs.items():
-                taken[name].append(float(np.median(graph.turn())))
-        print(f"{cell}: {facts['bytes'] / 1e6:.0f} MB, {time.perf_counter() - begin:.1f} s")
-        for name, times in taken.items():
-            best = min(times)
-            print(f"    {name:<32} {1e6 * best:8.2f} µs   {facts['bytes'] / best / 1e12:5.2f} TB/s", flush=True)
+            graph = cuda_timing.Graph(row.calls)
+            best = min(float(np.median(graph.turn())) for _ in range(3))
+            print(f"    {row.title:<40} {1e6 * best:8.2f} µs   {facts['bytes'] / best / 1e12:5.2f} TB/s", flush=True)
 
 
 if __name__ == "__main__":
     with torch.inference_mode():
-        quick(sys.argv[1:] or bench.CELLS)
+        quick(sys.argv[1:])
