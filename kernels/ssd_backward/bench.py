@@ -24,13 +24,13 @@ from kernels.benching import Row, empty, ladder_of, peer_rows, short
 from kernels.ssd import bench as prefill
 from kernels.ssd import fused as forward
 from kernels.ssd.bench import told
-from kernels.ssd.five import least as least_forward
 from kernels.ssd.fused import SOURCES as FORWARD
 from kernels.ssd_backward import few, fused, peers, plain, training
 from kernels.ssd_backward.few import SOURCES as FEW
 from kernels.ssd_backward.fused import SOURCES as FUSED
 from kernels.ssd_backward.plain import SOURCES as PLAIN
 from kernels.ssd_backward.plain import wide_gradients
+from kernels.ssd_backward.work import least
 from lab import cuda_timing
 from lab.table import Table
 
@@ -131,22 +131,6 @@ def copies(call):
     count = min(COPIES, math.ceil(cuda_timing.COLD / call["x"].nbytes))
     again = ("dy", "x", "dt", "B", "C")
     return [call, *({k: v.clone() if k in again else v for k, v in call.items()} for _ in range(count - 1))]
-
-
-def least(seqlen, both=True, chunk_size=64, size=2):
-    """(bytes, flops) of the layer backwards, or both ways: dy, x, dt, B and C are read once, their gradients written.
-
-    Products, with chunks of chunk_size: dy x^T and (C B^T L)^T dy inside of a chunk; h and dh from chunk to chunk, and
-    dh B, h^T dy and dh^T x out of them. Those without heads are left out.
-    """
-    shape = prefill.Shape()
-    _, nheads, headdim, ngroups, dstate = shape
-    moved = size * seqlen * (3 * nheads * headdim + 2 * nheads + 4 * ngroups * dstate)
-    flops = 2 * seqlen * nheads * headdim * (2 * ((chunk_size + 1) // 2) + 5 * dstate)
-    if both:
-        more = least_forward(1, seqlen, *shape[1:])
-        moved, flops = moved + more[0], flops + more[1]
-    return moved, flops
 
 
 def truth(call):

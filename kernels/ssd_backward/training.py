@@ -25,6 +25,7 @@ from kernels.ssd.launching import launch
 from kernels.ssd.peers import layer
 from kernels.ssd_backward import peers
 from kernels.ssd_backward.fused import SOURCES as BACKWARD
+from kernels.ssd_backward.work import least
 from lab import cuda_timing
 from lab.figure import AsCalled, Figure
 from lab.ladder import Ladder
@@ -99,8 +100,6 @@ def gain(ladder):
 def work(ssd=True):
     """(bytes, flops) of a step: products and all else three times what the way there alone asks for, SSD as its own
     ladders count it."""
-    from kernels.ssd_backward.bench import least
-
     moved, flops = (3 * one for one in stack.work(SEQLEN, ssd=False))
     more = least(SEQLEN) if ssd else (0, 0)
     return moved + stack.LAYERS * more[0], flops + stack.LAYERS * more[1]
