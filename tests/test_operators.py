@@ -25,6 +25,7 @@ WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_re
 WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out_proj mamba2_state_step "
 WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain "
 WANTED += "ssd_backward_few ssd_backward_fused paged_decode paged_append_attention"
+WANTED += " paged_decode_shared"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
@@ -97,6 +98,17 @@ def of_capacity(bits=8, peak=None):
     return k, v
 
 
+def shared_pages():
+    """Two requests that share a page."""
+    cache = paged.PagedCache(3, 8, 1, 64, dtype=torch.float16, device="cpu", max_requests=2)
+    cache.k_pages, cache.v_pages, first = half(*cache.k_pages.shape), half(*cache.v_pages.shape), cache.new()
+    cache.reserve([first], 8)
+    requests = [first, cache.fork(first)]
+    cache.reserve(requests, 3)
+    p = cache.shared_prefixes(requests, [(requests, 8)])
+    return half(2, 2, 64), cache.k_pages, cache.v_pages, cache.table, cache.lens, p.items, p.count, p.rows, p.levels
+
+
 CASES = {
     **{name: lambda: (randn(5, 33), randn(33)) for name in WANTED.split() if name.startswith("gemv")},
     "lowbit_gemv": lambda: (*of_weight(2, 5, 70, None), half(2, 70)),
@@ -109,6 +121,7 @@ CASES = {
     "kv_cache_decode": quantised,
     "paged_decode": lambda: (*pages(), 0.5),
     "paged_append_attention": lambda: (*pages(3), None, True, True),
+    "paged_decode_shared": shared_pages,
     "fusion_rmsnorm": lambda: (half(40), half(40), 1e-3),
     "fusion_add": lambda: (half(9), half(9)),
     "fusion_silu_mul": lambda: (half(9), half(9)),

@@ -7,15 +7,15 @@ import torch
 from paged_problems import Problem
 
 from kernels import paged
+from kernels.paged import appending, decoding
 from kernels.paged import cache as caches
-from kernels.paged import decoding
 
 
 @pytest.fixture
 def driver(monkeypatch):
     monkeypatch.setattr(decoding, "card", lambda device: (132, 227 * 1024))
     yield made_up_driver.put_in(monkeypatch)
-    for calls in (decoding.DECODES, decoding.APPENDS, caches.WRITES):
+    for calls in (decoding.DECODES, decoding.APPENDS, appending.SHARED, caches.WRITES):
         calls.clear()
 
 
@@ -37,6 +37,76 @@ def test_the_second_call_launches_the_same(driver, new, pdl, invariant):
 
     first, second = made_up_driver.expect_the_same(driver, calls, call(1), call(2))
     assert (first.kernel, second.kernel) == ("decode", "merge") and first.pdl == pdl and second.pdl
+
+
+@pytest.mark.parametrize(
+    ("new", "page_size", "head_dim", "kernels"),
+    [
+        (16, 16, 64, ["decode", "merge"]),  # 64 rows of a kv head
+        (17, 16, 64, ["append", "merge"]),
+        (17, 4, 64, ["decode", "merge"] * 2),  # a page too small for a box; 64 rows, and the rest
+        (17, 16, 32, ["decode", "merge"] * 2),
+    ],
+)
+def test_who_takes_appends(driver, new, page_size, head_dim, kernels):
+    p = Problem([33, 17], page_size, 8, 2, head_dim, new=new)
+    slots = p.slots
+    driver.launches.clear()
+    paged.append_attention(p.q, p.cache, slots)
+    assert [launch.kernel for launch in driver.launches] == kernels
+
+
+@pytest.mark.parametrize("pdl, invariant", [(False, False), (True, True)])
+def test_long_appends_launch_the_same(driver, pdl, invariant):
+    """By append.cu; with results that hang on nobody else no tile is cut, and there is nothing to merge."""
+
+    def call(seed):
+        p = Problem([99, 40, 41], 16, 8, 2, 64, new=33, seed=seed, max_len=120)
+        slots = p.slots
+        return lambda: paged.append_attention(p.q, p.cache, slots, 0.3, out=p.out, pdl=pdl, invariant=invariant)
+
+    launches = made_up_driver.expect_the_same(driver, decoding.APPENDS, call(1), call(2))
+    assert [(one.kernel, one.pdl) for one in launches] == [("append", pdl), ("merge", True)][: 1 if invariant else 2]
+    assert [p.name for p in launches[0].function.parameters].index("early") == len(launches[0].values) - 1
+    assert launches[0].values[-1] == pdl
+
+
+def shared(seed, n=3):
+    """(q, cache, forks of one request, their Prefixes, out)"""
+    cache = paged.PagedCache(20, 16, 2, 64, dtype=torch.float16, device="cpu", max_requests=n)
+    root = cache.new()
+    cache.reserve([root], 32)
+    requests = [root, *(cache.fork(root) for _ in range(n - 1))]
+    cache.reserve(requests, seed)
+    q = torch.randn(n, 8, 64).half()
+    return q, cache, requests, cache.shared_prefixes(requests, [(requests, 32)]), torch.empty_like(q)
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_shared_prefixes_launch_the_same(driver, pdl):
+    def call(seed):
+        q, cache, requests, prefixes, out = shared(seed)
+        return lambda: paged.decode(q, cache, requests, 0.3, out=out, pdl=pdl, prefixes=prefixes)
+
+    first, second = made_up_driver.expect_the_same(driver, appending.SHARED, call(1), call(2))
+    assert (first.kernel, second.kernel) == ("append", "merge") and first.pdl == pdl and second.pdl
+
+
+def test_what_is_refused_with_prefixes_is_refused_again(driver):
+    q, cache, requests, prefixes, _ = shared(1)
+    for way in ("checked", "prepared"):
+        driver.launches.clear()
+        paged.decode(q, cache, requests, prefixes=prefixes)
+        assert ways(driver) == [way] * 2
+        for error, wanted, changed in [
+            (ValueError, "q must have a row for each of 3 requests, got 2", {"q": q[:2]}),
+            (TypeError, "q must be of torch.float16", {"q": q.float()}),
+            (ValueError, "out must not share memory with q", {"out": q}),
+            (ValueError, "invariant must be False", {"invariant": True}),
+        ]:
+            with pytest.raises(error, match=wanted):
+                paged.decode(**({"q": q, "cache": cache, "requests": requests, "prefixes": prefixes} | changed))
+        assert driver.launches == []
 
 
 def test_tokens_are_written_by_a_prepared_call(driver):

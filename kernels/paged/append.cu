@@ -7,8 +7,9 @@
      each, S = Q K^T of a step of 128 tokens and O += W V, with weights as they stand in registers.
    - A step's scores are under way together with the values of the step before, and the softmax begins when the first
      of the two is there.
-   - Two blocks are a cluster. Row tiles that need the same tokens go to both, and each brings half of a step for both:
-     so L2 is read half as often.
+   - Two blocks may be a team. Neighbouring row tiles, which need the same tokens, go to both at the same time, so that
+     the second finds in L2 what the first has asked for. With MULTICAST they are a cluster, and each brings half of a
+     step for both: L2 is read half as often.
    - Blocks stay, and share out the work among them by lengths as they are (append_walk.cuh). The next segment's
      queries and pages are on their way while the last values are multiplied.
    - Where few rows look at many tokens, products wait for memory; others, elsewhere on the card at the same time, do
@@ -18,9 +19,9 @@
    4 * HEAD_DIM flops for each pair and token that it sees. Moves keys and values of an item once for each unit, q and
    out once, and 4 * (HEAD_DIM + 2) bytes for each row of a part.
 
-   Compile with SHAPE. Launch THREADS, sizeof(Shared) bytes, at most as many blocks as there are multiprocessors, in
-   clusters of CLUSTER. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64), boxes of a whole page, and, as k8
-   and v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads, HEAD_DIM); SHARED: q (q_rows, n_heads,
+   Compile with SHAPE. Launch THREADS, sizeof(Shared) bytes, whole teams, at most as many blocks as there are
+   multiprocessors; with MULTICAST in clusters of TEAM. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64), boxes
+   of a whole page, and, as k8 and v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads, HEAD_DIM); SHARED: q (q_rows, n_heads,
    HEAD_DIM), and list (queries,) says which rows; what is outside of q is the nearest that is not; count: how many of
    the n_items are there. parts, part_sums, found: see Outputs. lasts (blocks): their last segments, for
    append_merge.cu. scale: positive, times log2(e). early: launched as a dependent of one that may write q and the
@@ -62,9 +63,9 @@ struct Cluster {
 /* Room for whoever fills this slot: who brings for a cluster hears from all warps of it. */
 __device__ __forceinline__ void release(Ring<STAGES> &ring, Phase<STAGES> &phase, const Cluster &cluster) {
     const int lane = threadIdx.x % 32;
-    if constexpr (CLUSTER == 1) {
+    if constexpr (!MULTICAST) {
         if (lane == 0) ring.release(phase);
-    } else if (lane < CLUSTER) arrive_at(ring.empty[phase.stage], cluster.together ? lane : cluster.rank);
+    } else if (lane < TEAM) arrive_at(ring.empty[phase.stage], cluster.together ? lane : cluster.rank);
     phase.advance();
 }
 
@@ -181,12 +182,12 @@ append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMa
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const int warpgroup = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
-    const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const int rank = MULTICAST ? cluster_rank() : blockIdx.x % TEAM;
     let_next_kernel_start();
     if (threadIdx.x == 0) s.init();
     if (threadIdx.x == 128 * WARPGROUPS) prefetch(k), prefetch(v), prefetch(k8), prefetch(v8);
     if (!early) wait_for_previous_kernel();
-    if constexpr (CLUSTER > 1) cluster_barrier();
+    if constexpr (MULTICAST) cluster_barrier();
     else __syncthreads();
     if (warpgroup == WARPGROUPS) {
         give_registers<PAGE_REGISTERS>();
@@ -202,5 +203,5 @@ append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMa
         multiply(s, q, list, q_rows, to, scale, rank, warpgroup, thread);
     }
     __syncwarp();
-    if constexpr (CLUSTER > 1) cluster_barrier(); // the other may still bring something here, or make room
+    if constexpr (MULTICAST) cluster_barrier(); // the other may still bring something here, or make room
 }

@@ -1,14 +1,14 @@
-/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Blocks of a
-   cluster that need the same bring half of a step each, for both.
+/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Where the blocks of a
+   cluster need the same, each brings half of a step for both.
 
    Eight tokens lie in shared memory as TMA brings them: half by half of a head's channels, each 8 rows of 128 bytes,
    swizzled. So the layout does not depend on the page's size, and a page is one box of five axes.
 
    Behind the last token nothing is read: a freed page may hold NaN there, and 0 * NaN is NaN. What lies outside of a
-   map comes as zeros. So pages that a step does not have are asked for behind the pool's end. Of the page in which the
-   tokens end, eights are asked for one by one; and the last eight, if it has but r tokens, from its row r - 8 on: zeros
-   first, then its r tokens, in the last r of its places. (A box that ended early would have to begin early, too.) The
-   mask knows. */
+   map comes as zeros. So pages that a step does not have are asked for behind the pool's end, by each block for itself:
+   a box that goes to two blocks is one of tokens that are there. Of the page in which the tokens end, eights are asked
+   for one by one; and the last eight, if it has but r tokens, from its row r - 8 on: zeros first, then its r tokens, in
+   the last r of its places. (A box that ended early would have to begin early, too.) The mask knows. */
 #pragma once
 #include "append_walk.cuh"
 
@@ -41,7 +41,7 @@ struct Maps {
 
 /* A box to this block, or to the same place in both blocks of the cluster. */
 __device__ __forceinline__ void load_box(void *to, const CUtensorMap &map, Place place, Barrier &full, bool together) {
-    if (CLUSTER > 1 && together)
+    if (MULTICAST && together)
         asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)), "l"(&map),
                      "r"(place.at[0]), "r"(place.at[1]), "r"(place.at[2]), "r"(place.at[3]), "r"(place.at[4]),
@@ -63,21 +63,22 @@ struct Side {
     /* Ask for a step once there is room, here and wherever it goes to. */
     __device__ __forceinline__ void load(const Segment &segment, PageNumbers &numbers, int step, int n_kv_heads,
                                          int rank, int lane) {
-        const bool together = CLUSTER > 1 && segment.together;
-        const int count = together ? PAGES / CLUSTER : PAGES, number = together ? rank * count + lane : lane;
-        const int page = numbers.of_step(step, number) * n_kv_heads + segment.kv_head;
-        unsigned char *to = slots[phase.stage] + number * (PAGE_EIGHTS * EIGHT);
+        const bool together = MULTICAST && segment.together, mine = !together || lane / (PAGES / TEAM) == rank;
+        const int page = numbers.of_step(step, lane) * n_kv_heads + segment.kv_head;
+        unsigned char *to = slots[phase.stage] + lane * (PAGE_EIGHTS * EIGHT);
         Barrier &full = ring.full[phase.stage];
         ring.wait_empty(phase);
         if (lane == 0) full.expect(STEP_BYTES);
         __syncwarp();
-        if (lane < count) {
-            const int left = segment.tokens - (step * TOKENS + number * PAGE_SIZE); // from this page's first token on
-            if (left >= PAGE_SIZE || left <= 0) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full, together);
+        if (lane < PAGES) {
+            const int left = segment.tokens - (step * TOKENS + lane * PAGE_SIZE); // from this page's first token on
+            if (left >= PAGE_SIZE) {
+                if (mine) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full, together);
+            } else if (left <= 0) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full, false); // each block its zeros
             else
                 for (int eight = 0; eight < PAGE_EIGHTS; eight++) {
                     const int there = left - 8 * eight, row = there < 8 ? max(there, 0) - 8 : 0;
-                    load_box(to + eight * EIGHT, maps.eights, {{0, row, 0, eight, page}}, full, together);
+                    load_box(to + eight * EIGHT, maps.eights, {{0, row, 0, eight, page}}, full, false);
                 }
         }
         __syncwarp();

@@ -37,10 +37,11 @@ CHANGES = {
 WHOLE, LINE = {"whole": True}, {"whole": False}
 BASIC = {
     "as planned": {},
-    "whole, clusters of 2": WHOLE | {"cluster": 2},
-    "whole, clusters of 1": WHOLE | {"cluster": 1},
-    "line, clusters of 2": LINE | {"cluster": 2},
-    "line, clusters of 1": LINE | {"cluster": 1},
+    "whole, alone": WHOLE | {"team": 1},
+    "whole, multicast": WHOLE | {"team": 2, "multicast": True},
+    "line, alone": LINE | {"team": 1},
+    "line, teams": LINE | {"team": 2},
+    "line, multicast": LINE | {"team": 2, "multicast": True},
 }
 FULL = BASIC | {what: {"extra": what} for what in ("registers 216, 72", "no softmax (wrong)")}
 APPENDS = {  # requests, tokens before, new ones, variants, sizes
@@ -60,17 +61,19 @@ APPENDS = {  # requests, tokens before, new ones, variants, sizes
 }
 SHARED_VARIANTS = {
     "as planned": {},
-    "rows 64, no clusters": {"rows": 64, "cluster": 1},
-    "rows 128, no clusters": {"rows": 128, "cluster": 1},
-    "rows 128, clusters of 2": {"rows": 128, "cluster": 2},
-} | {what: {"rows": 128, "cluster": 2, "extra": what} for what in CHANGES if what.startswith("costs")}
+    "rows 64, alone": {"rows": 64, "team": 1},
+    "rows 128, alone": {"rows": 128, "team": 1},
+    "rows 128, teams": {"rows": 128, "team": 2},
+    "rows 128, multicast": {"rows": 128, "team": 2, "multicast": True},
+} | {what: {"rows": 128, "team": 2, "extra": what} for what in CHANGES if what.startswith("costs")}
 SHARED = {f"prefix 32K shared by {n}": n for n in (16, 64, 128)}
 
 
 @functools.cache
-def kernels(dtype, head_dim, group, page_size, use, rows, stages, cluster, extra=""):
+def kernels(dtype, head_dim, group, page_size, use, rows, stages, team, multicast, extra=""):
     """In place of appending._kernels: with changes to the text."""
-    shape = ", ".join(map(str, (dtype, head_dim, group, page_size, use, rows, stages, cluster)))
+    shape = ", ".join(map(str, (dtype, head_dim, group, page_size, use, rows, stages, team)))
+    shape += f", {str(multicast).lower()}"
     text = inlined("kernels/paged/append.cu")
     for old, new in CHANGES[extra]:
         if text.count(old) != 1:
@@ -87,7 +90,7 @@ def compile_all(cells):
         for chosen in variants.values():
             sizes = n_items, queries, N_HEADS // N_KV_HEADS, N_KV_HEADS, multiprocessors(torch.device(DEVICE))
             p = appending.plan(use, *sizes, **chosen)
-            shape = head_dim, sizes[2], page_size, use, p.rows, p.stages, p.cluster, p.extra
+            shape = head_dim, sizes[2], page_size, use, p.rows, p.stages, p.team, p.multicast, p.extra
             shapes.add((DTYPES[torch.bfloat16], *shape))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [kernel for pair in pool.map(lambda shape: kernels(*shape), shapes) for kernel in pair]

@@ -1,22 +1,22 @@
 /* Which block has which work.
 
    An item is a run of tokens of one request, and the queries that look at them. A unit is a row tile of one kv head;
-   or CLUSTER neighbouring tiles, which the blocks of a cluster take together: they need the same tokens, and bring
-   them for each other (append_pages.cuh). So it is for the items in front that have several tiles; from the first
-   that has one, each block is for itself. Two ways to share units out:
+   or TEAM neighbouring tiles, which the blocks of a team take together, at about the same time: they need the same
+   tokens, which are then in L2, or brought for each other (append_pages.cuh). So it is for the items in front that have
+   several tiles; from the first that has one, each block is for itself. Two ways to share units out:
 
    - In a line: the steps of all units, one behind the other, are cut into shares that cost the same, one for each
-     cluster. What is not taken together lies behind all that is, and blocks of a cluster take half of it each. Where
+     team. What is not taken together lies behind all that is, and blocks of a team take half of it each. Where
      a cut falls into a unit, its parts leave partial results for append_merge.cu.
-   - Whole: units go by turns to the clusters, forth and back, long ones first, of as many items at a time as there
-     are clusters for.
+   - Whole: units go by turns to the teams, forth and back, long ones first, of as many items at a time as there
+     are teams for.
 
    All of it is found here, by the warp that brings pages, from lengths as they are now: nothing is planned before. */
 #pragma once
 #include "../device/reduce_integers.cuh"
 #include "append_shape.cuh"
 
-/* What a step costs: of a unit that a cluster takes together, where products are the limit; of a single tile, which
+/* What a step costs: of a unit that a team takes together, where products are the limit; of a single tile, which
    has few rows where there is another choice, and waits for memory. */
 constexpr unsigned COST_TOGETHER = S::USE == SHARED ? 3 : 1, COST_APART = 1;
 
@@ -54,7 +54,7 @@ struct Problem {
        rows. What is out of range is nobody, or ends where the range does. */
     __device__ __forceinline__ Item item(int i, bool together) const {
         Item item;
-        item.width = together ? CLUSTER : 1;
+        item.width = together ? TEAM : 1;
         item.slot = __ldg(items + (S::USE == APPEND ? i : 5 * i));
         const bool nobody = item.slot < 0 || item.slot >= max_requests;
         const int length = nobody ? 0 : min(max(__ldg(lens + item.slot), 0), max_pages * PAGE_SIZE);
@@ -90,7 +90,7 @@ template <class Number> __device__ __forceinline__ int find_in_sum(unsigned &at,
 struct Line {
     int together = 0;               // items in front that are
     unsigned paired = 0, single = 0; // steps of those, and of all others
-    unsigned cost = 0, shares = 0;  // of all; for clusters, none of them empty
+    unsigned cost = 0, shares = 0;  // of all; for teams, none of them empty
 
     __device__ __forceinline__ Line(const Problem &problem, int lane) {
         if (problem.whole) return;
@@ -98,30 +98,30 @@ struct Line {
         for (int from = 0; from < problem.n_items; from += 32) {
             Item mine;
             if (from + lane < problem.n_items) mine = problem.item(from + lane, false);
-            const unsigned alone = __ballot_sync(~0u, CLUSTER == 1 || mine.tiles() <= 1);
+            const unsigned alone = __ballot_sync(~0u, TEAM == 1 || mine.tiles() <= 1);
             if (together == from) together += alone ? __ffs(alone) - 1 : 32;
-            mine.width = from + lane < together ? CLUSTER : 1;
+            mine.width = from + lane < together ? TEAM : 1;
             (mine.width > 1 ? paired : single) += problem.n_kv_heads * mine.head_steps();
         }
         paired = warp_sum((int)paired), single = warp_sum((int)single);
         cost = COST_TOGETHER * paired + COST_APART * single;
-        shares = min(gridDim.x / CLUSTER, max(cost / max(COST_TOGETHER, CLUSTER * COST_APART), 1));
+        shares = min(gridDim.x / TEAM, max(cost / max(COST_TOGETHER, TEAM * COST_APART), 1));
     }
-    /* Where the share of a cluster begins: among the steps that are taken together, or among the others. */
+    /* Where the share of a team begins: among the steps that are taken together, or among the others. */
     __device__ __forceinline__ unsigned begin(unsigned share, bool of_paired) const {
         const unsigned at = (unsigned long long)cost * share / shares, first = COST_TOGETHER * paired;
         return of_paired ? min(at / COST_TOGETHER, paired) : at > first ? (at - first) / COST_APART : 0;
     }
     __device__ __forceinline__ unsigned begin_of_block(unsigned share, unsigned rank) const { // among the others
         const unsigned from = begin(share, false);
-        return from + (begin(share + 1, false) - from) * rank / CLUSTER;
+        return from + (begin(share + 1, false) - from) * rank / TEAM;
     }
-    /* The block, or the first of the cluster, that has a step. */
+    /* The block, or the first of the team, that has a step. */
     __device__ __forceinline__ int block_of(unsigned step, bool of_paired) const {
         const unsigned end = of_paired ? COST_TOGETHER * (step + 1)
                                        : COST_TOGETHER * paired + COST_APART * (step + 1);
         const unsigned share = ((unsigned long long)end * shares - 1) / cost;
-        return share * CLUSTER + (!of_paired && CLUSTER > 1 && step >= begin_of_block(share, 1));
+        return share * TEAM + (!of_paired && TEAM > 1 && step >= begin_of_block(share, 1));
     }
 };
 
@@ -129,7 +129,7 @@ struct Line {
 struct Walk {
     const Problem &problem;
     const Line line;
-    const unsigned rank, share;  // of the block, in its cluster; of the cluster
+    const unsigned rank, share;  // of the block, in its team; of the team
     bool paired = true;          // where on the line the walk is
     unsigned begin, here, end;   // of the share there
     int number = 0;              // of the item; if whole, turns so far
@@ -137,7 +137,7 @@ struct Walk {
     Item item;
 
     __device__ __forceinline__ Walk(const Problem &problem, unsigned rank, int lane)
-        : problem(problem), line(problem, lane), rank(rank), share(blockIdx.x / CLUSTER) {
+        : problem(problem), line(problem, lane), rank(rank), share(blockIdx.x / TEAM) {
         here = end = 0;
         if (share < line.shares && line.cost)
             enter(line.begin(share, true), line.begin(share + 1, true), lane);
@@ -161,15 +161,15 @@ struct Walk {
     __device__ __forceinline__ Segment next(int lane) { return problem.whole ? next_whole() : next_in_line(lane); }
 
     __device__ __forceinline__ Segment segment(int first_step, int steps) const {
-        const int tile = item.width > 1 ? unit * CLUSTER + rank : unit;
+        const int tile = item.width > 1 ? unit * TEAM + rank : unit;
         return {steps, first_step, tile * ROWS, item.pairs, item.query, kv_head, item.tokens, item.seen,
                 item.width > 1, 1, -1, 0, 0};
     }
     __device__ __forceinline__ Segment next_whole() {
-        const int turn = number++, clusters = gridDim.x / CLUSTER, heads = problem.n_kv_heads;
-        const int tiles = (problem.queries * GROUP + ROWS - 1) / ROWS, width = tiles > 1 ? CLUSTER : 1;
-        const int units = (tiles + width - 1) / width, items = (clusters + heads - 1) / heads; // side by side
-        const int at = turn * clusters + (turn % 2 ? clusters - 1 - share : share), all = items * heads * units;
+        const int turn = number++, teams = gridDim.x / TEAM, heads = problem.n_kv_heads;
+        const int tiles = (problem.queries * GROUP + ROWS - 1) / ROWS, width = tiles > 1 ? TEAM : 1;
+        const int units = (tiles + width - 1) / width, items = (teams + heads - 1) / heads; // side by side
+        const int at = turn * teams + (turn % 2 ? teams - 1 - share : share), all = items * heads * units;
         const int first = at / all * items, rest = at % all, abreast = min(items, problem.n_items - first) * heads;
         if (rest >= abreast * units) return Segment{};
         item = problem.item(first + rest % abreast / heads, width > 1);

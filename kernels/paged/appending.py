@@ -118,6 +118,8 @@ def decode_shared(q, cache, requests, scale, out, pdl, invariant, prefixes):
     if invariant:
         raise ValueError(f"{where}: invariant must be False with prefixes: a result then depends on who shares them")
     found = prefixes_of(where, cache, requests, prefixes)
+    if len(q) != len(found.slots):
+        raise ValueError(f"{where}: q must have a row for each of {len(found.slots)} requests, got {len(q)}")
     factor = expect_scale(where, scale, q.shape[-1])
     if why := why_not(q, cache.k_pages, factor):
         _warn(why)
@@ -138,26 +140,28 @@ class Plan(NamedTuple):
     """See append_shape.cuh and append_walk.cuh."""
 
     rows: int  # of a tile
-    cluster: int  # blocks that bring tokens for each other
+    team: int  # blocks side by side
+    multicast: bool  # they bring tokens for each other
     stages: int
     whole: bool  # units stay whole
     blocks: int
     extra: str  # of a measurement
 
 
-def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, cluster=None, stages=2, whole=None,
-         blocks=None, extra=""):  # fmt: skip
+def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, team=None, multicast=False, stages=2,
+         whole=None, blocks=None, extra=""):  # fmt: skip
     """The Plan for so many queries: APPEND: of each item; SHARED: of all. Lengths are not known, so units stay whole
     only where they come out even if all are alike. What is given by name is taken as it is, for measurements.
     """
     rows = rows or (64 if queries * group <= 64 else 128)
     tiles = -(-queries * group // rows)
-    cluster = cluster or min(2, tiles)
-    clusters, units = max(1, processors // cluster), n_items * n_kv_heads * -(-tiles // cluster)
-    even = units >= EVEN * clusters * -(-units // clusters)
+    team = team or (min(2, tiles) if use == "SHARED" else 1)
+    multicast = multicast and team > 1
+    teams, units = max(1, processors // team), n_items * n_kv_heads * -(-tiles // team)
+    even = units >= EVEN * teams * -(-units // teams)
     whole = use == "APPEND" and even if whole is None else whole
-    blocks = blocks or cluster * (min(units, clusters) if whole else clusters)
-    return Plan(rows, cluster, stages, whole, blocks, extra)
+    blocks = blocks or team * (min(units, teams) if whole else teams)
+    return Plan(rows, team, multicast, stages, whole, blocks, extra)
 
 
 def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
@@ -170,7 +174,9 @@ def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
     queries = len(rows) if shared else q.shape[1]
     sizes = len(items), n_queries if shared else queries, group, n_kv_heads
     p = plan(use, *sizes, multiprocessors(q.device), **(chosen or {}))
-    append, merge = _kernels(DTYPES[q.dtype], head_dim, group, page_size, use, p.rows, p.stages, p.cluster, p.extra)
+    append, merge = _kernels(
+        DTYPES[q.dtype], head_dim, group, page_size, use, p.rows, p.stages, p.team, p.multicast, p.extra
+    )
     maps = [_map(pages, tokens) for tokens in (page_size, 8) for pages in (k_pages, v_pages)]
     uncut = queries * n_heads if shared else 0
     parts = uncut + (0 if p.whole else PLACES * p.blocks * p.rows)
@@ -180,7 +186,7 @@ def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
     report = append.unchecked(
         p.blocks, THREADS, *maps, q, out, values, sums, memory, lasts, table, lens, items, count, rows, len(items),
         queries, n_queries, n_kv_heads, n_pages, max_pages, max_requests, int(p.whole), scale * LOG2_E, int(bool(pdl)),
-        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), cluster=(p.cluster, 1, 1) if p.cluster > 1 else None,
+        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), cluster=(p.team, 1, 1) if p.multicast else None,
         **options,
     )  # fmt: skip
     if p.whole:
@@ -205,9 +211,9 @@ def _map(pages, tokens):
 
 
 @functools.cache
-def _kernels(dtype, head_dim, group, page_size, use, rows, stages, cluster, extra=""):
+def _kernels(dtype, head_dim, group, page_size, use, rows, stages, team, multicast, extra=""):
     """append.cu and append_merge.cu."""
-    sizes = dtype, head_dim, group, page_size, use, rows, stages, cluster
+    sizes = dtype, head_dim, group, page_size, use, rows, stages, team, str(multicast).lower()
     option = f"-DSHAPE=AppendShape<{', '.join(map(str, sizes))}>"
     append = cuda.load(HERE / "append.cu", (option,), arch="sm_90a").append
     return append, cuda.load(HERE / "append_merge.cu", (option,)).merge
