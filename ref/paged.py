@@ -9,6 +9,7 @@ lse               log of the sum of exp(score): -inf where there is no token
 Pieces of a request are put together by (out, lse): see `merge` in ref.attention. All sums are in float64.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,21 @@ from ref.attention import merge, partial
 @dataclass(frozen=True, eq=False)
 class Request:
     """Who it is, is all there is to it: no two are equal."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a variant of attention changes: functions of arrays that broadcast.
+
+    score(s, request, head, token, position)   the new score, from a scaled one
+    keep(request, head, token, position)       whether the query at a position sees a token; never a later one
+    angle(token, pair)                         by how much dimensions pair and pair + head_dim / 2 of a key, and of a
+                                               query at that position, are turned in their plane
+    """
+
+    score: Callable | None = None
+    keep: Callable | None = None
+    angle: Callable | None = None
 
 
 class PagedCache:
@@ -154,18 +170,18 @@ def block_sparse(tables, lens, page_size):
     return np.concatenate([[0], np.cumsum(counts)]).astype(int), np.array(indices, int), np.array(last, int)
 
 
-def decode(q, cache, requests, scale=None, *, prefixes=()):
+def decode(q, cache, requests, scale=None, *, prefixes=(), variant=None):
     """Attention of each request's newest token over all of it. (n_requests, n_heads, head_dim); no token: zeros."""
     q = np.asarray(q)
     if q.ndim != 3:
         raise ValueError(f"q must have shape (n_requests, n_heads, head_dim), got {q.shape}")
-    return append_attention(q[:, None], cache, requests, scale, prefixes=prefixes)[:, 0]
+    return append_attention(q[:, None], cache, requests, scale, prefixes=prefixes, variant=variant)[:, 0]
 
 
-def append_attention(q, cache, requests, scale=None, *, prefixes=()):
+def append_attention(q, cache, requests, scale=None, *, prefixes=(), variant=None):
     """Causal attention of each request's `new` newest tokens. q and result (n_requests, new, n_heads, head_dim)
 
-    prefixes: see `pieces`. Without, each request is one piece.
+    prefixes: see `pieces`. Without, each request is one piece. variant: a Variant, see `varied`.
 
     1. piece       begin to end of the tokens, and the requests that have them on the same pages
     2. gather      its keys and values, once for all of these requests
@@ -181,11 +197,54 @@ def append_attention(q, cache, requests, scale=None, *, prefixes=()):
     for rows, begin, end in pieces(cache, requests, prefixes):  # 1
         k, v = (x[begin:end] for x in cache.gather(requests[rows[0]]))  # 2
         for row in rows:
+            if variant is not None:
+                positions = lens[row] - new + np.arange(new)
+                out, lse = varied(q[row], k, v, scale, variant, row, begin, positions)
+                found[row][0].append(out), found[row][1].append(lse)
+                continue
             sees = np.clip(lens[row] - new + np.arange(new) + 1 - begin, 0, end - begin)  # 3
             keys, values = (np.broadcast_to(x, (new, *x.shape)) for x in (k, v))
             out, lse = partial(q[row], keys, values, scale, kv_lens=sees)
             found[row][0].append(out), found[row][1].append(lse)
     return np.stack([merge(*of_row)[0] for of_row in found])  # 4
+
+
+def varied(q, k, v, scale, variant, request, begin, positions):
+    """A variant of attention, of queries at positions, over tokens from `begin` on. → (out, lse)
+
+    q (new, n_heads, head_dim); k and v (tokens, n_kv_heads, head_dim)
+
+    1. turn        keys by their positions, queries by theirs
+    2. score       s = scale · q · k, and what the variant makes of it
+    3. keep        -inf for what is later than the query, or what the variant hides
+    4. weights     p = exp(s - m), with m the largest s of a query and head
+    5. mix         out = p · v / sum of p; lse = m + log(sum of p). No token: zeros, -inf
+    """
+    new, n_heads, head_dim = q.shape
+    scale = head_dim**-0.5 if scale is None else scale
+    tokens, heads = begin + np.arange(len(k)), np.arange(n_heads)[:, None]
+    if variant.angle:  # 1
+        q, k = turned(q, variant.angle, positions), turned(k, variant.angle, tokens)
+    k, v = (np.repeat(x, n_heads // k.shape[1], axis=1) for x in (k, v))
+    s = scale * np.einsum("nhd,thd->nht", q, k)  # 2
+    at = request, heads, tokens, np.asarray(positions)[:, None, None]
+    if variant.score:
+        s = variant.score(s, *at)
+    sees = (tokens <= at[3]) & (variant.keep(*at) if variant.keep else True)  # 3
+    s = np.where(sees, s, -np.inf)
+    m = s.max(axis=-1, initial=-np.inf)  # 4
+    nothing = m == -np.inf
+    p = np.exp(s - np.where(nothing, 0, m)[..., None])
+    total = np.where(nothing, 1, p.sum(axis=-1))
+    return np.einsum("nht,thd->nhd", p, v) / total[..., None], m + np.log(total)  # 5
+
+
+def turned(x, angle, positions):
+    """x (n, heads, head_dim), with dimensions i and i + head_dim / 2 of each turned by angle(position, i)."""
+    half = x.shape[-1] // 2
+    angles = angle(np.asarray(positions)[:, None, None], np.arange(half))
+    near, far, cosine, sine = x[..., :half], x[..., half:], np.cos(angles), np.sin(angles)
+    return np.concatenate([near * cosine - far * sine, far * cosine + near * sine], axis=-1)
 
 
 def pieces(cache, requests, prefixes=()):

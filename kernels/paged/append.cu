@@ -20,12 +20,12 @@
    out once, and 4 * (HEAD_DIM + 2) bytes for each row of a part.
 
    Compile with SHAPE. Launch THREADS, sizeof(Shared) bytes, whole teams, at most as many blocks as there are
-   multiprocessors; with MULTICAST in clusters of TEAM. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64), boxes
-   of a whole page, and, as k8 and v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads, HEAD_DIM); SHARED: q (q_rows, n_heads,
-   HEAD_DIM), and list (queries,) says which rows; what is outside of q is the nearest that is not; count: how many of
-   the n_items are there. parts, part_sums, found: see Outputs. lasts (blocks): their last segments, for
-   append_merge.cu. scale: positive, times log2(e). early: launched as a dependent of one that may write q and the
-   newest tokens, but no table, length, slot or item. */
+   multiprocessors; with MULTICAST in clusters of TEAM. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64),
+   boxes of a whole page, and, as k8 and v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads,
+   HEAD_DIM); SHARED: q (q_rows, n_heads, HEAD_DIM), and list (queries,) says which rows; what is outside of q is the
+   nearest that is not; count: how many of the n_items are there. parts, part_sums, found: see Outputs. lasts (blocks):
+   their last segments, for append_merge.cu. scale: positive, times log2(e). early: launched as a dependent of one that
+   may write q and the newest tokens, but no table, length, slot or item. */
 #include "../device/pdl.cuh"
 #include "append_pages.cuh"
 #include "append_products.cuh"

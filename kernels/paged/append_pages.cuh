@@ -1,5 +1,5 @@
-/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Where the blocks of a
-   cluster need the same, each brings half of a step for both.
+/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Where the blocks of
+   a cluster need the same, each brings half of a step for both.
 
    Eight tokens lie in shared memory as TMA brings them: half by half of a head's channels, each 8 rows of 128 bytes,
    swizzled. So the layout does not depend on the page's size, and a page is one box of five axes.

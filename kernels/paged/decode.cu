@@ -8,6 +8,7 @@
      here: a graph's replay follows them (requests.cuh).
    - Several new tokens of a request may ask at once (NEW): the rows of the mma are then the heads of the
      group for each of them, and each row has a last token of its own.
+   - A variant may change scores, hide tokens and turn keys (variant.cuh).
    - A warp has neighbouring tiles of a segment. With INVARIANT the bits of a request's result hang on
      its own tokens alone.
 
@@ -21,11 +22,13 @@
    q (n_requests, NEW, n_heads, HEAD_DIM); k, v (n_pages, n_kv_heads, PAGE, HEAD_DIM); slots (n_requests,);
    lens (max_requests,); table (max_requests, max_pages). partial_out, max_and_sum:
    ../attention/partial.cuh. All addresses of q, k and v multiples of 16 bytes. newer: so many last tokens
-   of each request are newer than those that ask. scale: times log2(e). early: launched as a dependent. */
+   of each request are newer than those that ask. scale: times log2(e), without
+   a variant's SCORES. early: launched as a dependent. */
 #include "../attention/partial.cuh"
 #include "../attention/queries.cuh"
 #include "../device/pdl.cuh"
 #include "prefetch.cuh"
+#include "variant_products.cuh"
 
 /* The queries of a head tile's rows, wherever they lie in q. */
 struct Queries : LaidQueries {
@@ -64,9 +67,9 @@ __device__ __forceinline__ void scale_and_mask_rows(Scores &s, float scale, int 
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
-decode(const T *q, const T *k, const T *v, const int *slots, const int *lens, const int *table, float *partial_out,
-       float2 *max_and_sum, int n_requests, int rows, int max_requests, int max_pages, int n_pages, int newer,
-       float scale, int early) {
+decode(VARIANT_TENSORS const T *q, const T *k, const T *v, const int *slots, const int *lens, const int *table,
+       float *partial_out, float2 *max_and_sum, int n_requests, int rows, int max_requests, int max_pages,
+       int n_pages, int newer, float scale, int early) {
     extern __shared__ __align__(16) uint4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head_tile = warp % HEAD_TILES_PER_BLOCK;
     const int team = warp / TEAM, n_kv_heads = rows * HEAD_TILES_PER_BLOCK / HEAD_TILES;
@@ -101,6 +104,7 @@ decode(const T *q, const T *k, const T *v, const int *slots, const int *lens, co
     wait_for_previous_kernel(); // once more is over at once
     if (early) queries.load(q, HeadTile(here.cursor.work_row(requests), head_tile), n_kv_heads, lane);
 
+    const Variant variant VARIANT_MADE;
     CopyRing<STAGES> ring;
     SoftmaxSums sums;
 #pragma unroll 1
@@ -109,6 +113,9 @@ decode(const T *q, const T *k, const T *v, const int *slots, const int *lens, co
         const int length = requests.length(here.cursor.b);
         const StorePartial partial{partial_out, max_and_sum, here.cursor.segment(requests, blockIdx.x)};
         queries.take(query_memory, tile, lane);
+        const int skipped = requests.skipped_tiles(length), kv_head = tile.index / HEAD_TILES % n_kv_heads;
+        ScorePlaces at{here.cursor.b, kv_head * GROUP_HEADS, tile.first_head(), 0, length};
+        if (Variant::TURNS) turn_queries(queries.operand, variant, at, lane);
         sums.clear();
 #pragma unroll 1
         for (; here.mine > 0; here.next_tile()) {
@@ -117,9 +124,13 @@ decode(const T *q, const T *k, const T *v, const int *slots, const int *lens, co
 
             // 3. scores
             Scores s = {};
-            multiply_keys(s, queries.operand, keys, lane);
-            const int tokens = length - here.cursor.tile * TILE - lane % 4 * 2;
-            scale_and_mask_rows(s, scale, tokens, tile.first_head(), lane);
+            const int first_token = (here.cursor.tile + skipped) * TILE;
+            if (Variant::TURNS) multiply_turned_keys(s, queries.operand, keys, variant, first_token, lane);
+            else multiply_keys(s, queries.operand, keys, lane);
+            if (Variant::SCORES) {
+                at.first_token = first_token + lane % 4 * 2;
+                vary_scores(s, variant, scale, at, lane);
+            } else scale_and_mask_rows(s, scale, length - first_token - lane % 4 * 2, tile.first_head(), lane);
 
             // 4. weights, and 5. weighted values
             Weights weights;

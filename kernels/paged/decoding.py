@@ -13,6 +13,7 @@ from kernels.paged import appending
 from kernels.paged.arguments import expect_attention
 from kernels.paged.cache import PagedCache
 from kernels.paged.plan import MOST_ROWS, card, options, plan
+from kernels.paged.variants import Variant, kernel
 from lab import cuda
 from lab.prepared import Calls, scratch
 
@@ -24,7 +25,7 @@ LOG2_E = math.log2(math.e)
 DECODES, APPENDS = Calls("paged.decode"), Calls("paged.append_attention")
 
 
-def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None):
+def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None, variant=None):
     """softmax(scale · q Kᵀ) V for one token of each request, which is in the cache already.
 
     q          (n_requests, n_heads, head_dim), like the cache in dtype and device; n_heads is a multiple of its
@@ -46,6 +47,8 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
                Prefixes                 what cache.shared_prefixes(requests) returns: for graphs
                Reads then as many bytes for a group's tokens as for one request. For head_dim 64 or 128 and pages of 8
                tokens or more; else each request reads all, and a warning says why
+    variant    a Variant (variants.py): other scores, fewer tokens, turned keys. Compiled in the first call. Its tensors
+               are read at once, and no kernel ahead may write them
 
     A request without tokens, or nobody, gets zeros. Lengths, tables and slots are read by the card: a captured graph
     follows them when it is replayed, for as many requests as it was captured for. On a card they are not looked at
@@ -61,13 +64,17 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     slots = slots_of("decode", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
     if prefixes is not None:
+        if variant is not None:
+            raise ValueError("decode: variant must be None with prefixes")
         done = appending.decode_shared(q, cache, requests, scale, out, pdl, invariant, prefixes)
         if done is not None:
             return done
+    if variant is not None:
+        return _varied("decode", q, pool, slots, scale, out, pdl, invariant, variant)
     return decode_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
 
 
-def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False):
+def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, variant=None):
     """Causal attention of the `new` newest tokens of each request, whose keys and values are in the cache already.
 
     q  (n_requests, new, n_heads, head_dim). The i-th of a request's new tokens sees its first length - new + i + 1
@@ -80,7 +87,23 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
     """
     slots = slots_of("append_attention", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
+    if variant is not None:
+        return _varied("append_attention", q, pool, slots, scale, out, pdl, invariant, variant)
     return append_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
+
+
+def _varied(where, q, pool, slots, scale, out, pdl, invariant, variant):
+    """Either of them with a variant; nothing is prepared."""
+    if type(variant) is not Variant:
+        raise TypeError(f"{where}: variant must be a Variant, got {type(variant).__name__}")
+    several = where == "append_attention"
+    factor, result = expect_attention(where, q, *pool, slots, scale, out, "new" if several else None)
+    variant.expect(where, q)
+    if several:
+        _launch_pieces(q, pool, slots, factor, result, pdl, invariant, variant)
+    else:
+        launch(q, *pool, slots, factor, result, 1, pdl, invariant, variant=variant)
+    return result
 
 
 def decode_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=None, pdl=False, invariant=False):
@@ -100,22 +123,34 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
     if (done := APPENDS.run((scale, bool(pdl), bool(invariant)), out, q, *pool, slots)) is not None:
         return done
     factor, result = expect_attention("append_attention", q, *pool, slots, scale, out, "new")
-    new, piece = q.shape[1], max(1, MOST_ROWS // (q.shape[2] // k_pages.shape[1]))
-    if new <= piece:
+    if q.shape[1] <= _piece(q, k_pages):
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
-            launch(q, *pool, slots, factor, result, new, pdl, invariant)
+            launch(q, *pool, slots, factor, result, q.shape[1], pdl, invariant)
         return result
     if not appending.why_not(q, k_pages, factor):
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             chosen = {"whole": True} if invariant else None  # a tile that is not cut hangs on its own request alone
             appending.launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen)
         return result
+    _launch_pieces(q, pool, slots, factor, result, pdl, invariant)
+    return result
+
+
+def _piece(q, k_pages):
+    """So many new tokens at once."""
+    return max(1, MOST_ROWS // (q.shape[2] // k_pages.shape[1]))
+
+
+def _launch_pieces(q, pool, slots, factor, result, pdl, invariant, variant=None):
+    new, piece = q.shape[1], _piece(q, pool[0])
+    if new <= piece:
+        launch(q, *pool, slots, factor, result, new, pdl, invariant, variant=variant)
+        return
     for begin in range(0, new, piece):
         part = q[:, begin : begin + piece].contiguous()
         into, newer = torch.empty_like(part), new - begin - part.shape[1]
-        launch(part, *pool, slots, factor, into, part.shape[1], False, invariant, newer)
+        launch(part, *pool, slots, factor, into, part.shape[1], False, invariant, newer, variant=variant)
         result[:, begin : begin + piece] = into
-    return result
 
 
 def counters(q, cache, requests, scale=None, *, check_races=False, invariant=False, **chosen):
@@ -136,35 +171,43 @@ def slots_of(where, cache, requests):
     return requests if isinstance(requests, torch.Tensor) else cache.slots(requests)
 
 
-def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invariant, newer=0, chosen=None, **options):
+def launch(q, k_pages, v_pages, table, lens, slots, scale, out, new, pdl, invariant, newer=0, chosen=None, variant=None,
+           **options):  # fmt: skip
     """The two launches, on tensors that were looked at. newer: tokens behind the last one that asks."""
     pdl, invariant = bool(pdl), bool(invariant)
     p, split, merge = _prepared(
-        q.shape, k_pages.shape, table.shape[1], q.dtype, q.device, new, pdl, invariant, **(chosen or {})
-    )
+        q.shape, k_pages.shape, table.shape[1], q.dtype, q.device, new, pdl, invariant,
+        *((variant.text, variant.skips) if variant else ()), **(chosen or {}),
+    )  # fmt: skip
     (max_requests, max_pages), (n_pages, _, page_size, _) = table.shape, k_pages.shape
     partial = scratch(q, p.floats, torch.float32)
     sums, n_requests = partial[p.sums_at :], q.shape[0]
     args = (q, k_pages, v_pages, slots, lens, table, partial, sums, n_requests, p.rows, max_requests, max_pages)
-    args += (n_pages, newer, scale * LOG2_E, int(pdl))  # looked at, or made here: unchecked
+    factor = scale if variant and variant.scores else scale * LOG2_E
+    args += (n_pages, newer, factor, int(pdl))  # looked at, or made here: unchecked
+    if variant:
+        args = variant.tensors + args
     first = split.unchecked(p.shares, 32 * p.warps, *args, shared=p.shared, pdl=pdl, **options)
     args = (partial, sums, slots, lens, out, n_requests, p.rows, max_requests, max_pages * page_size, newer, p.shares)
     return first, merge.unchecked(p.merge_blocks, p.threads, *args, pdl=True, **options)
 
 
 @functools.lru_cache(maxsize=1024)
-def _prepared(q_shape, pages_shape, max_pages, dtype, device, new, pdl, invariant, **chosen):
+def _prepared(q_shape, pages_shape, max_pages, dtype, device, new, pdl, invariant, text="", skips=False, **chosen):
     """What all calls with such tensors share: (plan, the two kernels)."""
     (n_requests, *_, n_heads, head_dim), (n_pages, n_kv_heads, page_size, _) = q_shape, pages_shape
     n_rows = n_heads // n_kv_heads * new
     sizes = n_requests, n_rows, n_kv_heads, head_dim, n_pages, page_size, max_pages
     p = plan(*sizes, *card(device), pdl, invariant, **chosen)
-    return p, *_kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads)
+    return p, *_kernels(options(dtype, p, page_size, new, invariant), p.stages, p.threads, text, skips)
 
 
 @functools.cache
-def _kernels(options, stages, threads):
-    """decode.cu and merge.cu."""
-    split = cuda.load(HERE / "decode.cu", (*options, f"-DRING_STAGES={stages}")).decode
-    merge = cuda.load(HERE / "merge.cu", (*options, f"-DTHREADS={threads}")).merge
-    return split, merge
+def _kernels(options, stages, threads, text="", skips=False):
+    """decode.cu and merge.cu, with a variant's text in front of the first, and, if it skips tokens, of both."""
+    flags = {"decode": (*options, f"-DRING_STAGES={stages}"), "merge": (*options, f"-DTHREADS={threads}")}
+    varied = {"decode": bool(text), "merge": skips}
+    return [
+        kernel(name, text, flags[name]) if varied[name] else cuda.load(HERE / f"{name}.cu", flags[name])[name]
+        for name in flags
+    ]

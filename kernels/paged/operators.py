@@ -16,7 +16,7 @@ INPUTS = f"{POOL}, float? scale=None, bool pdl=False, bool invariant=False"
 # As the functions themselves do; a list of requests is no tensor, and so not for what was prepared.
 ASK = (
     "run((scale, True if pdl else False, True if invariant else False), out, q, cache.k_pages, cache.v_pages, "
-    "cache.table, cache.lens, requests) if type(cache) is PagedCache{} else None"
+    "cache.table, cache.lens, requests) if variant is None{} and type(cache) is PagedCache else None"
 )
 LISTED = (
     "Tensor q, Tensor k_pages, Tensor v_pages, Tensor table, Tensor lens, Tensor items, Tensor count, Tensor rows, "
@@ -43,7 +43,11 @@ def _attention(function, run, new, calls):
     def fake(q, k_pages, v_pages, table, lens, slots, scale=None, pdl=False, invariant=False):
         return expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, None, new)[1]
 
-    def unpack(operators, q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None):
+    def unpack(
+        operators, q, cache, requests, scale=None, *, out=None, pdl=False, invariant=False, prefixes=None, variant=None
+    ):
+        if variant is not None:
+            raise NotImplementedError(f"{where}: an operator, as torch.compile makes one of it, takes no variant")
         if prefixes is not None:
             p = prefixes_of(where, cache, requests, prefixes)
             if not invariant and not appending.why_not(q, cache.k_pages, expect_scale(where, scale, q.shape[-1])):

@@ -54,7 +54,7 @@ struct Prefetcher {
     WarpTiles next;         // the tile to be copied
     int head_tile, warp;    // of the block: this warp's; among the warps of a head tile: its number
     int member;             // this thread, of the team
-    int length;             // of the request
+    int length, skipped;    // of the request: tokens; tiles in front
     const int *pages;       // its row of the table
     int first_page;         // of the window
     int window, next_window; // this lane's numbers
@@ -71,14 +71,14 @@ struct Prefetcher {
     }
     /* Whether the next tile has one of the newest tokens, which kernels ahead may still write. */
     __device__ __forceinline__ bool at_newest_token() const {
-        return next.mine > 0 && (next.cursor.tile + 1) * TILE > length - NEW;
+        return next.mine > 0 && (tile() + 1) * TILE > length - NEW;
     }
 
     /* Ask for the next tile; past the end of a request lay down zeros, whatever its last page holds. */
     __device__ __forceinline__ void prefetch(int slot, int lane) {
         if (next.mine > 0) {
             const unsigned slot_at = hidden(shared_address(ring + 2 * slot * TILE_SIZE), lane); // insurance
-            const int first = next.cursor.tile * TILE, there = length - first; // tokens
+            const int first = tile() * TILE, there = length - first; // tokens
             const int kv_head = (next.cursor.row * HEAD_TILES_PER_BLOCK + head_tile) / HEAD_TILES;
             long long tile_at = 0;
             if (PAGE >= TILE) tile_at = address(first / PAGE, kv_head) + first % PAGE * HEAD_DIM;
@@ -97,7 +97,7 @@ struct Prefetcher {
                     else store_zeros(to);
                 }
             next.next_tile();
-            if (next.mine > 0 && next.cursor.tile * TILE / PAGE >= first_page + 32) {
+            if (next.mine > 0 && tile() * TILE / PAGE >= first_page + 32) {
                 first_page += 32, window = next_window;
                 next_window = page_number(first_page + 32, lane);
             }
@@ -107,6 +107,9 @@ struct Prefetcher {
     }
 
   private:
+    __device__ __forceinline__ int tile() const { // of the request
+        return Variant::SKIPS ? next.cursor.tile + skipped : next.cursor.tile;
+    }
     /* Go on to a segment in which the warp has a tile, if there is one. */
     __device__ __forceinline__ void find_tile(int lane) {
         if (next.mine > 0 || next.left == 0) return;
@@ -115,9 +118,9 @@ struct Prefetcher {
         if (next.mine > 0) enter_request(lane);
     }
     __device__ __forceinline__ void enter_request(int lane) {
-        length = requests.length(next.cursor.b);
+        length = requests.length(next.cursor.b), skipped = requests.skipped_tiles(length);
         pages = pool.table + (long long)requests.slot(next.cursor.b) * pool.max_pages;
-        first_page = next.cursor.tile * TILE / PAGE / 32 * 32;
+        first_page = tile() * TILE / PAGE / 32 * 32;
         window = page_number(first_page, lane);
         next_window = page_number(first_page + 32, lane);
     }

@@ -11,6 +11,7 @@
 #include "../attention/shape.cuh"
 #include "../attention/shares.cuh"
 #include "../device/reduce_integers.cuh"
+#include "variant.cuh"
 
 template <int PageSize, int NewTokens, bool Invariant> struct Pages {
     static constexpr int PAGE = PageSize;            // tokens; a power of two
@@ -51,8 +52,16 @@ struct Requests {
         const int at = slot(b);
         return (unsigned)at < (unsigned)max_requests ? max(min(__ldg(lens + at), max_len) - newer, 0) : 0;
     }
-    /* Of a row of request b. */
-    __device__ __forceinline__ int tiles(int b) const { return (length(b) + TILE - 1) / TILE; }
+    /* In front of a request of so many tokens: what no query sees, by its variant. */
+    __device__ __forceinline__ int skipped_tiles(int length) const {
+        if (!Variant::SKIPS) return 0;
+        return min(max(Variant::first_token(max(length - NEW, 0)), 0) / TILE, (length + TILE - 1) / TILE);
+    }
+    /* Of a row of request b, behind those. */
+    __device__ __forceinline__ int tiles(int b) const {
+        const int tokens = length(b);
+        return (tokens + TILE - 1) / TILE - skipped_tiles(tokens);
+    }
 };
 
 /* Tiles, and with INVARIANT chunks, of a row, summed over the requests before b. Every lane of a warp calls, here and
@@ -80,7 +89,7 @@ struct LineShares : Shares {
 
 /* A place on the line. */
 struct TileCursor {
-    int b, row, tile, tiles; // request, row of the request, tile of the row; tiles of the row
+    int b, row, tile, tiles; // request, row of the request, tile of the row, behind those skipped; tiles of the row
     int chunks_before;       // of all rows before this one, with INVARIANT
 
     /* The at-th tile on the line, which must exist: 32 requests at a time. */
