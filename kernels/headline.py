@@ -56,6 +56,7 @@ CASES = [
     Case("08", "attention", "decode bf16, batch 16, 32K", "decode"),
     Case("09", "kv_cache", "decode fp8, batch 1, 128K", "decode"),
     Case("09", "kv_cache", "decode fp8, batch 16, 32K", "decode"),
+    *(Case("10", "paged", f"paged decode bf16, {cell}", "decode") for cell in ("64 × 4K", "1 × 128K and 63 × 1K")),
     Case("12", "ssd", "SSD prefill, 2.7B, 8K", "five, chunk 256"),
     Case("13", "ssd", "SSD prefill, 2.7B, 8K", "loads ahead, dt once"),
     *(Case("14", "matmul", f"Matmul bf16, {n} × {n} times {n} × {n}", "sizes by a plan") for n in (4096, 8192)),

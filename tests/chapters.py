@@ -24,6 +24,7 @@ TESTS = {
     "07": "exercises_attention_mix attention_mix* kv_cache_rungs* lab_plots_attention ref_attention",
     "08": "exercises_flash_decoding attention_bench attention_[dpr]* lab_plots_attention ref_scheduling",
     "09": "exercises_kv_quantization kv_cache* attention_bench lab_plots_attention ref_kv_cache",
+    "10": "exercises_paged_attention lab_plots_paging lab_plots_serving paged* ref_paged ref_scheduling",
     "11": "exercises_ssd_math lab_plots_ssd ref_ssd",
     "12": "exercises_five_kernels ssd_five* ssd_float32* ssd_stack* ssd_dropin ssd_bench",
     "13": "exercises_one_launch lab_plots_order lab_triton_on_simt ssd_rungs* ssd_orderings ssd_bench",
@@ -37,7 +38,7 @@ HOUSE = """
     bench_run compiling copies exercises_costs forked_kernels house imports lab_as_called lab_card lab_check
     lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder lab_misc lab_prepared* lab_results
     lab_source lab_table lab_tensor_map* lab_timing_roof mutations notebook_tools notebooks offsets
-    operators* paged* readme ref_paged roof_cuda simt_* suite trials wheel
+    operators* readme roof_cuda simt_* suite trials wheel
 """  # what all chapters stand on
 
 

@@ -58,6 +58,7 @@ def _cell(cell, seconds):
     caches, requests, q, facts = problem(CELLS[cell])
     rows = paged_rows(caches, requests, q, facts)
     rows += contiguous_rows(caches[0], requests, q, facts)
+    rows += gathered_rows(caches, requests, q, facts) if cell == PAGES else []
     families = peers.sixteen_bit(q, caches, requests)
     rows += peer_rows(families, 2 * torch.finfo(q.dtype).eps, ladder=title_of(cell), **facts)
     rows.append(reading([cache.home for cache in caches], facts["bytes"], facts["flops"]))
@@ -153,6 +154,26 @@ def contiguous_rows(cache, requests, q, facts):
             "kernels/attention/merge.cu", "kernels/attention/plan.py"), tolerance=TOLERANCE, **facts,
         ))  # fmt: skip
     return rows
+
+
+def gathered_rows(caches, requests, q, facts):
+    """What comes to mind first, for requests of one length, whole pages: bring all into one piece, and decode that."""
+    slots, tokens = caches[0].slots(requests), caches[0].lengths(requests)[0]
+    row = our_row(
+        "gathered into one piece, then decode", functools.partial(_gather_and_decode, tokens),
+        [(q, cache, slots) for cache in caches], q, verdict=None, sources=("kernels/attention/decode.cu",
+        "kernels/attention/merge.cu", "kernels/attention/plan.py"), tolerance=TOLERANCE, **facts,
+    )  # fmt: skip
+    return [row]
+
+
+def _gather_and_decode(tokens, q, cache, slots, *, out):
+    pages = cache.table[slots.long(), : tokens // cache.page_size].long()
+    whole = (  # picked: (n_requests, pages, n_kv_heads, page_size, head_dim); then once more, tokens before heads
+        of[pages].transpose(2, 3).reshape(len(q), tokens, of.shape[1], of.shape[3])
+        for of in (cache.k_pages, cache.v_pages)
+    )
+    return attention.decode(q, *whole, out=out)
 
 
 def host_table(cell):

@@ -10,6 +10,7 @@
     llm         a token's way, positions, dependent launches, the law of a step
     mamba2      its block, a convolution's window, lists of layers, costs over the context
     serving     padding, pages, who reads how long, a server's requests over time
+    paging      what waits for a page's number, two warpgroups over time
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -37,6 +38,7 @@ from lab.plots.memory import bytes_in_flight, loads_in_flight, register_block, w
 from lab.plots.numbers import bit_fields, code_layout, code_values, shared_scales
 from lab.plots.order import PIECES, handover, old_and_new, sees_new, two_passes
 from lab.plots.packing import cache_blocks, packing_order
+from lab.plots.paging import append_timeline, table_walk
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.serving import block_loads, lateness, over_rates, padding, page_table, server_over_time
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
@@ -56,6 +58,7 @@ __all__ = [
     "RED",
     "SKY",
     "STATES",
+    "append_timeline",
     "bars",
     "bit_fields",
     "block_decays",
@@ -121,6 +124,7 @@ __all__ = [
     "slices_meet",
     "stacked",
     "stacked_rows",
+    "table_walk",
     "task_line",
     "task_schedule",
     "tile_levels",
