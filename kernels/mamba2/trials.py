@@ -1,8 +1,8 @@
 """What chapter 18 tries beside its ladder (`python -m kernels.trials mamba2`): the 2.7B model's token in one launch.
 
-What holds up the stream of weights? Waiting for vectors does not: without it a token is no faster. A multiprocessor has
-0.6 µs for a task of 20 KB, and one warp takes it, reckons what it reads, waits for room and copies; eight warps finish.
-Changes of either are tried, which move no number and change no bit:
+What holds up the stream of weights? A multiprocessor has 0.6 µs for a task of 20 KB, and one warp takes it, reckons
+what it reads, waits for room and copies; a few warps finish. Changes of either are tried, which move no number and
+change no bit:
 
 - a ticket stands for two or four neighbouring tasks, reckoned by as many lanes at once; or there are none, and each
   block takes every 132nd task;
