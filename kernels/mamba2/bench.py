@@ -175,7 +175,8 @@ def _copying(ladder, moved):
         torch.zeros(shape, dtype=torch.int32, device=benching.DEVICE) for _ in range(-(-cuda_timing.COLD // moved))
     ]
     calls = [functools.partial(torch.bitwise_not, source, out=to) for to, source in pairs]
-    ladder.plan("PyTorch's ~x of as many bytes", calls, bytes=moved, flops=moved // 8)
+    # as `reading` in kernels/benching.py it has a source, for it is no peer
+    ladder.plan("PyTorch's ~x of as many bytes", calls, bytes=moved, flops=moved // 8, sources=(HERE + "bench.py",))
 
 
 def _stepped(state, x, dt, A, B, C, D, z, dt_bias, dt_softplus):
