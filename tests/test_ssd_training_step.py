@@ -1,5 +1,6 @@
-"""The ladder of a training step, without a card: its convolution's gradients, and that what is timed was right."""
+"""The ladder of a training step, without a card: its gradients, its convolution's, and that what is timed was right."""
 
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -8,8 +9,8 @@ import torch.nn.functional as F
 from test_attention_bench import card as card
 
 from kernels import benching
+from kernels.ssd import dropin, stack
 from kernels.ssd import peers as ssd_peers
-from kernels.ssd import stack
 from kernels.ssd_backward import peers, training
 
 
@@ -49,10 +50,66 @@ class Block(torch.nn.Module):
     def __init__(self, module):
         super().__init__()
         self.module, self.weight = [module], torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+        self.A = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
 
     def forward(self, hidden, residual):
         residual = hidden if residual is None else residual + hidden
-        return self.module[0].mamba_chunk_scan_combined(residual * self.weight, 0, 0, 0, 0, chunk_size=256), residual
+        return self.module[0].mamba_chunk_scan_combined(residual * self.weight, 0, self.A, 0, 0, 256), residual
+
+
+class Layer(torch.nn.Module):
+    """What of mamba_ssm's layer decides how SSD is called: views of one projection, and of one convolution."""
+
+    HEADS, HEADDIM, DSTATE, MODEL = 2, 8, 16, 12
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, inner = [module], self.HEADS * self.HEADDIM
+        self.split = inner + 2 * self.DSTATE, self.HEADS
+        self.in_proj = torch.nn.Linear(self.MODEL, sum(self.split), bias=False)
+        self.conv1d = torch.nn.Conv1d(self.split[0], self.split[0], 4, groups=self.split[0])
+        self.out_proj = torch.nn.Linear(inner, self.MODEL, bias=False)
+        self.A_log, self.D, self.dt_bias = (torch.nn.Parameter(torch.randn(self.HEADS)) for _ in range(3))
+
+    def forward(self, hidden, residual):
+        residual = hidden if residual is None else residual + hidden
+        xBC, dt = torch.split(self.in_proj(residual), self.split, dim=-1)
+        weight = self.conv1d.weight[:, 0]
+        xBC = self.module[0].causal_conv1d_fn(xBC.transpose(1, 2), weight, bias=self.conv1d.bias).transpose(1, 2)
+        x, B, C = torch.split(xBC, [self.HEADS * self.HEADDIM, self.DSTATE, self.DSTATE], dim=-1)
+        y = self.module[0].mamba_chunk_scan_combined(
+            x.unflatten(-1, (self.HEADS, self.HEADDIM)), dt, -self.A_log.exp(), B[:, :, None], C[:, :, None],
+            chunk_size=16, D=self.D, dt_bias=self.dt_bias, dt_softplus=True,
+        )  # fmt: skip
+        return self.out_proj(y.flatten(-2)), residual
+
+
+def token_by_token(x, dt, A, B, C, chunk_size, D, dt_bias, dt_softplus):
+    """SSD as it is defined, of one group."""
+    steps, state, y = F.softplus(dt + dt_bias), 0, []
+    for t in range(x.shape[1]):
+        fed = steps[:, t, :, None, None] * x[:, t, :, :, None] * B[:, t, :, None]
+        state = torch.exp(A * steps[:, t])[..., None, None] * state + fed
+        y.append((state * C[:, t, :, None]).sum(-1) + D[:, None] * x[:, t])
+    return torch.stack(y, 1)
+
+
+def test_a_step_of_ours_has_all_gradients(monkeypatch):
+    """Of the input and of every weight of three layers, by what stands as ours in the ladder."""
+    module = ModuleType("mamba2")
+    module.mamba_chunk_scan_combined = module.causal_conv1d_fn = None
+    for place in (ssd_peers, training):
+        monkeypatch.setattr(place, "layer", lambda: SimpleNamespace(mamba2=module))
+    monkeypatch.setattr(sys.modules["kernels.ssd_backward.choice"], "FASTEST", ())  # rungs are tested elsewhere
+    monkeypatch.setattr(dropin, "fused", sys.modules["kernels.ssd.five"].five)
+    blocks, hidden = [Layer(module) for _ in range(3)], torch.randn(2, 37, Layer.MODEL)
+    gradient, found = torch.randn(hidden.shape), []
+    for ssd in (training.mamba_chunk_scan_combined, token_by_token):
+        found.append([training.step(blocks, hidden, gradient, ssd)])
+        found[-1] += [weight.grad for block in blocks for weight in block.parameters()]
+    assert len(found[0]) == 1 + 3 * 7 and all(one is not None for one in found[0])
+    for one, right in zip(*found):
+        assert (one - right).norm() <= 1e-4 * right.norm()
 
 
 @pytest.fixture
@@ -63,11 +120,11 @@ def made_up(card, monkeypatch):
     for place in (ssd_peers, training):
         monkeypatch.setattr(place, "layer", lambda: SimpleNamespace(mamba2=module))
     monkeypatch.setattr(
-        ssd_peers, "mamba", lambda: lambda x, dt, A, B, C, chunk_size: module.seen.append(chunk_size) or 2 * x
+        ssd_peers, "mamba", lambda: lambda x, dt, A, B, C, chunk_size: module.seen.append(chunk_size) or 2 * A * x
     )
     monkeypatch.setattr(peers, "tune_quickly", lambda anew: None)
     monkeypatch.setattr(stack, "layers", lambda dtype: [Block(module), Block(module)])
-    monkeypatch.setattr(training, "mamba_chunk_scan_combined", lambda x, *_, **__: 2 * x)
+    monkeypatch.setattr(training, "mamba_chunk_scan_combined", lambda x, dt, A, *_: 2 * A * x)
     monkeypatch.setattr(training, "SEQLEN", 40)
     monkeypatch.setattr(stack, "MODEL", 8)
     monkeypatch.setattr(stack.cuda_timing, "flops_probe", lambda: (lambda: None, 10**9))
@@ -90,8 +147,20 @@ def test_the_ladder(made_up, capsys):
 
 @pytest.mark.parametrize("wrong", [2.2, torch.nan])
 def test_what_is_wrong_is_not_timed(made_up, monkeypatch, wrong):
-    monkeypatch.setattr(training, "mamba_chunk_scan_combined", lambda x, *_, **__: wrong * x)
+    monkeypatch.setattr(training, "mamba_chunk_scan_combined", lambda x, dt, A, *_: wrong * A * x)
     with pytest.raises(ValueError, match="ours is off by .* from mamba_ssm's"):
+        training.ladders()
+
+
+@pytest.mark.parametrize("part, off", [(0, "inf"), (0.5, "0.5")], ids=["none of it", "half of it"])
+def test_a_weight_whose_gradient_is_wrong_is_named(made_up, monkeypatch, part, off):
+    """Though the input's is right."""
+
+    def ours(x, dt, A, *_):
+        return 2 * x * (part * A + (1 - part) * A.detach() if part else A.detach())
+
+    monkeypatch.setattr(training, "mamba_chunk_scan_combined", ours)
+    with pytest.raises(ValueError, match=f"gradient of A is off by {off}"):
         training.ladders()
 
 

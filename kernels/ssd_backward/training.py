@@ -10,6 +10,7 @@ Timed as called: a step takes longer on the card than in Python. mamba_ssm has t
 
 import contextlib
 import functools
+import math
 import time
 
 import torch
@@ -18,8 +19,7 @@ import triton.language as tl
 
 from kernels import benching, running
 from kernels.benching import short
-from kernels.ssd import stack
-from kernels.ssd.dropin import mamba_chunk_scan_combined
+from kernels.ssd import mamba_chunk_scan_combined, stack  # of kernels.ssd.dropin it would have no gradients
 from kernels.ssd.fused import SOURCES as FORWARD
 from kernels.ssd.launching import launch
 from kernels.ssd.peers import layer
@@ -35,8 +35,9 @@ SEQLEN, DTYPE = 8192, torch.bfloat16
 TITLE = f"Mamba-2 2.7B stack, forward and backward, bf16, {short(SEQLEN)}"
 THEIRS, OURS, WITHOUT = "mamba_ssm's SSD", "ours", "no SSD at all"
 HERE = "kernels/ssd_backward/training.py"
-SOURCES = (HERE, "kernels/ssd/dropin.py", *FORWARD, *BACKWARD)
+SOURCES = (HERE, "kernels/ssd/dropin.py", "kernels/ssd/operators.py", *FORWARD, *BACKWARD)
 FAR = 2  # ours may be so many times as far from mamba_ssm's gradient as that is from itself in other chunks
+WEIGHTS_FAR = 0.05  # of the gradients of weights, ‖a − b‖ / ‖b‖ over all layers: without one part of SSD's, 0.5 to 1
 TOKENS, COLUMNS = 32, 64  # of the convolution's blocks, backwards
 
 
@@ -60,7 +61,7 @@ def measure(blocks):
     chunk = min(stack.CHUNKS, key=functools.partial(_seconds_of_few, blocks, hidden, gradient))
     ssds = {THEIRS: stack._in_chunks(chunk), OURS: mamba_chunk_scan_combined, WITHOUT: stack.no_ssd}
     steps = {name: functools.partial(step, blocks, hidden, gradient, ssd) for name, ssd in ssds.items()}
-    off, itself = compared(steps, functools.partial(step, blocks, hidden, gradient), chunk)
+    off, itself = compared(blocks, steps, functools.partial(step, blocks, hidden, gradient), chunk)
     steps[WITHOUT]()
     apart = f"{off:.1e} from mamba_ssm's, which is {itself:.1e} from itself"
     said = {THEIRS: f"chunk {chunk}, the faster", OURS: apart, WITHOUT: "not checked"}
@@ -81,15 +82,44 @@ def measure(blocks):
     return ladder
 
 
-def compared(steps, run, chunk):
+def compared(blocks, steps, run, chunk):
     """How far our gradient of the stack's input is from mamba_ssm's, ‖a − b‖ / ‖b‖, and how far mamba_ssm's is in its
-    other chunks: 64 layers make much of every rounding. ValueError where ours is further than FAR times that."""
-    theirs, ours = steps[THEIRS](), steps[OURS]()
+    other chunks: 64 layers make much of every rounding.
+
+    ValueError where ours is further than FAR times that, or one of its weights' gradients than WEIGHTS_FAR. What SSD
+    hands back is a part of the input's gradient, and all there is of those of A, D and dt_bias.
+    """
+    (theirs, of_theirs), (ours, of_ours) = (_of_all(blocks, steps[name]) for name in (THEIRS, OURS))
+    apart = {name: _apart(of_ours[name], wanted) for name, wanted in of_theirs.items()}
+    del of_theirs, of_ours
     other = run(stack._in_chunks(next(one for one in stack.CHUNKS if one != chunk)))
-    off, itself = (((one - theirs).float().norm() / theirs.float().norm()).item() for one in (ours, other))
+    off, itself = (_apart([one], [theirs]) for one in (ours, other))
     if not off <= FAR * itself:  # NaN too
         raise ValueError(f"{TITLE}: ours is off by {off:.2g} from mamba_ssm's, which is by {itself:.2g} from itself")
+    for name, found in apart.items():
+        if not found <= WEIGHTS_FAR:
+            raise ValueError(f"{TITLE}: the gradient of {name} is off by {found:.2g} from mamba_ssm's")
     return off, itself
+
+
+def _of_all(blocks, step):
+    """The input's gradient, and those of each kind of weight, {name: one of each layer, None where there is none}."""
+    found, weights = step(), {}
+    for block in blocks:
+        for name, weight in block.named_parameters():
+            weights.setdefault(name, []).append(weight.grad)
+    return found, weights
+
+
+def _apart(found, wanted):
+    """‖a − b‖ / ‖b‖ over tensors; infinite where there is one in b and none in a."""
+    off = size = 0.0
+    for one, right in zip(found, wanted, strict=True):
+        if right is not None:
+            right = right.float()
+            size += right.square().sum().item()
+            off += torch.inf if one is None else (one.float() - right).square().sum().item()
+    return math.sqrt(off / size) if size else math.sqrt(off)
 
 
 def gain(ladder):
