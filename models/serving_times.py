@@ -9,9 +9,10 @@ seconds = launches and weights + flops / rate + layers · attention
     attention              of the tokens that are decoded: bytes / rate + a price for a launch, fitted to measured
                            cells (kernels/paged where they are stored, else kernels/attention; of PDL launches)
 
-The law is exact at its ends only: one row, and prompts of 512 and 4,096 tokens, which it meets within 8 %. Between them
-it is pessimistic, unless steps of several texts are stored, since weights are read while rows are multiplied. Sampling
-and the host count nothing.
+The law is exact at its ends only: one row of a cache in one piece, and prompts of 512 and 4,096 tokens, which it meets
+within 8 %. Over pages a launch has the price of batches, and one row counts for 4 % more. Between the ends it is
+pessimistic, unless steps of several texts are stored, since weights are read while rows are multiplied. Sampling and
+the host count nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -87,8 +88,11 @@ class StepTimes:
         return 4 * rows * seen * self.model.n_heads * self.model.head_dim
 
 
-def stored_times(card="NVIDIA H200"):
-    """StepTimes of Mistral-7B in fp16 from the stored runs of a card; what is not stored is about an H200's."""
+def stored_times(card="NVIDIA H200", caches=("paged", "attention")):
+    """StepTimes of Mistral-7B in fp16 from the stored runs of a card; what is not stored is about an H200's.
+
+    caches: the topics whose cells say what attention takes, over pages or in one piece: the first that is stored
+    """
     llm, found, sources = results.stored_on("llm", card=card), {}, []
     law = llm.table("The law of a step: Mistral-7B, fp16, PDL") if llm else None
     if law:
@@ -98,7 +102,7 @@ def stored_times(card="NVIDIA H200"):
     if law and prompts:
         found["flops"] = _rate(found["weights"], prompts.rows)
         sources.append(prompts.source)
-    for topic in ("paged", "attention"):
+    for topic in caches:
         run = results.stored_on(topic, card=card)
         cells = _cells(run) if run else []
         if len(cells) > 1:

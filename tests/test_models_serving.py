@@ -223,6 +223,11 @@ def test_the_law_meets_what_was_measured():
     for name, row in run.table("Prompts, Mistral-7B, fp16").rows.items():
         tokens_ = int(name.split()[0])
         assert times.step([], [(tokens_, 0)]) == pytest.approx(1e-3 * row["ours, ms"], rel=0.08)
+    for cell in ("16 × 4K", "64 × 4K", "64 of 64K/i", "1 × 128K and 63 × 1K", "64 of 512 to 1024"):
+        found = results.stored_on("paged").ladder(f"paged decode bf16, {cell}")["decode, PDL"]
+        lens = [found.bytes // times.token_bytes]  # as if of one request: bytes count
+        assert times.attention(lens) == pytest.approx(found.timing.median, rel=0.05)
+    times = stored_times(caches=("attention",))  # in one piece, as chapter 17's engine and chapter 08 have them
     short, long = (run.ladder(f"Mistral-7B, fp16, a token behind {n}") for n in (127, 4095))
     for one, seen in ((short, 128), (long, 4096)):
         measured = one["norms, GLU and additions in the products, PDL"].timing.median

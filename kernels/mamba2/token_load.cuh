@@ -34,8 +34,8 @@ struct Source {
 /* The warp that takes tickets and copies. All its lanes call.
 
    It has 0.6 µs for a task of 20 KB, or memory rests: a thousand cycles for some two hundred instructions, most of
-   which wait for the one before. So a ticket may stand for TICKET tasks, and what they read is reckoned by as many lanes
-   at once. */
+   which wait for the one before. So a ticket may stand for TICKET tasks, and as many lanes at once reckon what they
+   read. */
 struct Loader {
     unsigned *ticket;
     int lane;
