@@ -10,8 +10,6 @@ def table_walk(tiles=5, load=4, use=1, stages=3):
     """What a warp waits for as it walks along a request's tiles: without a table, with a number asked for in front of
     each copy, and with numbers that are there before. Lengths are made up; `stages` copies are on their way at a time.
     """
-    from matplotlib.patches import Patch
-
     ways = {"no table": 0, "a number, then its copy": load, "numbers a window ahead": 0}
     picture, axes = figure(9, 4.8, rows=3)
     for axis, (way, wait) in zip(axes, ways.items()):
@@ -25,9 +23,7 @@ def table_walk(tiles=5, load=4, use=1, stages=3):
         axis.spines["left"].set_visible(False)
     axes[-1].set_xlabel("time, in made-up units", fontsize=9)
     keys = [(NUMBER, "page numbers come"), (COPY, "keys and values come"), (USE, "they are used")]
-    keys = [Patch(facecolor=colour, edgecolor="#999999", label=name) for colour, name in keys]
-    picture.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return finish(picture)
+    return _with_keys(picture, keys)
 
 
 def _walk(axis, tiles, load, use, stages, wait):
@@ -45,11 +41,18 @@ def _walk(axis, tiles, load, use, stages, wait):
     return done[-1]
 
 
+def _with_keys(picture, keys):
+    """A finished picture, with what its colours mean below it. keys: [(colour, name), ...]"""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=colour, edgecolor="#999999", label=name) for colour, name in keys]
+    picture.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    return finish(picture)
+
+
 def append_timeline(steps=4):
     """Two warpgroups over time, products on tensor cores and softmax on the others: one after another in a warpgroup
     alone, and interleaved. Lengths are made up, and alike for both products."""
-    from matplotlib.patches import Patch
-
     picture, axes = figure(9, 3.9, rows=2)
     for axis, (title, together) in zip(axes, {"one warpgroup, step by step": 0, "two, as in append.cu": 1}.items()):
         bands = ["tensor cores", "softmax"] if not together else ["tensor cores", "softmax of 0", "softmax of 1"]
@@ -64,9 +67,7 @@ def append_timeline(steps=4):
         axis.spines["left"].set_visible(False)
     axes[-1].set_xlabel("time, in made-up units (before the dot: which warpgroup; behind it: which step)", fontsize=9)
     keys = [(SCORES, "scores: Q times keys"), (SOFTMAX, "softmax"), (VALUES, "weights times values")]
-    keys = [Patch(facecolor=colour, edgecolor="#999999", label=name) for colour, name in keys]
-    picture.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return finish(picture)
+    return _with_keys(picture, keys)
 
 
 def append_schedule(steps, together):
