@@ -89,6 +89,4 @@ def expect_tables(where, pages, table, kv_lens, longest):
     for b, row in enumerate(table.numpy()):
         used = row[: -(-int(lens[b]) // PAGE)]
         if len(bad := used[(used < 0) | (used >= len(pages))]):
-            raise ValueError(
-                f"{where}: table must name pages from 0 to {len(pages) - 1}, got {bad[0]} in sequence {b}"
-            )
+            raise ValueError(f"{where}: table must name pages from 0 to {len(pages) - 1}, got {bad[0]} in sequence {b}")
