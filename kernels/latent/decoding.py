@@ -14,7 +14,8 @@ from lab.prepared import Calls
 
 LOG2_E = math.log2(math.e)
 CALLS = Calls("latent.decode")
-RUNGS = {"split": splitting.launch}
+RUNGS = {"split": splitting.launch, "last": splitting.launch_last, "in_place": splitting.launch_in_place}
+TRIALS = {"amla": splitting.launch_amla}  # which is not right for all values
 
 
 def best(q):
@@ -67,9 +68,9 @@ def counters(q, cache, *, kv_lens=None, scale, rung=None, out=None, check_races=
     chosen: what its plan takes by name."""
     if isinstance(q, torch.Tensor) and not q.is_cpu:
         raise ValueError(f"counters: q must be on the CPU, got a tensor on {q.device}")
-    if rung is not None and rung not in RUNGS:
-        raise ValueError(f"counters: rung must be one of {', '.join(RUNGS)}, got {rung!r}")
+    if rung is not None and rung not in RUNGS | TRIALS:
+        raise ValueError(f"counters: rung must be one of {', '.join(RUNGS | TRIALS)}, got {rung!r}")
     cache, table = tensors_of("counters", cache)
     scale, out = expect_decode("counters", q, cache, table, kv_lens, scale, out)
     how = {"chosen": chosen, "check_races": check_races}
-    return RUNGS[rung or best(q)](q, cache, table, kv_lens, scale * LOG2_E, out, False, **how)
+    return (RUNGS | TRIALS)[rung or best(q)](q, cache, table, kv_lens, scale * LOG2_E, out, False, **how)
