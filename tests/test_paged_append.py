@@ -9,7 +9,7 @@ from kernels.paged.appending import append_tensors, shared_tensors, why_not
 from tests.paged_append_cases import append_error, pool, shared_error
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
-CLUSTERS = {"team": 2, "multicast": True}
+TEAMS = {"team": 2}
 WITHIN = {HALF: 1e-3, BFLOAT: 6e-3}
 
 
@@ -18,9 +18,9 @@ WITHIN = {HALF: 1e-3, BFLOAT: 6e-3}
     [
         # one past a step, fewer tokens than queries, none, nobody; more units than blocks
         ([129, 3, 0, None], 7, 4, 1, 64, 8, HALF, {"blocks": 2, "whole": True, "rows": 128}, {"check_races": True}),
-        # clusters, a last tile without rows for one of its blocks, and for one of another's warpgroups
-        ([300], 67, 4, 1, 64, 16, HALF, {"blocks": 2, "whole": True, **CLUSTERS}, {"check_races": True}),
-        ([9, 300], 41, 8, 1, 64, 64, HALF, {"blocks": 6, "whole": False, **CLUSTERS}, {}),
+        # teams, a last tile without rows for one of its blocks, and for one of another's warpgroups
+        ([300], 67, 4, 1, 64, 16, HALF, {"blocks": 2, "whole": True, **TEAMS}, {"check_races": True}),
+        ([9, 300], 41, 8, 1, 64, 64, HALF, {"blocks": 6, "whole": False, **TEAMS}, {}),
         # units in a line, cut where shares end, and a group that fills no tile
         ([1, 257], 20, 7, 1, 128, 16, BFLOAT, {"blocks": 5, "whole": False}, {"order": "reverse"}),
         # more parts of a unit than the merge loads at once; a tile of 64 rows for both warpgroups
@@ -43,12 +43,12 @@ EVERYONE = list(range(40))
         # twice in a run, a run behind the request's end
         (
             [(0, 0, 256, EVERYONE), (1, 64, 999, [5, 3]), (0, 256, 37, [3, 3, 1])],
-            4, 64, 16, {"blocks": 4, "multicast": True}, {},
+            4, 64, 16, {"blocks": 4}, {},
         ),
-        # more shares of a unit; teams that do not bring for each other
+        # more shares of a unit
         ([(0, 0, 290, EVERYONE), (1, 64, 130, [5, 3])], 4, 64, 16, {"blocks": 6}, {"order": "reverse"}),
-        # a cluster that has some of both
-        ([(0, 0, 128, EVERYONE[:36]), (1, 0, 200, [1])], 4, 64, 32, {"blocks": 2, "rows": 128, "multicast": True},
+        # a team that has some of both
+        ([(0, 0, 128, EVERYONE[:36]), (1, 0, 200, [1])], 4, 64, 32, {"blocks": 2, "rows": 128},
          {"check_races": True}),
         ([(0, 0, 293, EVERYONE[:9]), (1, 192, 8, [1])], 1, 64, 8, {"blocks": 3, "rows": 64}, {"order": "reverse"}),
     ],
