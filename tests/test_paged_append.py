@@ -26,6 +26,8 @@ WITHIN = {HALF: 1e-3, BFLOAT: 6e-3}
         # more parts of a unit than the merge loads at once; a tile of 64 rows for both warpgroups
         ([700, 65], 2, 8, 1, 64, 64, HALF, {"blocks": 9, "whole": False, "rows": 64}, {}),
         ([128], 2, 1, 1, 64, 64, HALF, {"blocks": 1, "whole": True, "rows": 64}, {"check_races": True}),
+        # a block's eighth segment, when its ring of four is where it began, is the first part of a unit
+        ([5] * 7 + [1100], 1, 1, 1, 64, 64, HALF, {"blocks": 2, "whole": False, "rows": 64}, {}),
     ],
 )
 def test_append(lens, new, group, n_kv_heads, head_dim, page_size, dtype, chosen, options):

@@ -108,8 +108,6 @@ __device__ __forceinline__ void bring_pages(Shared &s, const Problem &problem, c
         }
     }
     wait_for_previous_kernel();
-    if (lane == 0 && S::USE == APPEND && !problem.whole) { // the last one may be a tile's first part
-        const bool any = here.stage || here.parity;
-        lasts[blockIdx.x] = any ? s.segments[(here.stage + SEGMENTS - 1) % SEGMENTS] : Segment{};
-    }
+    if (lane == 0 && S::USE == APPEND && !problem.whole) // the last one may be a tile's first part
+        lasts[blockIdx.x] = s.segments[(here.stage + SEGMENTS - 1) % SEGMENTS];
 }

@@ -72,6 +72,7 @@ struct Shared {
     Ring<STAGES> k_ring, v_ring;
 
     __device__ __forceinline__ void init() {
+        segments[SEGMENTS - 1] = {}; // in front of the first: of no parts, if there is no first
         segment_ring.init(1, 4 * WARPGROUPS);
         k_ring.init(1, 4 * WARPGROUPS);
         v_ring.init(1, 4 * WARPGROUPS);
