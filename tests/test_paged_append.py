@@ -5,8 +5,9 @@ import functools
 import pytest
 import torch
 
+from kernels.paged import decoding
 from kernels.paged.appending import append_tensors, shared_tensors, why_not
-from tests.paged_append_cases import append_error, pool, shared_error
+from tests.paged_append_cases import append_error, error, pool, shared_error
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 TEAMS = {"team": 2}
@@ -69,6 +70,19 @@ def test_shared_without_tokens():
     run = as_int([[int(slots[0]), 16, 64, 0, 1], [-1, 0, 64, 1, 1]])
     given = q, k, v, table, lens, run, as_int([2]), as_int([0, 0]), as_int([[0, -1, 1]])
     assert not shared_tensors(*given, chosen={"blocks": 1, "rows": 64}).any()
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_an_output_at_a_multiple_of_eight_bytes(invariant):
+    """append.cu writes 16 bytes at a time: who gives a place for 8 has decode.cu's rows."""
+    k, v, table, lens, slots = pool([130], 1, 64, 16, HALF, "cpu", 0)
+    q = torch.randn(1, 17, 4, 64, generator=torch.Generator().manual_seed(1)).to(HALF)
+    out = torch.empty(q.numel() + 4, dtype=HALF)[4:].view(q.shape)
+    assert out.data_ptr() % 16 == 8
+    decoding.append_tensors(q, k, v, table, lens, slots, out=out, invariant=invariant)
+    assert error(out, decoding.append_tensors(q, k, v, table, lens, slots).double()) < WITHIN[HALF]
+    with pytest.raises(ValueError, match="append_attention: out must start at an address divisible by 16, got 0x"):
+        append_tensors(q, k, v, table, lens, slots, out=out)
 
 
 def test_refusals():

@@ -32,8 +32,8 @@ EVEN = 0.85  # of the time that the last turn ends at, if units are shared out w
 PAGE_SIZES, HEAD_DIMS = (8, 16, 32, 64), (64, 128)
 
 
-def why_not(q, k_pages, scale=None):
-    """Why append.cu does not take such tensors, in a few words; "" where it does. Decode.cu takes all."""
+def why_not(q, k_pages, scale=None, out=None):
+    """Why append.cu does not take such tensors, in a few words; "" where it does. Decode.cu takes all. out: of APPEND."""
     page_size, head_dim = k_pages.shape[2:]
     if head_dim not in HEAD_DIMS:
         return f"head_dim must be {' or '.join(map(str, HEAD_DIMS))}, got {head_dim}"
@@ -45,6 +45,8 @@ def why_not(q, k_pages, scale=None):
         return f"scale must be positive, got {scale}"
     if q.data_ptr() % 16:
         return f"q must start at an address divisible by 16, got {q.data_ptr():#x}"
+    if out is not None and out.data_ptr() % 16:
+        return f"out must start at an address divisible by 16, got {out.data_ptr():#x}"
     if k_pages.shape[0] * k_pages.shape[1] >= 2**31 - k_pages.shape[1]:
         return f"the pool must have fewer than 2**31 pages of a kv head, got {k_pages.shape[0] * k_pages.shape[1]}"
     return ""
@@ -55,7 +57,7 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
     options: as for a launch of lab.cuda."""
     where, pool = "append_attention", (k_pages, v_pages, table, lens)
     factor, result = expect_attention(where, q, *pool, slots, scale, out, "new")
-    if why := why_not(q, k_pages, factor):
+    if why := why_not(q, k_pages, factor, result):
         raise ValueError(f"{where}: {why}")
     launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen, **options)
     return result
@@ -106,6 +108,7 @@ def expect_shared(q, k_pages, v_pages, table, lens, items, count, rows, levels, 
         "table": table,
         "lens": lens,
         "items": items,
+        "count": count,
         "rows": rows,
     }
     return factor, output(where, out, q, q.shape, **others, levels=levels)
