@@ -184,7 +184,7 @@ def test_errors_change_nothing():
         (lambda: cache.append([one], k, v), ValueError, "append: k must have shape (1, new, 2, 16)"),
         (lambda: cache.append([one, two], k.float(), v), TypeError, "append: k must be of torch.float16"),
         (lambda: cache.append([one, two], k, v[:, :1]), ValueError, "append: v must have shape (2, 3, 2, 16)"),
-        (lambda: cache.append([one, two], odd, v), ValueError, "append: k must start at an address divisible by 16, got"),
+        (lambda: cache.append([one, two], odd, v), ValueError, "append: k must start at an address divisible by 16"),
         (lambda: cache.append([one, two], k, within), ValueError, "append: k_pages must not share memory with v"),
         (lambda: cache.append([one, one], k, v), ValueError, "append: requests must all be different, got one twice"),
         (lambda: cache.append(one, k, v), TypeError, "append: requests must be a sequence of requests, got Request"),

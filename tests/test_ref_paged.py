@@ -40,7 +40,8 @@ class Appending(RuleBasedStateMachine):
         try:
             self.cache.append(requests, k, v)
         except ValueError as error:
-            assert re.search(r"the pool lacks (1 page|\d+ pages)$", str(error)) and sorted(self.cache.free_pages) == before
+            assert re.search(r"the pool lacks (1 page|\d+ pages)$", str(error))
+            assert sorted(self.cache.free_pages) == before
             return
         for request, keys, values in zip(requests, k, v):
             self.said[request] = np.concatenate([self.said[request], [keys, values]], axis=1)

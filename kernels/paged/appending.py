@@ -33,7 +33,8 @@ PAGE_SIZES, HEAD_DIMS = (8, 16, 32, 64), (64, 128)
 
 
 def why_not(q, k_pages, scale=None, out=None):
-    """Why append.cu does not take such tensors, in a few words; "" where it does. Decode.cu takes all. out: of APPEND."""
+    """Why append.cu does not take such tensors, in a few words; "" where it does. Decode.cu takes all.
+    out: of APPEND."""
     page_size, head_dim = k_pages.shape[2:]
     if head_dim not in HEAD_DIMS:
         return f"head_dim must be {' or '.join(map(str, HEAD_DIMS))}, got {head_dim}"

@@ -82,7 +82,7 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
 
     All else as for `decode`. A row is a new token and a head of those that share a kv head. Up to 64 rows of a kv head,
     as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
-    capability 9.0, for head_dim 64 or 128, pages of 8 tokens or more and an `out` at a multiple of 16 bytes, as new ones
+    capability 9.0, for head_dim 64 or 128, pages of 8 tokens or more and `out` at a multiple of 16 bytes, as new ones
     are: 4 · head_dim flops for each query, head and token that it sees. Elsewhere decode.cu reads keys and values once
     for each 64 rows.
     """
