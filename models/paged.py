@@ -45,9 +45,8 @@ class Pages:
         if longest and longest[0] > n_pages:
             raise BadModel(f"generate_several: a text needs {longest[0]} pages of {PAGE} tokens, room is for {n_pages}")
         make = lambda dtype, *shape: torch.zeros(shape, dtype=dtype, device=engine.device)  # noqa: E731
-        self.cache = PagedCache(
-            n_pages, PAGE, c.n_kv_heads, c.head_dim, dtype=engine.dtype, device=engine.device, max_requests=most
-        )
+        self.cache = PagedCache(n_pages, PAGE, c.n_kv_heads, c.head_dim, dtype=engine.dtype, device=engine.device,
+                                max_requests=most, max_len=PAGE * max([1, *longest]))  # fmt: skip
         self.layers = [self._layer(index) for index in range(c.n_layers)]
         self.promised, self.free = {}, n_pages  # pages that each text may yet come to have
         self.slots, self.tokens = make(torch.int32, most).fill_(-1), make(torch.int64, most)

@@ -73,7 +73,7 @@ class PagedCache:
             raise ValueError(f"k and v must have shape {shape}, at least one new token, got {k.shape} and {v.shape}")
         lacking = self._pages_needed(requests, shape[1]) - len(self.free_pages)
         if lacking > 0:  # 1
-            raise ValueError(f"the pool lacks {lacking} pages")
+            raise ValueError(f"the pool lacks {lacking} page{'s' if lacking > 1 else ''}")
         for request, keys, values in zip(requests, k, v):
             table, begin = self.tables[request], self.lens[request]
             if self._must_copy(request):  # 2

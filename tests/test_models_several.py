@@ -8,6 +8,7 @@ from tiny_models import write
 
 import models
 from kernels.llm import shapes
+from kernels.paged.cache import MAX_LEN
 from models import generate, measure_several, paged, several
 from models.config import BadModel
 from models.tokens import Tokens
@@ -214,6 +215,14 @@ def test_prompts_in_pieces_see_their_pages(tmp_path, monkeypatch):
     monkeypatch.setitem(paged.prompt.__globals__, "prefill", lambda *a, **how: pieces(*a, **how | {"chunk": 7}))
     places = paged.Pages(model.engine, 1, [20])
     assert off(places.enter(TEXTS[1], 20)[1], whole) < 1e-3
+
+
+def test_texts_may_be_longer_than_a_cache_has_by_itself(tmp_path):
+    model = models.load(write(tmp_path, "qwen3", torch.float16), device="simt")
+    places = paged.Pages(model.engine, 2, [5, MAX_LEN + 20])
+    request = places.cache.new()
+    places.cache.reserve([request], MAX_LEN + 20)
+    assert places.cache.free_pages == 1 and places.cache.table.shape == (2, MAX_LEN // 16 + 2)
 
 
 def test_what_pages_do_not_take_is_said(tmp_path, monkeypatch):

@@ -10,16 +10,21 @@ from lab.tensors import expect, expect_apart, expect_first, expect_no_gradient, 
 DTYPES = (torch.float16, torch.bfloat16)
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 HEAD_DIMS = range(16, 257, 16)
+MOST_LEN = 1 << 30  # tokens of a request: kernels count them, and some behind, in 32 bits
 
 
 def expect_page_size(where, page_size):
-    if isinstance(page_size, bool) or page_size not in PAGE_SIZES:
+    if not _whole(page_size) or page_size not in PAGE_SIZES:
         raise ValueError(f"{where}: page_size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size!r}")
 
 
 def expect_head_dim(where, head_dim):
-    if head_dim not in HEAD_DIMS:
+    if not _whole(head_dim) or head_dim not in HEAD_DIMS:
         raise ValueError(f"{where}: head_dim must be a multiple of 16 and at most 256, got {head_dim}")
+
+
+def _whole(value):
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def expect_pool(where, k_pages, v_pages, table, lens):
@@ -30,6 +35,11 @@ def expect_pool(where, k_pages, v_pages, table, lens):
     expect_head_dim(where, k_pages.shape[3])
     expect(where, "table", table, k_pages, ("max_requests", "max_pages"), (torch.int32,))
     expect(where, "lens", lens, k_pages, (table.shape[0],), (torch.int32,))
+    if table.shape[1] * k_pages.shape[2] > MOST_LEN:
+        raise ValueError(
+            f"{where}: table must have room for at most {MOST_LEN} tokens of a request, got {table.shape[1]} pages of "
+            f"{k_pages.shape[2]}"
+        )
     for name, value in (("k_pages", k_pages), ("v_pages", v_pages)):
         if value.data_ptr() % 16:
             raise ValueError(f"{where}: {name} must start at an address divisible by 16, got {value.data_ptr():#x}")
@@ -71,18 +81,23 @@ def expect_write(where, slots, k, v, k_pages, v_pages, table, lens):
     expect(where, "k", k, k_pages, ("n_requests", "new", n_kv_heads, head_dim))
     expect(where, "v", v, k_pages, tuple(k.shape))
     expect(where, "slots", slots, k_pages, (k.shape[0],), (torch.int32,))
-    for name, value in (("k", k), ("v", v)):
-        if value.data_ptr() % 16:
-            raise ValueError(f"{where}: {name} must start at an address divisible by 16, got {value.data_ptr():#x}")
-    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
-        expect_no_gradient(where, pages, name)
-        expect_apart(where, name, pages, k=k, v=v, table=table, lens=lens, slots=slots)
+    expect_writable(where, k, v, k_pages, v_pages, table=table, lens=lens, slots=slots)
     if k.is_cpu and k.data_ptr():
         expect_tables(where, k_pages, table, lens, slots)
         short = [int(n) for n in lens[slots[slots >= 0].long()] if n < k.shape[1]]
         if short:
             raise ValueError(f"{where}: k must have no more new tokens than a request has in all, got {short[0]} of "
                              f"{k.shape[1]}: reserve comes first")  # fmt: skip
+
+
+def expect_writable(where, k, v, k_pages, v_pages, **others):
+    """Raise unless words of 16 bytes can go from k and v to pages, which must lie apart from all that is read."""
+    for name, value in (("k", k), ("v", v)):
+        if value.data_ptr() % 16:
+            raise ValueError(f"{where}: {name} must start at an address divisible by 16, got {value.data_ptr():#x}")
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        expect_no_gradient(where, pages, name)
+        expect_apart(where, name, pages, k=k, v=v, **others)
 
 
 def expect_tables(where, k_pages, table, lens, slots):

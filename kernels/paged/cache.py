@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kernels.paged.arguments import DTYPES, expect_head_dim, expect_page_size, expect_write
+from kernels.paged.arguments import (
+    DTYPES,
+    MOST_LEN,
+    expect_head_dim,
+    expect_page_size,
+    expect_pool,
+    expect_writable,
+    expect_write,
+)
 from kernels.paged.pool import Pool, PoolFull, Request
 from kernels.paged.prefixes import Prefixes
 from lab import cuda
@@ -55,7 +63,7 @@ class PagedCache:
             raise ValueError(f"{where}: bits must be 16, got {bits!r}")
         if max_len is None:
             max_len = min(n_pages * page_size, MAX_LEN)
-        expect_count(where, "max_len", max_len, low=1)
+        expect_count(where, "max_len", max_len, low=1, high=MOST_LEN)
         self.page_size, self.bits, self.pool = page_size, bits, Pool(n_pages, page_size, max_requests, max_len)
         shape = n_pages, n_kv_heads, page_size, head_dim
         self.k_pages = torch.zeros(shape, dtype=dtype, device=device)
@@ -67,6 +75,7 @@ class PagedCache:
         self.lens, self.table = self._words[:max_requests], self._words[room:].view(max_requests, max_pages)
         self._table_at = room
         self._slots, self._prefixes = {}, {}
+        self._in_graphs = {}  # of these, what a captured graph reads: kept as long as the cache
 
     @property
     def device(self):
@@ -103,6 +112,8 @@ class PagedCache:
         (_, n_kv_heads, _, head_dim), requests = self.k_pages.shape, self._listed("append", requests)
         expect("append", "k", k, self.k_pages, (len(requests), "new", n_kv_heads, head_dim))
         expect("append", "v", v, self.k_pages, tuple(k.shape))
+        expect_pool("append", self.k_pages, self.v_pages, self.table, self.lens)
+        expect_writable("append", k, v, self.k_pages, self.v_pages, table=self.table, lens=self.lens)
         self.reserve(requests, k.shape[1], _where="append")
         self.write(self.slots(requests), k, v)
 
@@ -159,7 +170,7 @@ class PagedCache:
             if len(self._slots) >= KEPT:
                 self._slots.clear()
             found = self._slots[slots] = self._sent(np.array(slots, np.int32))
-        return found
+        return self._kept_for_graph(found)
 
     def shared_prefixes(self, requests, groups=None, **options):
         """Which tokens these requests share, as Prefixes: what `decode` takes as `prefixes`, and what a graph's owner
@@ -173,8 +184,17 @@ class PagedCache:
             raise TypeError(f"{where}: requests must be a sequence of requests, got {type(requests).__name__}")
         return list(requests)
 
+    def _capturing(self):
+        return self.k_pages.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def _kept_for_graph(self, found):
+        """What was found, of this cache: a graph that is captured now reads it in each replay."""
+        if self._capturing():
+            self._in_graphs[id(found)] = found
+        return found
+
     def _expect_no_capture(self, where):
-        if self.k_pages.is_cuda and torch.cuda.is_current_stream_capturing():
+        if self._capturing():
             raise RuntimeError(f"{where}: must not be captured in a graph: call it before each replay")
 
     def _sent(self, array):

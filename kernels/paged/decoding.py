@@ -53,7 +53,7 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     A request without tokens, or nobody, gets zeros. Lengths, tables and slots are read by the card: a captured graph
     follows them when it is replayed, for as many requests as it was captured for. On a card they are not looked at
     beforehand: a slot out of range is nobody, a length the nearest that the table has room for, and a page number out
-    of the pool the last page's.
+    of the pool stands for one in it.
 
     Moves 4 · tokens · head_dim bytes for each request and kv head, and little else. The same from run to run, bit for
     bit. Scores and sums are float32; a weight is rounded to the dtype of q, for the sum that divides as for the values.
@@ -82,8 +82,9 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
 
     All else as for `decode`. A row is a new token and a head of those that share a kv head. Up to 64 rows of a kv head,
     as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
-    capability 9.0, for head_dim 64 or 128 and pages of 8 tokens or more: 4 · head_dim flops for each query, head and
-    token that it sees. Elsewhere decode.cu reads keys and values once for each 64 rows.
+    capability 9.0, for head_dim 64 or 128, pages of 8 tokens or more and `out` at a multiple of 16 bytes, as new ones
+    are: 4 · head_dim flops for each query, head and token that it sees. Elsewhere decode.cu reads keys and values once
+    for each 64 rows.
     """
     slots = slots_of("append_attention", cache, requests)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
@@ -127,7 +128,7 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             launch(q, *pool, slots, factor, result, q.shape[1], pdl, invariant)
         return result
-    if not appending.why_not(q, k_pages, factor):
+    if not appending.why_not(q, k_pages, factor, result):
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             chosen = {"whole": True} if invariant else None  # a tile that is not cut hangs on its own request alone
             appending.launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen)
