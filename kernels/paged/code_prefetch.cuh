@@ -52,24 +52,22 @@ struct Prefetcher {
     }
 
     /* Ask for the next tile: first the keys and all scales, then the values, which are waited for one after the other.
-       Of a unit behind the request's last nothing is asked for. */
+       In place of a unit behind the request's last comes that one again. */
     __device__ __forceinline__ void prefetch(int slot, int lane) {
         const unsigned to = hidden(shared_address(ring + slot * SLOT + lane), lane); // insurance
         long long units[SIXTEENS];
-        const int there = next.mine > 0 ? (length + UNIT - 1) / UNIT - next.cursor.tile * SIXTEENS : 0;
         if (next.mine > 0) {
 #pragma unroll
-            for (int t = 0; t < SIXTEENS; t++) units[t] = unit_in_pool(next.cursor.tile * SIXTEENS + t);
-#pragma unroll
             for (int t = 0; t < SIXTEENS; t++)
-                if (t < there) copy<K_UNIT>(to, t * K_UNIT, pool.k + units[t] * K_UNIT, lane);
-            copy_scales(to, units, there, lane);
+                units[t] = unit_in_pool(min(next.cursor.tile * SIXTEENS + t, (length - 1) / UNIT));
+#pragma unroll
+            for (int t = 0; t < SIXTEENS; t++) copy<K_UNIT>(to, t * K_UNIT, pool.k + units[t] * K_UNIT, lane);
+            copy_scales(to, units, lane);
         }
         CopyRing<STAGES, 2>::filled(); // also with nothing
         if (next.mine > 0) {
 #pragma unroll
-            for (int t = 0; t < SIXTEENS; t++)
-                if (t < there) copy<V_UNIT>(to, K_WORDS + t * V_UNIT, pool.v + units[t] * V_UNIT, lane);
+            for (int t = 0; t < SIXTEENS; t++) copy<V_UNIT>(to, K_WORDS + t * V_UNIT, pool.v + units[t] * V_UNIT, lane);
             next.next_tile();
             if (next.mine > 0 && next.cursor.tile * TILE / PAGE >= first_page + 32) {
                 first_page = next_first, window = next_window;
@@ -131,8 +129,7 @@ struct Prefetcher {
             if (COUNT % 32 == 0 || i + lane < COUNT) copy_async(to + (behind + i) * 16, from + i + lane, once);
     }
     /* Those of all units, each a piece in the pool; in the slot keys' and values' lie apart. */
-    __device__ __forceinline__ void copy_scales(unsigned to, const long long (&units)[SIXTEENS], int there,
-                                                int lane) const {
+    __device__ __forceinline__ void copy_scales(unsigned to, const long long (&units)[SIXTEENS], int lane) const {
 #pragma unroll
         for (int i = 0; i < SIXTEENS * UNIT_SCALES; i += 32) {
             const int number = i + lane, t = number / UNIT_SCALES, word = number % UNIT_SCALES;
@@ -142,7 +139,7 @@ struct Prefetcher {
             const bool of_keys = word < K_UNIT_SCALES;
             const int at = of_keys ? t * K_UNIT_SCALES + word
                                    : K_SCALES + t * (UNIT_SCALES - K_UNIT_SCALES) + word - K_UNIT_SCALES;
-            if (t < min(there, SIXTEENS))
+            if (SIXTEENS * UNIT_SCALES % 32 == 0 || number < SIXTEENS * UNIT_SCALES)
                 copy_async(to + (K_WORDS + V_WORDS + at - lane) * 16, pool.scales + unit * UNIT_SCALES + word, once);
         }
     }
