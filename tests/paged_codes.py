@@ -5,7 +5,7 @@ import torch
 from guarded_tensors import FENCE, between
 from paged_problems import Problem
 
-from kernels import paged
+from kernels import kv_cache, paged
 from ref import kv_cache as ref
 
 
@@ -44,8 +44,9 @@ def poison(cache):
 
 
 def kept(x, bits):
-    """What a cache keeps of x (1, tokens, n_kv_heads, head_dim), float64."""
+    """What a cache keeps of x (1, tokens, n_kv_heads, head_dim), float64; on a card by kernels.kv_cache, sooner."""
     if not x.shape[1]:
         return x.double()
-    found = ref.dequantize(ref.quantize(x.float().cpu().numpy(), bits))
-    return torch.from_numpy(found).double().to(x.device)
+    if x.is_cuda:
+        return kv_cache.quantize(x.contiguous(), bits).dequantize(torch.float32).double()
+    return torch.from_numpy(ref.dequantize(ref.quantize(x.float().numpy(), bits))).double()

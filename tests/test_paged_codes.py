@@ -71,7 +71,7 @@ def test_right_however_it_is_shared_out(case):
 
 
 def test_more_than_a_window_of_pages():
-    """Of 32 numbers: windows follow one another, and begin anew for the next kv head, of the same request or another."""
+    """Of 32 numbers: windows follow one another, and begin anew for the next kv head."""
     p = CodeProblem(4, [530, 20], 16, 2, 2, 16)
     p.close(launch(p, warps=1, team=1, shares=2))
 

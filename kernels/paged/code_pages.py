@@ -41,8 +41,8 @@ def expect_bits(where, bits, page_size):
     if bits != 16 and page_size % UNIT:
         sizes = ", ".join(str(size) for size in PAGE_SIZES if size % UNIT == 0)
         raise ValueError(
-            f"{where}: page_size must be one of {sizes} with bits={bits!r}, as codes lie in units of {UNIT} tokens, got "
-            f"{page_size}"
+            f"{where}: page_size must be one of {sizes} with bits={bits!r}, as codes lie in units of {UNIT} tokens, "
+            f"got {page_size}"
         )
 
 
@@ -142,7 +142,8 @@ def dequantized(cache, pages, tokens):
         role = "keys", "values"
         units = codes[pages].transpose(0, 1).flatten(1, 2)[None]  # as a contiguous cache of one sequence
         codes = layout.unpack(units, cache.bits, role[of], 0, 0, tokens)[0]
-        scale = layout.unpack_token_scales(scales[:, :, :, of].transpose(0, 1).flatten(1, 2)[None], role[of])[0, :tokens]
+        scale = scales[:, :, :, of].transpose(0, 1).flatten(1, 2)[None]
+        scale = layout.unpack_token_scales(scale, role[of])[0, :tokens]
         x = (codes.view(torch.float8_e4m3fn) if cache.bits == "fp8" else codes).float()
         found.append(x.unflatten(2, (scale.shape[2], -1)).mul_(scale[..., None]).flatten(2))
     return found

@@ -11,7 +11,8 @@ template <int MEMBERS> struct TilesOfWarp {
     int end;           // of the segment
 
     /* begin: of the share; count: its tiles. */
-    __device__ __forceinline__ TilesOfWarp(const TileCursor &begin, int count, int member) : cursor(begin), left(count) {
+    __device__ __forceinline__ TilesOfWarp(const TileCursor &begin, int count, int member)
+        : cursor(begin), left(count) {
         enter(member);
     }
     __device__ __forceinline__ void enter(int member) {
