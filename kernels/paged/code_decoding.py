@@ -88,11 +88,8 @@ def append_attention(q, cache, slots, scale, out, pdl, invariant):
 
 
 def _attention(where, q, cache, slots, scale, out, pdl, invariant, new):
-    pool, kind = (
-        (cache.k_pages, cache.v_pages, cache.scales, cache.table, cache.lens),
-        (scale, bool(pdl), bool(invariant)),
-    )
-    kind += where, cache.bits
+    pool = cache.k_pages, cache.v_pages, cache.scales, cache.table, cache.lens
+    kind = where, scale, bool(pdl), bool(invariant), cache.bits
     if (done := DECODES.run(kind, out, q, *pool, slots)) is not None:
         return done
     factor, result = expect_attention(where, q, cache, slots, scale, out, new)

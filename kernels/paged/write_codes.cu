@@ -28,7 +28,8 @@ extern "C" __global__ void write_codes(const DTYPE *k, const DTYPE *v, unsigned 
     const int slot = slots[b];
     if ((unsigned)slot >= (unsigned)max_requests) return;
     const int length = min(lens[slot], max_pages * units * TILE), first = lens[slot] - new_tokens;
-    const int unit = max(first, 0) / TILE + (int)(piece - (long long)b * touched), end = min(unit * TILE + TILE, length);
+    const int unit = max(first, 0) / TILE + (int)(piece - (long long)b * touched);
+    const int end = min(unit * TILE + TILE, length);
     if (unit * TILE >= end) return;
     const int page = table[(long long)slot * max_pages + unit / units];
     if ((unsigned)page >= (unsigned)n_pages) return;
@@ -39,7 +40,7 @@ extern "C" __global__ void write_codes(const DTYPE *k, const DTYPE *v, unsigned 
         float x[MINE];
         for (int n = 0; n < MINE; n++)
             x[n] = lane + 32 * n < HEAD_DIM ? (float)(is_v ? v : k)[from * HEAD_DIM + lane + 32 * n] : 0;
-        put_head(x, (is_v ? v_pages : k_pages) + to * TILE_BYTES, scales + (2 * to + is_v) * TILE * GROUPS, token % TILE,
-                 is_v, lane);
+        put_head(x, (is_v ? v_pages : k_pages) + to * TILE_BYTES, scales + (2 * to + is_v) * TILE * GROUPS,
+                 token % TILE, is_v, lane);
     }
 }
