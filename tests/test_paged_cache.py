@@ -157,7 +157,7 @@ BAD = [
     ({"page_size": True}, "page_size must be one of"),
     ({"head_dim": 24}, "head_dim must be a multiple of 16 and at most 256, got 24"),
     ({"dtype": torch.float32}, "dtype must be torch.float16 or torch.bfloat16, got torch.float32"),
-    ({"bits": 2}, "bits must be 16, got 2"),
+    ({"bits": 2}, "bits must be 16, 8, 4 or 'fp8', got 2"),
     ({"max_len": 0}, "max_len must be"),
     ({"max_len": 2**30 + 1}, "max_len must be between 1 and 1073741824, got 1073741825"),
     ({"page_size": 16.0}, "page_size must be"),

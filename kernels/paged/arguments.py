@@ -67,7 +67,7 @@ def expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, out,
     expect(where, "slots", slots, k_pages, (q.shape[0],), (torch.int32,))
     scale = expect_scale(where, scale, head_dim)
     if q.is_cpu and q.data_ptr():  # what stands for a tensor while code is traced has no numbers
-        expect_tables(where, k_pages, table, lens, slots)
+        expect_tables(where, *k_pages.shape[::2], table, lens, slots)
     result = output(where, out, q, q.shape, q=q, k_pages=k_pages, v_pages=v_pages, table=table, lens=lens, slots=slots)
     if out is not None and out.data_ptr() % 8:
         raise ValueError(f"{where}: out must start at an address divisible by 8, got {out.data_ptr():#x}")
@@ -83,7 +83,7 @@ def expect_write(where, slots, k, v, k_pages, v_pages, table, lens):
     expect(where, "slots", slots, k_pages, (k.shape[0],), (torch.int32,))
     expect_writable(where, k, v, k_pages, v_pages, table=table, lens=lens, slots=slots)
     if k.is_cpu and k.data_ptr():
-        expect_tables(where, k_pages, table, lens, slots)
+        expect_tables(where, *k_pages.shape[::2], table, lens, slots)
         short = [int(n) for n in lens[slots[slots >= 0].long()] if n < k.shape[1]]
         if short:
             raise ValueError(f"{where}: k must have no more new tokens than a request has in all, got {short[0]} of "
@@ -100,10 +100,10 @@ def expect_writable(where, k, v, k_pages, v_pages, **others):
         expect_apart(where, name, pages, k=k, v=v, **others)
 
 
-def expect_tables(where, k_pages, table, lens, slots):
+def expect_tables(where, n_pages, page_size, table, lens, slots):
     """Raise unless slots are rows of the table, lengths are not beyond it, and each page lies in the pool, and once in
     a request."""
-    (n_pages, _, page_size, _), (max_requests, max_pages) = k_pages.shape, table.shape
+    max_requests, max_pages = table.shape
     slots, lens, table = (t.numpy() for t in (slots, lens, table))
     if len(bad := slots[(slots < -1) | (slots >= max_requests)]):
         raise ValueError(f"{where}: slots must be from -1 (nobody) to {max_requests - 1}, got {bad[0]}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.paged import appending
+from kernels.paged import appending, code_decoding
 from kernels.paged.arguments import expect_attention
 from kernels.paged.cache import PagedCache
 from kernels.paged.plan import MOST_ROWS, card, options, plan
@@ -62,6 +62,9 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
     """
     slots = slots_of("decode", cache, requests)
+    if cache.bits != 16:
+        _expect_plain("decode", cache, prefixes, variant)
+        return code_decoding.decode(q, cache, slots, scale, out, pdl, invariant)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
     if prefixes is not None:
         if variant is not None:
@@ -87,10 +90,22 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
     for each 64 rows.
     """
     slots = slots_of("append_attention", cache, requests)
+    if cache.bits != 16:
+        _expect_plain("append_attention", cache, None, variant)
+        return code_decoding.append_attention(q, cache, slots, scale, out, pdl, invariant)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
     if variant is not None:
         return _varied("append_attention", q, pool, slots, scale, out, pdl, invariant, variant)
     return append_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
+
+
+def _expect_plain(where, cache, prefixes, variant):
+    """Raise for what is not offered over codes."""
+    for name, given in (("prefixes", prefixes), ("variant", variant)):
+        if given is not None:
+            raise ValueError(
+                f"{where}: {name} must be None over a cache with bits={cache.bits!r}: only pages of 16 bits take them"
+            )
 
 
 def _varied(where, q, pool, slots, scale, out, pdl, invariant, variant):
@@ -160,6 +175,8 @@ def counters(q, cache, requests, scale=None, *, check_races=False, invariant=Fal
     slots, pool = slots_of("counters", cache, requests), (cache.k_pages, cache.v_pages, cache.table, cache.lens)
     if not q.is_cpu:
         raise ValueError(f"counters: q must be on the CPU, got a tensor on {q.device}")
+    if cache.bits != 16:
+        return code_decoding.counters(q, cache, slots, scale, invariant, check_races, chosen)
     scale, out = expect_attention("counters", q, *pool, slots, scale, None, "new" if q.ndim == 4 else None)
     new = q.shape[1] if q.ndim == 4 else 1
     return launch(q, *pool, slots, scale, out, new, False, invariant, chosen=chosen, check_races=check_races)
