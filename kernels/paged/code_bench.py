@@ -2,11 +2,15 @@
 
 Beside it our decode over contiguous caches of the same codes, and FlashInfer over pages of e4m3 without scales: numbers
 rounded as they are, where ours are divided by scales first. Truth is attention over what the codes stand for.
+
+    python -m kernels.paged.code_bench [WORD ...]    other plans too, in little time, printed and not stored: cells by a
+                                                     word of their names
 """
 
 import copy
 import functools
 import math
+import sys
 
 import numpy as np
 import torch
@@ -21,6 +25,19 @@ from lab import cuda_timing
 DEVICE = "cuda"
 CELLS = "16 × 4K", "64 × 4K", "1 × 128K and 63 × 1K", "64 of 512 to 1024"  # of bench.CELLS
 BITS = "fp8"
+CHOICES = [  # what `plan` takes by name
+    {},
+    {"team": 1},
+    {"team": 2},
+    {"team": 4},
+    {"team": 8},
+    {"team": 1, "stages": 2},
+    {"warps": 4, "team": 1, "stages": 4},
+    {"warps": 12, "team": 1, "stages": 2},
+    {"threads": 64},
+    {"threads": 256},
+    {"merge_blocks": 264},
+]
 WAYS = {"decode": {}, "decode, PDL": {"pdl": True}, "decode, invariant, PDL": {"pdl": True, "invariant": True}}
 
 
@@ -154,3 +171,36 @@ def _peers(title, cache, requests, q, said, facts):
     for name, modes in peers.eight_bit(q, caches, requests):
         tolerance = FP8_PRODUCTS if peers.IN_FP8 in name else 2 * torch.finfo(q.dtype).eps
         yield from peer_rows([(name, modes)], tolerance, ladder=title, **facts)
+
+
+def quick(words):
+    """Print µs in a graph, under programmatic dependent launch: of every plan, and over codes in one piece."""
+    for cell in [cell for cell in CELLS if not words or any(word in cell for word in words)]:
+        empty()
+        caches, requests, q, said, facts = problem(bench.CELLS[cell])
+        rows = contiguous_rows(caches[0], requests, q, said, facts)[1:]
+        for choice in CHOICES:
+            (row,) = paged_rows(caches, requests, q, facts, str(choice), [{"pdl": True}])
+            slots = caches[0].slots(requests)
+            row.calls = [functools.partial(_launch, choice, q, *one, slots) for one in zip(caches, row.outs)]
+            rows.append(row)
+        print(f"{cell}: {facts['bytes'] / 1e6:.0f} MB", flush=True)
+        for row in rows:
+            error = max(float((call().double() - row.wanted).norm() / row.wanted.norm()) for call in row.calls[:2])
+            graph = cuda_timing.Graph(row.calls)
+            best = min(float(np.median(graph.turn())) for _ in range(3))
+            wrong = "" if error <= row.tolerance else f"   IS WRONG: relative error {error:.2g}"
+            print(
+                f"    {row.title:<45} {1e6 * best:8.2f} µs   {facts['bytes'] / best / 1e12:5.2f} TB/s{wrong}",
+                flush=True,
+            )
+
+
+def _launch(choice, q, cache, out, slots):
+    code_decoding.launch(q, cache, slots, q.shape[-1] ** -0.5, out, 1, True, False, chosen=choice)
+    return out
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        quick(sys.argv[1:])

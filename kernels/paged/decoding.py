@@ -30,7 +30,7 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
 
     q          (n_requests, n_heads, head_dim), like the cache in dtype and device; n_heads is a multiple of its
                n_kv_heads
-    cache      a PagedCache
+    cache      a PagedCache. With fewer than 16 bits neither prefixes nor a variant are offered
     requests   a sequence of its requests; or their slots, int32 (n_requests,) on the device, -1 for nobody
     scale      head_dim**-0.5 unless given
     out        a tensor like q to write into, apart from all others
@@ -55,8 +55,9 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     beforehand: a slot out of range is nobody, a length the nearest that the table has room for, and a page number out
     of the pool stands for one in it.
 
-    Moves 4 · tokens · head_dim bytes for each request and kv head, and little else. The same from run to run, bit for
-    bit. Scores and sums are float32; a weight is rounded to the dtype of q, for the sum that divides as for the values.
+    Moves 4 · tokens · head_dim bytes for each request and kv head (of codes, bits / 8 a number and 2 a scale), and
+    little else. The same from run to run, bit for bit. Scores and sums are float32; a weight is rounded to the dtype of
+    q, for the sum that divides as for the values (of codes, to float16, for the values alone).
     A head whose scores are all -inf gives zeros, as one without tokens.
 
     TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
@@ -87,7 +88,8 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
     as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
     capability 9.0, for head_dim 64 or 128, pages of 8 tokens or more and `out` at a multiple of 16 bytes, as new ones
     are: 4 · head_dim flops for each query, head and token that it sees. Elsewhere decode.cu reads keys and values once
-    for each 64 rows.
+    for each 64 rows. With fewer bits decode_codes.cu reads codes once for each 16 rows, whatever there is to do: for a
+    long prompt much slower than append.cu.
     """
     slots = slots_of("append_attention", cache, requests)
     if cache.bits != 16:
