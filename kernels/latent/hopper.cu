@@ -70,11 +70,15 @@ struct Multiply {
         const int slot = warpgroup, tokens = t + 1 == work.tiles ? work.last : TILE;
         Scores scores;
         Weights weights;
+        if (!FIRST && VALUES_FIRST) start_others(1 - slot, t > 1, TILE);
         start_scores(scores, s, slot, (before + t) / SLOTS % 2);
-        if constexpr (!FIRST) {
-            start_others(1 - slot, t > 1, TILE);
+        if (!FIRST && !VALUES_FIRST) start_others(1 - slot, t > 1, TILE);
+        if (!FIRST && VALUES_FIRST) {
             wgmma_wait<1>();
-        } else wgmma_wait<0>();
+            keep(o);
+            release(1 - slot);
+        }
+        wgmma_wait<FIRST || VALUES_FIRST ? 0 : 1>();
         keep(scores);
         if (t + SLOTS >= work.tiles) release_queries();
         if (tokens < TILE) mask(scores, tokens, thread % 32);
@@ -85,12 +89,12 @@ struct Multiply {
         store_weights(shared_address(s.tiles[slot][ROTATED]), weights, thread);
         fence_async_proxy();
         named_barrier_arrive<256>(WEIGHTS + slot);
-        if constexpr (!FIRST) {
+        if (!FIRST && !VALUES_FIRST) {
             wgmma_wait<0>();
             keep(o);
             release(1 - slot);
-            if (rises) sums.rescale(o);
         }
+        if (!FIRST && rises) sums.rescale(o);
         clear(slot, tokens);
         start_values(o, weights, shared_address(side(slot)), !FIRST);
         wgmma_wait<0>();

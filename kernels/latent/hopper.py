@@ -5,8 +5,6 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from kernels.latent.merging import DEPTH, MOST_TEAMS, partial_results, sizes_of
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
@@ -35,24 +33,26 @@ class Plan(NamedTuple):
     merge_tiles: int  # as many take as long as a merge
     multicast: bool
     own_side_first: bool
+    values_first: bool
     head_tiles: int
     shares: int  # of the line, at most
     teams: int  # of the merge
     extra: str  # of a measurement
 
     def option(self):
-        values = *self[:2], *(str(v).lower() for v in self[2:4])
+        values = *self[:2], *(str(v).lower() for v in self[2:5])
         return f"-DPLAN=Plan<{', '.join(map(str, values))}>"
 
 
-def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=False, own_side_first=True, shares=None,
-         teams=None, extra=""):  # fmt: skip
+def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=False, own_side_first=True,
+         values_first=False, shares=None, teams=None, extra=""):  # fmt: skip
     """The Plan for so many heads on a card of so many multiprocessors. What is given by name is taken as it is."""
     head_tiles = -(-n_heads // HEADS)
     shares = shares or max(1, processors // head_tiles)
     segments = -(-shares // batch) + 1  # of a sequence, if all are of one length
     teams = teams or max(1, min(MOST_TEAMS, -(-segments // DEPTH)))
-    return Plan(least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, head_tiles, shares, teams, extra)
+    how = least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, values_first
+    return Plan(*how, head_tiles, shares, teams, extra)
 
 
 def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):

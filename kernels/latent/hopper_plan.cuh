@@ -10,16 +10,18 @@
 #include "../device/hopper/warpgroup.cuh"
 #include "line.cuh"
 
-template <int LeastTiles, int MergeTiles, bool Multicast, bool OwnSideFirst> struct Plan {
+template <int LeastTiles, int MergeTiles, bool Multicast, bool OwnSideFirst, bool ValuesFirst>
+struct Plan {
     static constexpr int LEAST_TILES = LeastTiles;         // of a share
     static constexpr int MERGE_TILES = MergeTiles;         // as many tiles take as long as partial results and a merge
     static constexpr bool MULTICAST = Multicast;           // two blocks with the same tiles bring them for each other
     static constexpr bool OWN_SIDE_FIRST = OwnSideFirst;   // parts in the order in which their places become free
+    static constexpr bool VALUES_FIRST = ValuesFirst;      // of the other's tile, then scores of the next
 };
 #ifndef PLAN
-#define PLAN Plan<2, 4, false, true>
+#define PLAN Plan<2, 4, false, true, false>
 #endif
-constexpr bool MULTICAST = PLAN::MULTICAST, OWN_SIDE_FIRST = PLAN::OWN_SIDE_FIRST;
+constexpr bool MULTICAST = PLAN::MULTICAST, OWN_SIDE_FIRST = PLAN::OWN_SIDE_FIRST, VALUES_FIRST = PLAN::VALUES_FIRST;
 static_assert(HEADS == 64 && TILE == 64, "a product has 64 rows, and a tile is a page");
 
 constexpr int WARPGROUPS = 2, THREADS = 128 * (WARPGROUPS + 1); // that multiply; and one that brings tiles
