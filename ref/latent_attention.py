@@ -173,21 +173,19 @@ def amla(q, cache, *, scale, tile=64, latent=LATENT, rounded=bfloat16, compensat
 
 def merge_in_place(outs, maxima, sums):
     """Parts of rows become one sum in one place, to which each part is added: no part waits for another's numbers, but
-    all for the highest of their maxima. A power of two as reference makes every factor exact.
+    all for the highest of their maxima, so that nothing that lies there has to be rescaled.
 
-    outs (parts, rows, latent) not divided, maxima (parts, rows) in units of log 2, sums (parts, rows): as
-    `flash` has o, m / ln 2 and total before its step 6 → (rows, latent)
+    outs (parts, rows, latent) not divided, maxima (parts, rows) in units of log 2, sums (parts, rows): as `flash` has
+    o, m / ln 2 and total before its step 6 → (rows, latent)
 
-    1. exponent    e[i] = ceil(m[i]) of each part, and its sums relative to it: o[i], l[i] times 2**(m[i] - e[i])
-    2. agree       e = the largest of all e[i]
-    3. align       o[i], l[i] times 2**(e[i] - e): exact, or below 2**-126, where it is 0
+    1. maxima      m[i] of each part
+    2. agree       m = the highest of all m[i]
+    3. align       o[i] and its sum times 2**(m[i] - m)
     4. add         to the one sum, in any order
-    5. divide      by the sum of all l[i]; a row whose sum is 0 is 0
+    5. divide      by the sum of all sums; a row whose sum is 0 is 0
     """
-    e = np.ceil(maxima)  # 1
-    within = np.exp2(maxima - e)
-    highest = e.max(axis=0)  # 2
-    by = within * np.exp2(e - highest)  # 3
+    highest = maxima.max(axis=0)  # 1, 2
+    by = np.exp2(maxima - highest)  # 3
     total = (by * sums).sum(axis=0)  # 4
     return (by[..., None] * outs).sum(axis=0) / np.where(total == 0, 1, total)[:, None]  # 5
 

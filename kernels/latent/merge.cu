@@ -12,37 +12,13 @@
    Reads 2056 bytes for each head and segment. Compile with SHAPE, as the first launch, and TEAMS. Launch with
    128 * TEAMS threads on batch * n_heads blocks. out (batch, n_heads, 512). */
 #include "../device/half2.cuh"
-#include "../device/math.cuh"
 #include "../device/pdl.cuh"
 #include "line.cuh"
+#include "merged.cuh"
 #ifndef TEAMS
 #define TEAMS 1
 #endif
 
-constexpr int COLUMNS = LATENT / 4, DEPTH = 8; // of four dimensions; segments that a thread loads at once
-constexpr float LOWEST = -3.4028235e38f;       // of all finite scores
-
-/* Four dimensions of a head, of some segments: weighted values and the sum of weights, relative to a maximum. */
-struct Merged {
-    float high = LOWEST, weights = 0;
-    float4 values = {};
-
-    template <int N> __device__ __forceinline__ void add(const float2 (&of)[N], const float4 (&their_values)[N]) {
-        float higher = high;
-#pragma unroll
-        for (int n = 0; n < N; n++) higher = fmaxf(higher, of[n].x);
-        const float less = exp2_approx(high - higher);
-        high = higher, weights *= less;
-        values = make_float4(values.x * less, values.y * less, values.z * less, values.w * less);
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const float w = exp2_approx(of[n].x - higher);
-            const float4 o = their_values[n];
-            weights += w * of[n].y;
-            values = make_float4(values.x + w * o.x, values.y + w * o.y, values.z + w * o.z, values.w + w * o.w);
-        }
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(128 * TEAMS)
 merge(const float *partial_out, const float2 *max_and_sum, const int *kv_lens, T *out, int kv_len, int batch,
@@ -65,19 +41,7 @@ merge(const float *partial_out, const float2 *max_and_sum, const int *kv_lens, T
 
     // 2. each team's sums, relative to its own largest m
     Merged mine;
-#pragma unroll 1
-    for (int i = team; i < segments.count; i += DEPTH * TEAMS) {
-        float2 pair[DEPTH];
-        float4 o[DEPTH];
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            const long long at = (long long)(i + d * TEAMS) * n_heads;
-            const bool there = i + d * TEAMS < segments.count;
-            pair[d] = there ? __ldcg(max_and_sum + at) : make_float2(LOWEST, 0);
-            o[d] = there ? __ldcg(values + at * COLUMNS) : float4{};
-        }
-        mine.add(pair, o);
-    }
+    mine.add_segments(values, max_and_sum, team, segments.count, TEAMS, n_heads);
     if (TEAMS > 1) {
         found[team][column] = mine.values;
         if (column == 0) pairs[team] = make_float2(mine.high, mine.weights);
@@ -92,8 +56,5 @@ merge(const float *partial_out, const float2 *max_and_sum, const int *kv_lens, T
     }
 
     // 3. divide
-    const float share = mine.weights == 0 ? 0 : 1 / mine.weights; // 0: it saw no token
-    const uint2 mean = make_uint2(pack(mine.values.x * share, mine.values.y * share, T()),
-                                  pack(mine.values.z * share, mine.values.w * share, T()));
-    reinterpret_cast<uint2 *>(out)[(long long)blockIdx.x * COLUMNS + column] = mean;
+    reinterpret_cast<uint2 *>(out)[(long long)blockIdx.x * COLUMNS + column] = mine.mean();
 }

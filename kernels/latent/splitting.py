@@ -1,13 +1,17 @@
-"""How split.cu is launched, and merge.cu behind it."""
+"""How split.cu is launched, and merge.cu behind it; and its relatives of one launch, last.cu and in_place.cu."""
 
 import functools
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from kernels.attention.plan import card
 from kernels.latent.arguments import WIDTH
 from kernels.latent.merging import merge, partial_results, sizes_of
+from kernels.ssd.workspace import claim
 from lab import cuda
+from lab.prepared import scratch, supply
 from lab.tensors import DTYPES
 
 HERE = Path(__file__).resolve().parent
@@ -54,19 +58,62 @@ def _shared(heads, tile, stages):
 
 def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
     """split.cu and merge.cu on tensors that were looked at."""
-    batch, n_heads, _ = q.shape
-    kv_len, *rest = sizes = sizes_of(q, cache, table)
     chosen = dict(chosen or {})
     how = {"teams": chosen.pop("teams", None)}
-    p = plan(batch, n_heads, kv_len, *card(q.device), **chosen)
-    shape = f"Shape<{DTYPES[q.dtype]}, {p.heads}, {p.tile}, {'false' if table is None else 'true'}>"
+    p, shape = _planned(q, cache, table, chosen)
     partial, sums = partial_results(q, p.shares)
+    sizes = sizes_of(q, cache, table)
     args = q, cache, table, kv_lens, out, partial, sums, *sizes, scale
-    kernel = _kernel(shape, p.stages)
-    first = kernel.unchecked((p.head_tiles, p.shares), 32 * WARPS, *args, shared=p.shared, pdl=pdl, **options)
-    return first, merge(shape, partial, sums, kv_lens, out, kv_len, p.shares, **how, **options)
+    first = _run("split", p, shape, args, pdl, options)
+    return first, merge(shape, partial, sums, kv_lens, out, sizes[0], p.shares, **how, **options)
+
+
+def launch_last(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
+    """last.cu: a launch, whose last block merges."""
+    p, shape = _planned(q, cache, table, chosen or {})
+    arrived = supply(functools.partial(claim, q.device, -(-q.shape[0] * p.head_tiles // 2)), of_stream=True)
+    args = q, cache, table, kv_lens, out, *partial_results(q, p.shares), arrived, *sizes_of(q, cache, table), scale
+    return (_run("last", p, shape, args, pdl, options),)
+
+
+def launch_in_place(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
+    """in_place.cu: a launch, whose blocks add up in one place."""
+    p, shape = _planned(q, cache, table, chosen or {})
+    if p.head_tiles * p.shares > card(q.device)[0]:
+        raise ValueError(f"in_place: blocks wait for each other, so {card(q.device)[0]} may be there, got {p}")
+    tiles = q.shape[0] * p.head_tiles
+    sums = scratch(q, tiles * p.heads * 513, torch.float32)
+    # counters, then maxima: each as many words of 8 bytes as they take
+    counters = supply(functools.partial(claim, q.device, tiles * (1 + p.heads)), of_stream=True)
+    args = q, cache, table, kv_lens, out, sums, counters, counters[tiles:], *sizes_of(q, cache, table), scale
+    return (_run("in_place", p, shape, args, pdl, options),)
+
+
+def launch_amla(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
+    """amla.cu: a launch, whose blocks rescale what lies there by additions to exponents. A trial: it is wrong where a
+    sum is 0 (see there)."""
+    p, shape = _planned(q, cache, table, chosen or {})
+    if p.head_tiles * p.shares > card(q.device)[0]:
+        raise ValueError(f"amla: blocks wait for each other, so {card(q.device)[0]} may be there, got {p}")
+    tiles = q.shape[0] * p.head_tiles
+    sums = scratch(q, tiles * p.heads * 514, torch.float32)
+    turns = supply(functools.partial(claim, q.device, -(-tiles // 2)), of_stream=True)
+    args = q, cache, table, kv_lens, out, sums, turns, *sizes_of(q, cache, table), scale
+    return (_run("amla", p, shape, args, pdl, options),)
+
+
+def _planned(q, cache, table, chosen):
+    """(plan, the SHAPE that kernels are compiled with)"""
+    batch, n_heads, _ = q.shape
+    p = plan(batch, n_heads, sizes_of(q, cache, table)[0], *card(q.device), **chosen)
+    return p, f"Shape<{DTYPES[q.dtype]}, {p.heads}, {p.tile}, {'false' if table is None else 'true'}>"
+
+
+def _run(name, p, shape, args, pdl, options):
+    kernel = _kernel(name, shape, p.stages)
+    return kernel.unchecked((p.head_tiles, p.shares), 32 * WARPS, *args, shared=p.shared, pdl=pdl, **options)
 
 
 @functools.cache
-def _kernel(shape, stages):
-    return cuda.load(HERE / "split.cu", (f"-DSHAPE={shape}", f"-DSTAGES={stages}")).split
+def _kernel(name, shape, stages):
+    return cuda.load(HERE / f"{name}.cu", (f"-DSHAPE={shape}", f"-DSTAGES={stages}"))[name]
