@@ -23,7 +23,7 @@ DEVICE, DTYPE = "cuda", torch.bfloat16
 SCALE = 192**-0.5 * math.log2(math.e)
 COLD = 300 << 20  # bytes of caches that are gone through before the first one's turn comes again
 PASS_ON = """    __device__ __forceinline__ void walk(const Work &work) {
-        for (int i = 0; i < COLUMNS / 2; i++) o[i] = 0;
+        for (int i = 0; i < SIDE_COLUMNS / 2; i++) o[i] = 0;
         for (int t = 0; t < work.tiles; t++) {
             const int slot = (before + t) % SLOTS;
             for (int part = 0; part < PARTS; part++) s.full[slot][part].wait((before + t) / SLOTS % 2);
@@ -34,7 +34,7 @@ PASS_ON = """    __device__ __forceinline__ void walk(const Work &work) {
     }
     __device__ __forceinline__ void unused(const Work &work) {"""
 SOFTMAX = "const bool rises = sums.online_softmax(scores, to_log2);"
-PARTIAL = "store_partial(o, to.partial_out + at * LATENT + warpgroup * COLUMNS, heads, lane);"
+PARTIAL = "store_partial(o, to.partial_out + at * LATENT + warpgroup * SIDE_COLUMNS, heads, lane);"
 CHANGES = {  # of the text; all but the first two give wrong results
     "": (),
     "no merge": (),
@@ -52,6 +52,8 @@ VARIANTS = {
     "values first": {"values_first": True},
     "values first, multicast": {"values_first": True, "multicast": True},
     "parts in order": {"own_side_first": False},
+    **{f"{n} tiles ahead": {"ahead": n} for n in (0, 1, 4, 8)},
+    "multicast, 4 tiles ahead": {"multicast": True, "ahead": 4},
     **{what: {"extra": what} for what in CHANGES if what},
 }
 SMALL = {f"at least {n} tiles": {"least_tiles": n} for n in (1, 3, 4, 6)} | {
