@@ -1,5 +1,5 @@
-"""kernels.latent on the SIMT machine: every rung right on hostile lengths, heads, pages and plans, without races; what is
-no number reaches its own rows alone; and an error before anything is written for whatever is not allowed."""
+"""kernels.latent on the SIMT machine: every rung right on hostile lengths, heads, pages and plans, without races; what
+is no number reaches its own rows alone; and an error before anything is written for whatever is not allowed."""
 
 import math
 import re

@@ -68,6 +68,13 @@ def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options)
     return first, merge(shape, partial, sums, kv_lens, out, sizes[0], p.shares, **how, **options)
 
 
+def launch_alone(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
+    """split.cu without a merge behind it, which leaves `out` unfinished: to see what the merge takes."""
+    p, shape = _planned(q, cache, table, chosen or {})
+    args = q, cache, table, kv_lens, out, *partial_results(q, p.shares), *sizes_of(q, cache, table), scale
+    return (_run("split", p, shape, args, pdl, options),)
+
+
 def launch_last(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
     """last.cu: a launch, whose last block merges."""
     p, shape = _planned(q, cache, table, chosen or {})
