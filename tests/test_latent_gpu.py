@@ -1,6 +1,6 @@
 """kernels.latent on a card: every rung right on hostile lengths, heads and dtypes, in pages and in one piece; in a
-graph whose lengths and tables change; in chains of dependent launches; on two streams at a time; and the same bits every
-time, but for in_place. (hopper.cu alone: test_latent_hopper_gpu.py.)"""
+graph whose lengths and tables change; in chains of dependent launches; on two streams at a time; and the same bits
+every time, but for in_place. (hopper.cu alone: test_latent_hopper_gpu.py.)"""
 
 import math
 
