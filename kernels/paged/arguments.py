@@ -14,17 +14,13 @@ MOST_LEN = 1 << 30  # tokens of a request: kernels count them, and some behind, 
 
 
 def expect_page_size(where, page_size):
-    if not _whole(page_size) or page_size not in PAGE_SIZES:
+    if isinstance(page_size, (bool, float)) or page_size not in PAGE_SIZES:
         raise ValueError(f"{where}: page_size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size!r}")
 
 
 def expect_head_dim(where, head_dim):
-    if not _whole(head_dim) or head_dim not in HEAD_DIMS:
+    if isinstance(head_dim, (bool, float)) or head_dim not in HEAD_DIMS:
         raise ValueError(f"{where}: head_dim must be a multiple of 16 and at most 256, got {head_dim}")
-
-
-def _whole(value):
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def expect_pool(where, k_pages, v_pages, table, lens):
