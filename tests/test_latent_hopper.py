@@ -35,6 +35,7 @@ def problem(lens, n_heads, dtype, paged, sharp=1.0, seed=0):
         # clusters that bring for each other
         ([129, 190], 128, HALF, True, {"shares": 2, "multicast": True, "parts_before": 9}, {"check_races": True}),
         # all alike, none is cut; the other order of parts
+        ([129, 0, 190], 65, BFLOAT, False, {"shares": 2, "merge_blocks": 67}, {}),
         ([128, 128], 64, BFLOAT, False, {"shares": 3, "own_side_first": False, "parts_before": 0}, {}),
     ],
 )

@@ -49,6 +49,8 @@ CHANGES = {  # of the text; all but the first two give wrong results
 VARIANTS = {
     "as planned": {},
     "multicast": {"multicast": True},
+    "each for itself": {"multicast": False},
+    **{f"merge on {n} blocks a multiprocessor": {"merge_blocks": 132 * n} for n in (4, 8, 64)},
     **{f"{n} parts before": {"parts_before": n} for n in (0, 4, 7, 9)},
     "9 parts before, multicast": {"parts_before": 9, "multicast": True},
     "parts in order": {"own_side_first": False},
@@ -102,7 +104,7 @@ def compile_all(cells):
     begin, processors, shapes = time.perf_counter(), multiprocessors(torch.device(DEVICE)), set()
     for cell in cells:
         for chosen in variants_of(cell).values():
-            p = hopper.plan(CELLS[cell][0], heads_of(cell), processors, **chosen)
+            p = hopper.plan(CELLS[cell][0], heads_of(cell), processors, **{"tiles": CELLS[cell][1] // 64} | chosen)
             shapes.add((DTYPES[DTYPE], True, p.option(), p.teams, p.extra))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [kernel for pair in pool.map(lambda shape: kernels(*shape), shapes) for kernel in pair]
