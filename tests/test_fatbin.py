@@ -172,7 +172,7 @@ DAMAGES = {
     "container's size": (lambda d: changed(d, 8, "<Q", 1 << 60), "found one that ends at 1,152,921,504,606,8"),
     "entry's size": (
         lambda d: changed(d, ENTRY + 8, "<Q", 1 << 60),
-        "an entry within the fat binary at byte 0, and found",
+        "within the fat binary at byte 0, and found",
     ),
     "entry's header": (lambda d: changed(d, ENTRY + 4, "<I", 3), "a header of 3 bytes"),
     "packed size": (lambda d: changed(d, ENTRY + 16, "<I", 1 << 30), "1,073,741,824 packed bytes of"),

@@ -1,5 +1,6 @@
 """ELF files of 64 bits, little-endian: sections, symbols, program headers. Read from anything with pread(size, at)."""
 
+import os
 import struct
 from collections import namedtuple
 
@@ -28,6 +29,17 @@ class Bytes:
 
     def pread(self, size, at):
         return self.data[at : at + size]
+
+
+class OnDisk:
+    """A file, opened for each reading."""
+
+    def __init__(self, path):
+        self.path, self.size = path, os.path.getsize(path)
+
+    def pread(self, size, at):
+        with open(self.path, "rb") as f:
+            return os.pread(f.fileno(), size, at)
 
 
 def header(file):
@@ -70,6 +82,10 @@ def sections(file):
     ]
 
 
+def _name(names, at):
+    return names[at : names.find(b"\0", at)].decode(errors="replace")
+
+
 def segments(file):
     """[Segment, ...]: the program headers, by which a loader goes."""
     head = header(file)
@@ -87,7 +103,7 @@ def kernels(file):
         names = file.pread(parts[part.link].size, parts[part.link].offset)
         for name, info, other, _, _, _ in table(file, SYMBOL, part.offset, SYMBOL.size, count, "symbols"):
             if info & 15 == FUNCTION and other & KERNEL:
-                found.add(names[name : names.find(b"\0", name)].decode(errors="replace"))
+                found.add(_name(names, name))
     return tuple(sorted(found))
 
 
