@@ -79,9 +79,8 @@ class Entry:
     def image(self):
         """The cubin or the PTX, unpacked and without padding: bytes. Damaged if it does not unpack."""
         data = self.payload()
-        expect(
-            any(data[:64]), self.path, f"the {self.kind} of {self.label} at byte {self.at:,}", "zeros: it was cut away"
-        )
+        wanted = f"the {self.kind} of {self.label} at byte {self.at:,}"
+        expect(any(data[:64]), self.path, wanted, "zeros: it was cut away")
         if self.compression:
             data = _unpack(data, self)
             expect(len(data) == self.size, self.path, f"{self.size:,} bytes of {self.label}", f"{len(data):,}")

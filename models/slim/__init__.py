@@ -6,6 +6,6 @@
     python -m models.slim verify ENVIRONMENT DIR -- COMMAND         the same output? what became smaller?
     python -m models.slim explain ENVIRONMENT DIR -- COMMAND        which kernels it asks for that were cut
 
-Nothing is changed in place: `cut` writes a copy, or nothing. A copy holds modified libraries of NVIDIA and others: it is
-for the machine it was made for, and not to be passed on. What is read here is described in lab/fatbin.
+Nothing is changed in place: `cut` writes a copy, or nothing. A copy holds modified libraries of NVIDIA and others: it
+is for the machine it was made for, and not to be passed on. What is read here is described in lab/fatbin.
 """

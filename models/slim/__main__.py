@@ -65,7 +65,8 @@ def main(arguments=None):
         print(problem, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{args.kind}: interrupted" + ("; the copy so far is removed" if args.kind == "cut" else ""), file=sys.stderr)  # fmt: skip
+        removed = "; the copy so far is removed" if args.kind == "cut" else ""
+        print(f"{args.kind}: interrupted{removed}", file=sys.stderr)
         return 130
 
 
@@ -111,9 +112,8 @@ def _cut(args, _):
     before, after = (sum(one[key] for one in libraries) / 1e6 for key in ("before", "after"))
     disk = sum(one["disk"] for one in libraries) / 1e6
     entries = sum(len(one["cut"]) for one in libraries)
-    print(
-        f"{entries:,} entries cut from {len(libraries)} libraries: {before:,.0f} MB are {after:,.0f}, {disk:,.0f} on disk"
-    )
+    print(f"{entries:,} entries cut from {len(libraries)} libraries")
+    print(f"these had {before:,.0f} MB and have {after:,.0f}, which take {disk:,.0f} on disk")
     print(f"written: {args.to}")
     return 0
 

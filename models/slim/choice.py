@@ -1,8 +1,8 @@
 """Which entries of a fat binary a card needs: what the driver would take, and nothing else.
 
-Of each container the driver takes one image: a cubin of the card's own major version with the highest minor one up to
-the card's; where there is none, the latest PTX up to the card's, which it compiles. Cubins of the same number (sm_90 and
-sm_90a) are kept together.
+Of each container the driver takes one image: a cubin of the card's own major version with the highest minor one up
+to the card's; where there is none, the latest PTX up to the card's, which it compiles. Cubins of the same number (sm_90
+and sm_90a) are kept together.
 """
 
 import re

@@ -61,13 +61,15 @@ def sentences(found, record, folder, copy, failed=()):
             f"  python -m models.slim cut {folder} {keep} {traces} --used more.json --to {copy}.new",
         ]
     else:
-        arches = " ".join(sorted({f"--keep-arch {arch.removeprefix('sm_')}" for _, arch, _ in found}))
-        lines += ["to keep it, cut again for this card too:", f"  python -m models.slim cut {folder} {keep} {arches} --to {copy}.new"]  # fmt: skip
+        numbers = sorted({arch.removeprefix("sm_").rstrip("af") for _, arch, _ in found})
+        more = " ".join(f"--keep-arch {number[:-1]}.{number[-1]}" for number in numbers)
+        lines.append("to keep it, cut again for this card too:")
+        lines.append(f"  python -m models.slim cut {folder} {keep} {more} --to {copy}.new")
     return lines
 
 
 def explain(folder, copy, command):
-    """[sentence, ...] on why a command fails in a copy. Runs it twice, traced: in the copy, and where nothing was cut."""
+    """[sentence, ...] on why a command fails in a copy. Runs it twice, traced: there, and where nothing was cut."""
     folder, copy = tree.folder_of(folder), tree.folder_of(copy, "COPY")
     record = cut_record(copy, folder)
     code, _ = cut.device_code(folder)

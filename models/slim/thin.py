@@ -1,7 +1,7 @@
 """A copy of one library without some of its device code, in one of three ways.
 
-holes       nothing moves: what was dropped becomes a hole in the file, which takes no room on a disk, and 0 when packed
-rewritten   each container keeps its place and holds the entries that stay, one behind another; behind them is a hole
+holes       nothing moves: what was dropped becomes a hole in the file, which takes no room on a disk
+rewritten   each container keeps its place and holds the entries that stay, one behind another; then comes a hole
 compacted   rewritten, and the holes leave the file: the loader's table (program headers) is split around them.
             Addresses stay as they are, so that no pointer has to change; the file is really shorter
 """
@@ -111,7 +111,7 @@ class _Places:
 
 
 def _cuts(source, dead):
-    """The whole pages of dead spans that may leave the file: not the last page of a segment, for zeros may follow it."""
+    """The whole pages of dead spans that may leave the file: not a segment's last page, for zeros may follow it."""
     whole = elf.OnDisk(source)
     ends = {s.offset + s.filesz for s in elf.segments(whole) if s.type == 1 and s.filesz}
     cuts = []

@@ -92,7 +92,8 @@ def record(folder, command, cubins, launched, code):
     used, others = match(cubins, code)
     now = cut.hashes(code)
     libraries = {f.name: {"sha256": now[f.name], "used": sorted(used[f.name])} for f in code}
-    elsewhere = [{"bytes": len(c), "kernels": list(elf.kernels(elf.Bytes(c, "a module")))} for c in others if c[:4] == elf.MAGIC]  # fmt: skip
+    others = [elf.Bytes(cubin, "a module") for cubin in others if cubin[:4] == elf.MAGIC]
+    elsewhere = [{"bytes": cubin.size, "kernels": list(elf.kernels(cubin))} for cubin in others]
     return {
         "schema": cut.SCHEMA, "from": str(folder), "command": list(command), "modules": len(cubins),
         "libraries": libraries, "elsewhere": elsewhere, "kernels": launched,
