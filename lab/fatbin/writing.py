@@ -80,7 +80,7 @@ def library(path, containers, source="", gap=0):
         lines = []
         for n, data in enumerate(containers):
             (Path(folder) / f"{n}.fatbin").write_bytes(data)
-            lines.append(f'    .incbin "{n}.fatbin"\n    .balign 8\n    .zero {gap}')
+            lines.append(f'    .balign 8\n    .incbin "{n}.fatbin"\n    .zero {gap}')
         (Path(folder) / "held.s").write_text(LIBRARY.format(parts="\n".join(lines)))
         command = [*find_compiler(), "-shared", "-fPIC", "-O1", "-Wl,-z,noexecstack"]
         command += ["code.c", "held.s", "-o", os.path.abspath(path)]

@@ -185,7 +185,7 @@ def _copy_tree(folder, part, to, stay, way, link, say):
 def _copy_link(source, target, folder, to):
     """A link as it is; one that names the environment's own folder names the copy's."""
     leads = os.readlink(source)
-    if os.path.isabs(leads) and folder in Path(leads).parents:
+    if os.path.isabs(leads) and folder in [Path(leads), *Path(leads).parents]:
         leads = str(to / Path(leads).relative_to(folder))
     os.symlink(leads, target)
 

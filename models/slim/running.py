@@ -1,7 +1,10 @@
 """Run a command in an environment, or in its copy; and what the run took."""
 
+import contextlib
 import ctypes
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from models.slim.problems import Problem, why
+from models.slim.problems import Problem
 
 
 @dataclass
@@ -47,35 +50,55 @@ def command_in(command, folder, tree):
     return [tree + word[len(folder) :] if word == folder or word.startswith(folder + "/") else word for word in command]
 
 
+# A process begins with the peak of the one that made it, and ours may be a large one. So a small one stands between: it
+# starts the command, waits, and writes down what that took.
+BETWEEN = """
+import json, os, sys, time
+notes = os.fdopen(int(sys.argv[1]), "w")
+begin = time.monotonic()
+try:
+    closed = [(os.POSIX_SPAWN_CLOSE, notes.fileno())]
+    process = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ, file_actions=closed)
+except OSError as error:
+    sys.exit(json.dump({"error": error.errno}, notes))
+print(process, file=notes, flush=True)
+_, status, used = os.wait4(process, 0)
+json.dump({"begin": begin, "end": time.monotonic(), "status": status, "peak": used.ru_maxrss}, notes)
+"""
+
+
 def run(command, tree, extra=()):
     """The Run of a command's words. Problem if it cannot be started."""
     variables = environment(tree, extra)
-    with tempfile.TemporaryFile() as errors, _Card() as card:
-        begin = time.perf_counter()
+    read, write = os.pipe()
+    words = [sys.executable, "-I", "-S", "-c", BETWEEN, str(write), *_found(command, variables)]
+    with os.fdopen(read) as notes, tempfile.TemporaryFile() as errors, _Card() as card:
+        piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
+        between = subprocess.Popen(words, **piped, env=variables, pass_fds=[write])
+        os.close(write)
+        process = notes.readline()
         try:
-            process = subprocess.Popen(
-                _found(command, variables), stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL,
-                env=variables,
-            )  # fmt: skip
-        except OSError as error:
-            raise Problem(f"expected a command that starts and found {command[0]}: {why(error)}") from None
-        try:
-            output = process.stdout.read(1)
-            first = time.perf_counter() - begin
-            output += process.stdout.read()
-            _, status, used = os.wait4(process.pid, 0)
+            output = between.stdout.read(1)
+            first = time.monotonic()
+            output += between.stdout.read()
+            between.wait()
         except BaseException:
-            process.kill()
-            process.wait()
+            for one in (int(process), between.pid) if process.strip().isdigit() else (between.pid,):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, signal.SIGKILL)
+            between.wait()
             raise
         finally:
-            process.stdout.close()
-        seconds = time.perf_counter() - begin
-        process.returncode = os.waitstatus_to_exitcode(status)
+            between.stdout.close()
+        found = json.loads(process if "error" in process else notes.read())
+        if "error" in found:
+            words = os.strerror(found["error"]).lower()
+            raise Problem(f"expected a command that starts and found {command[0]}: {words}")
         errors.seek(0)
         text = errors.read().decode(errors="replace")
-    peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Run(process.returncode, output, text, seconds, first, peak, card.peak)
+    code, begin = os.waitstatus_to_exitcode(found["status"]), found["begin"]
+    peak = found["peak"] * (1 if sys.platform == "darwin" else 1024)
+    return Run(code, output, text, found["end"] - begin, max(0.0, first - begin), peak, card.peak)
 
 
 def _found(command, variables):
