@@ -17,7 +17,7 @@ from made_up_cupti import environment
 from lab import fatbin
 from lab.fatbin import agreement, elf
 from models.slim import __main__ as command
-from models.slim import choice, cut, explain, report, running, thin, trace, verify
+from models.slim import choice, cut, explain, measure, report, running, thin, trace, verify
 from models.slim.problems import Problem
 
 
@@ -490,6 +490,44 @@ def test_traces_of_another_version_are_refused(env, traced, to, tmp_path, capsys
     assert "expected a trace of this version" in refused("{")
     code, _, err = said(capsys, "cut", env, "--keep-arch", "9.0", "--used", tmp_path / "no.json", "--to", to)
     assert code == 2 and "expected a trace and found" in err and "no such file" in err
+
+
+def test_measuring_goes_all_the_way(env, tmp_path, monkeypatch):
+    """The command that a machine with a card runs, on workloads for the card that is a program."""
+    loads = {"one": ["sm_90"], "two": ["sm_90", "sm_100"], "unseen": ["sm_90", "sm_90a"]}
+    lines = []
+    monkeypatch.setattr(measure, "WORKLOADS", ("one", "two"))
+    monkeypatch.setattr(measure, "TIMED", "one")
+    monkeypatch.setattr(measure, "PACKAGES", ("lib",))
+    monkeypatch.setattr(measure, "words_of", lambda name: work(env, *loads[name], kernel=name))
+    monkeypatch.setattr(measure.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(measure.running, "run", _without_reports(measure.running.run))
+    one = measure.Measuring(env, tmp_path, lines.append)
+    one.there(), one.copies(one.loaded()), one.timed(1), one.asked_for_more()
+    tables = {table.title: table.rows for table in one.tables}
+    assert tables["All of it"]["torch, and what comes with it"]["libraries"] == 4
+    assert tables["Who is loaded"]["two"] == {
+        "modules": 2, "of libraries": 2, "from elsewhere": 0, "kernels launched": 1
+    }  # fmt: skip
+    copies = tables["Copies"]
+    assert copies["other architectures gone"]["the same output"] == "1 of 2, not two"
+    assert copies["only what is used"]["the same output"] == "2 of 2"
+    by_size = ["only what is used", "other architectures gone", "as it comes"]
+    assert sorted(by_size, key=lambda name: copies[name]["device code, MB"]) == [by_size[1], by_size[0], by_size[2]]
+    assert set(tables["Memory and time of one"]) >= {"eager: as it comes", "lazy: only what is used"}
+    last = {name: row["what"] for name, row in tables["A kernel that was cut"].items()}
+    assert last["CUDA's words"].endswith("CUDA error: invalid device ordinal") and last["explain, kernels named"] == 4
+    assert last["explain, the first"] == "lib/libfirst.so: gemv (sm_90a) was cut"
+    assert not [path for path in tmp_path.iterdir() if "holes" in path.name]
+
+
+def _without_reports(real):
+    """running.run, but a report by a process of its own, which takes seconds, is none."""
+
+    def run(words, *args):
+        return real(["true"] if "report" in words else words, *args)
+
+    return run
 
 
 def test_what_a_run_takes_is_measured():

@@ -19,22 +19,22 @@ class _Counter:
         return len(data)
 
 
-def packed(folder, level=3):
-    """Bytes of the libraries below a folder, each packed with zstd: about what a download or an image layer has."""
+def packed(files, level=3):
+    """Bytes of tree.File objects, each packed with zstd: about what a download or an image layer has."""
     import zstandard
 
     counter = _Counter()
-    for file in tree.libraries(folder):
+    for file in files:
         with open(file.path, "rb") as f:
             zstandard.ZstdCompressor(level=level, threads=-1).copy_stream(f, counter)
     return counter.size
 
 
-def sizes(folder, zstd=True):
-    """{"files, MB", "on disk, MB", "zstd, MB"} of an environment's libraries."""
-    files = tree.libraries(folder)
+def sizes(folder, zstd=True, names=lambda name: True):
+    """{"files, MB", "on disk, MB", "zstd, MB"} of an environment's libraries, or of those whose names are asked for."""
+    files = [file for file in tree.libraries(folder) if names(file.name)]
     found = {"files, MB": sum(f.size for f in files) / MB, "on disk, MB": sum(f.disk for f in files) / MB}
-    return found | ({"zstd, MB": packed(folder) / MB} if zstd else {})
+    return found | ({"zstd, MB": packed(files) / MB} if zstd else {})
 
 
 def timed(done):
