@@ -5,7 +5,7 @@ from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, SKY, figure, fi
 GREY = "#BBBBBB"
 
 
-def shares(report, card=None, most=12):
+def device_code(report, card=None, most=12):
     """A report (models.slim) in two panels: libraries, and their device code by what it is for.
 
     card  a capability, (9, 0): what a card of this kind runs is dark; None: nothing is
@@ -44,7 +44,7 @@ def _colour(label, card):
     return BLUE if not card or number.isdigit() and divmod(int(number), 10) == tuple(card) else SKY
 
 
-def layout(containers, size, title="where device code lies in a file"):
+def container_layout(containers, size, title="where device code lies in a file"):
     """A file as a strip: containers [(at, bytes, [(label, bytes), ...]), ...] of `size` bytes, entry by entry."""
     picture, axis = figure(9, 2.1)
     labels = list(dict.fromkeys(label for _, _, entries in containers for label, _ in entries))
@@ -63,7 +63,7 @@ def layout(containers, size, title="where device code lies in a file"):
     return finish(picture)
 
 
-def ways(rows, title="a library, and copies of it"):
+def thin_copies(rows, title="a library, and copies of it"):
     """Bars in groups. rows  {way: {"file": MB, "on disk": MB, "zstd": MB}}"""
     picture, axis = figure(8, 0.9 + 0.75 * len(rows))
     for n, (name, colour) in enumerate(zip(("file", "on disk", "zstd"), (BLUE, GREEN, ORANGE))):

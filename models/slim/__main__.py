@@ -80,7 +80,7 @@ def _report(args, _):
     if args.picture:
         from lab.plots import slim
 
-        _write(args.picture, "--picture", lambda path: slim.shares(found).savefig(path))
+        _write(args.picture, "--picture", lambda path: slim.device_code(found).savefig(path))
     return 0
 
 

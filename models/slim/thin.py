@@ -67,14 +67,17 @@ def _others(spans, size):
     return found + ([(at, at, size - at)] if at < size else [])
 
 
-def write(source, target, stay, way="compacted"):
-    """Write the copy; whether anything was dropped. If nothing was, it is a plain copy."""
+def write(source, target, stay, way="compacted", least=LEAST):
+    """Write the copy; whether anything was dropped. If nothing was, it is a plain copy.
+
+    least  bytes of a hole that leaves the file of a compacted copy
+    """
     made = plan(source, stay, way)
     if made is None:
         shutil.copy2(source, target)
         return False
     size = os.path.getsize(source)
-    cuts = _cuts(source, made.dead) if way == "compacted" else []
+    cuts = _cuts(source, made.dead, least) if way == "compacted" else []
     place = _Places(cuts)
     patches = made.patches | ({} if not cuts else _tables(source, cuts, place, size))
     with open(source, "rb") as f, open(target, "wb") as g:
@@ -110,7 +113,7 @@ class _Places:
         return at - sum(min(end, max(begin, at)) - begin for begin, end in self.cuts)
 
 
-def _cuts(source, dead):
+def _cuts(source, dead, least):
     """The whole pages of dead spans that may leave the file: not a segment's last page, for zeros may follow it."""
     whole = elf.OnDisk(source)
     ends = {s.offset + s.filesz for s in elf.segments(whole) if s.type == 1 and s.filesz}
@@ -119,7 +122,7 @@ def _cuts(source, dead):
         begin, last = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
         if any(begin < stop <= last for stop in ends):
             last -= PAGE
-        if last - begin >= LEAST:
+        if last - begin >= max(least, PAGE):
             cuts.append((begin, last))
     return cuts
 

@@ -165,12 +165,8 @@ WRONG = {
     1: {
         "looks for the magic number in payloads": (by_searching, "bytes, expected"),
         "takes every header for one of 64 bytes": (
-            table(
-                ("entry += header", "entry += 64"),
-                ('{1: "ptx", 2: "elf"}[kind]', '{1: "ptx"}.get(kind, "elf")'),
-                ("while entry < at", "while entry + 64 <= at"),
-            ),
-            "there is no such entry",
+            table(("found.get(key, 0) + padded", "found.get(key, 0) + header + padded - 64")),
+            "bytes, expected",
         ),
         "stops at the first zeros": (table(("at += 8\n            continue", "break")), "lacks"),
         "counts headers, too": (
