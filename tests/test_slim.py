@@ -502,14 +502,17 @@ def test_measuring_goes_all_the_way(env, tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "words_of", lambda name: work(env, *loads[name], kernel=name))
     monkeypatch.setattr(measure.torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(measure.running, "run", _without_reports(measure.running.run))
-    one = measure.Measuring(env, tmp_path, lines.append)
+    saved = []
+    one = measure.Measuring(env, tmp_path, lines.append, lambda tables: saved.append(len(tables)))
     one.there(), one.copies(one.loaded()), one.timed(1), one.asked_for_more()
     tables = {table.title: table.rows for table in one.tables}
     assert tables["All of it"]["torch, and what comes with it"]["libraries"] == 4
     assert tables["Who is loaded"]["two"] == {
         "modules": 2, "of libraries": 2, "from elsewhere": 0, "kernels launched": 1
     }  # fmt: skip
+    assert saved == [1, 2, 3, 4, 5, 6, 7]
     copies = tables["Copies"]
+    assert copies["as it comes"]["the same output"] == "2 of 2"
     assert copies["other architectures gone"]["the same output"] == "1 of 2, not two"
     assert copies["only what is used"]["the same output"] == "2 of 2"
     by_size = ["only what is used", "other architectures gone", "as it comes"]

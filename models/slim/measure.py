@@ -27,14 +27,7 @@ from models.slim.workloads import WORKLOADS
 
 SCRIPT = Path(__file__).resolve().parent / "workloads.py"
 AT_ONCE = 6  # processes on the card, where nothing is timed
-PACKAGES = (
-    "torch",
-    "torchaudio",
-    "torchvision",
-    "triton",
-    "nvidia",
-    "nvidia_cutlass_dsl",
-)  # torch, and what comes with it
+PACKAGES = "torch", "torchaudio", "torchvision", "triton", "nvidia"  # torch, and what comes with it
 TIMED = "llama_block"
 SOURCES = tuple(f"models/slim/{name}" for name in ("choice.py", "inject.c", "running.py", "thin.py", "workloads.py"))
 SOURCES += "lab/fatbin/entry.py", "lab/fatbin/reading.py"
@@ -58,14 +51,15 @@ def words_of(name):
 class Measuring:
     """One after another: what is there, what is loaded, copies, runs. say  is called with a line on what is done."""
 
-    def __init__(self, folder, work, say):
-        self.folder, self.work, self.say = folder, work, say
+    def __init__(self, folder, work, say, save=lambda tables: None):
+        self.folder, self.work, self.say, self.save = folder, work, say, save
         major, minor = torch.cuda.get_device_capability()
         self.card, self.tables = (major, minor), []
 
     def table(self, title, rows):
         self.tables.append(Table(title, rows, SOURCES))
         self.say(f"{self.tables[-1]}\n")
+        self.save(self.tables)  # at once: a machine may be taken away
 
     def there(self):
         found = report.report(self.folder)
@@ -81,8 +75,13 @@ class Measuring:
 
     def loaded(self):
         """Trace all workloads; returns their outputs."""
+        by = trace.cupti(self.folder)
+
+        def gathered(name):
+            return trace.gather(self.folder, words_of(name), by=by)
+
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = dict(zip(WORKLOADS, pool.map(lambda n: trace.gather(self.folder, words_of(n)), WORKLOADS)))
+            found = dict(zip(WORKLOADS, pool.map(gathered, WORKLOADS)))
         if bad := [f"{name}: {run.errors.strip()[-300:]}" for name, (run, *_) in found.items() if run.code]:
             raise Problem("expected workloads that succeed where nothing was cut and found: " + "; ".join(bad))
         code, _ = cut.device_code(self.folder)
@@ -104,7 +103,7 @@ class Measuring:
 
     def copies(self, outputs):
         link = os.stat(self.folder).st_dev == os.stat(self.work).st_dev
-        rows = {"as it comes": self._sizes(self.folder)}
+        rows = {"as it comes": self._sizes(self.folder) | {"the same output": self._same(self.folder, outputs)}}
         self.made = {}
         for name, traces, way in [
             ("other architectures gone, holes", (), "holes"),
@@ -166,11 +165,15 @@ class Measuring:
 def main():
     """Measure, print, store."""
     cuda_timing.expect_gpu("what workloads load")
-    folder = environment()
+    folder, roof = environment(), gpu_roof()
     beside = os.environ.get("SLIM_WORK") or (folder.parent if os.access(folder.parent, os.W_OK) else None)
     work = Path(tempfile.mkdtemp(prefix="slim-work-", dir=beside))
+
+    def save(tables):
+        results.save(results.ROOT / "models" / "slim", [], roof, versions(), tables=tables)
+
     try:
-        one = Measuring(folder, work, lambda line: print(line, flush=True))
+        one = Measuring(folder, work, lambda line: print(line, flush=True), save)
         one.there()
         one.copies(one.loaded())
         one.timed()
@@ -180,8 +183,7 @@ def main():
         return 2
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    path = results.save(results.ROOT / "models" / "slim", [], gpu_roof(), versions(), tables=one.tables)
-    print(f"written: {path.name}")
+    print(f"written: {results.file_of(roof.card)}")
     return 0
 
 

@@ -45,12 +45,12 @@ def cupti(folder):
     return str(found[0])
 
 
-def gather(folder, command, where=None):
+def gather(folder, command, where=None, by=None):
     """(Run, [cubin, ...], launched names, failed [(error, name), ...]) of a command in an environment, or in `where`, a
-    copy of it. Problem if no process was traced."""
+    copy of it. by: the path of libcupti.so, if it is known. Problem if no process was traced."""
     here = where or folder
     with tempfile.TemporaryDirectory(prefix="slim-") as notes:
-        variables = {"CUDA_INJECTION64_PATH": str(injection()), "SLIM_CUPTI": cupti(folder), "SLIM_TRACE": notes}
+        variables = {"CUDA_INJECTION64_PATH": str(injection()), "SLIM_CUPTI": by or cupti(folder), "SLIM_TRACE": notes}
         done = running.run(running.command_in(command, folder, here), here, variables | LAZY)
         lines = [line for path in sorted(Path(notes).glob("*.log")) for line in path.read_text().splitlines()]
         if "began" not in lines:
