@@ -32,6 +32,7 @@ TESTS = {
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
     "17": "cpu_llm exercises_llm lab_law lab_plots_llm lab_plots_serving llm_* models_* ref_llm",
     "18": "cpu_mamba2 exercises_mamba2 lab_plots_mamba2 mamba2_* models_* ref_mamba2",
+    "20": "exercises_in_your_torch fatbin lab_plots_slim slim*",
     "21": "exercises_training ref_ssd_backward ssd_backward* ssd_gradients* ssd_training_step models_small",
 }
 HOUSE = """

@@ -11,6 +11,7 @@
     mamba2      its block, a convolution's window, lists of layers, costs over the context
     serving     padding, pages, who reads how long, a server's requests over time
     paging      what waits for a page's number, two warpgroups over time
+    slim        device code in libraries: shares, places in a file, copies without some of it
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -41,6 +42,7 @@ from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.paging import append_timeline, table_walk
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.serving import block_loads, lateness, over_rates, padding, page_table, server_over_time
+from lab.plots.slim import container_layout, device_code, thin_copies
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
 from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, mma_diagonals, shuffle_reduction
 
@@ -74,12 +76,14 @@ __all__ = [
     "code_layout",
     "code_values",
     "column_banks",
+    "container_layout",
     "conv_window",
     "curves",
     "decode_schedule",
     "decode_timeline",
     "dependent_launches",
     "dependent_runs",
+    "device_code",
     "error_dots",
     "figure",
     "finish",
@@ -127,6 +131,7 @@ __all__ = [
     "table_walk",
     "task_line",
     "task_schedule",
+    "thin_copies",
     "tile_levels",
     "tile_raster",
     "tile_shares",
