@@ -83,7 +83,7 @@ def paired(function):
 
     def apply(*words):
         shape = np.broadcast_shapes(*(w.shape for w in words))
-        halves = [np.ascontiguousarray(np.broadcast_to(w, shape)).view(U16) for w in words]
+        halves = [np.ascontiguousarray(broadcast(w, shape)).view(U16) for w in words]
         return function(*halves).view(U32)
 
     return apply
