@@ -327,19 +327,7 @@ def test_permute():
         wanted = [data[n & 7] if n < 8 else 0xFF * (data[n & 7] >> 7) for n in chosen]
         assert value == int.from_bytes(bytes(wanted), "little")
     few = [RNG.integers(0, 1 << 32, 40, dtype=U64).astype(U32) for _ in "ab"]
-    for alike in (
-        0x3210,
-        0x7654,
-        0x5410,
-        0x7632,
-        0x6543,
-        0x4321,
-        0x7765,
-        0x8888,
-        0x9810,
-        0xFEDC,
-        *selector[:40].tolist(),
-    ):
+    for alike in (0x3210, 0x5410, 0x7632, 0x6543, 0x1087, 0x9810, 0xFEDC, *selector[:40].tolist()):
         alone = run("prmt.b32", *few, U32([alike]))  # a selector that all threads share takes a shorter way
         assert (alone == run("prmt.b32", *few, np.full(40, alike, U32))).all(), hex(alike)
     for mode, order in modes.items():
