@@ -5,8 +5,6 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from kernels.latent.merging import DEPTH, MOST_TEAMS, partial_results, sizes_of
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
@@ -52,7 +50,9 @@ def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=
     shares = shares or max(1, processors // head_tiles)
     segments = -(-shares // batch) + 1  # of a sequence, if all are of one length
     teams = teams or max(1, min(MOST_TEAMS, -(-segments // DEPTH)))
-    return Plan(least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, head_tiles, shares, teams, extra)
+    return Plan(
+        least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, head_tiles, shares, teams, extra
+    )
 
 
 def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
