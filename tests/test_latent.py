@@ -1,5 +1,5 @@
-"""kernels.latent on the SIMT machine: every rung right on hostile lengths, heads, pages and plans, without races; numbers
-that are none reach their own rows alone; and an error before anything is written for whatever is not allowed."""
+"""kernels.latent on the SIMT machine: every rung right on hostile lengths, heads, pages and plans, without races; what is
+no number reaches its own rows alone; and an error before anything is written for whatever is not allowed."""
 
 import math
 import re
@@ -207,27 +207,91 @@ def with_table(**changes):
 
 
 WRONG = [
-    (lambda: good() | {"q": torch.zeros(2, 4, 512, dtype=HALF)}, ValueError, "decode: q must have 512 latent and 64 rope dimensions, 576, got 512"),
-    (lambda: good() | {"q": torch.zeros(2, 129, 576, dtype=HALF)}, ValueError, "decode: q must have at most 128 heads, got 129"),
-    (lambda: good() | {"q": torch.zeros(2, 4, 576)}, TypeError, "decode: q must be of torch.float16 or torch.bfloat16, got torch.float32"),
+    (
+        lambda: good() | {"q": torch.zeros(2, 4, 512, dtype=HALF)},
+        ValueError,
+        "decode: q must have 512 latent and 64 rope dimensions, 576, got 512",
+    ),
+    (
+        lambda: good() | {"q": torch.zeros(2, 129, 576, dtype=HALF)},
+        ValueError,
+        "decode: q must have at most 128 heads, got 129",
+    ),
+    (
+        lambda: good() | {"q": torch.zeros(2, 4, 576)},
+        TypeError,
+        "decode: q must be of torch.float16 or torch.bfloat16, got torch.float32",
+    ),
     (lambda: good() | {"q": torch.zeros(2, 0, 576, dtype=HALF)}, ValueError, "decode: q must have shape"),
-    (lambda: good() | {"q": torch.zeros(3, 4, 576, dtype=HALF)}, ValueError, "decode: table must have shape (3, max_pages)"),
-    (lambda: good() | {"q": torch.zeros(2, 4, 576, dtype=BFLOAT)}, TypeError, "decode: pages must be of torch.bfloat16, like the first tensor, got torch.float16"),
-    (lambda: contiguous() | {"cache": torch.zeros(2, 9, 512, dtype=HALF)}, ValueError, "decode: cache must have shape (2, kv_len, 576), none of it 0, got (2, 9, 512)"),
-    (lambda: contiguous() | {"cache": torch.zeros(3, 9, 576, dtype=HALF)}, ValueError, "decode: cache must have shape (2, kv_len, 576)"),
-    (lambda: contiguous() | {"cache": torch.zeros(2, 9, 1152, dtype=HALF)[..., ::2]}, ValueError, "decode: cache must be contiguous"),
+    (
+        lambda: good() | {"q": torch.zeros(3, 4, 576, dtype=HALF)},
+        ValueError,
+        "decode: table must have shape (3, max_pages)",
+    ),
+    (
+        lambda: good() | {"q": torch.zeros(2, 4, 576, dtype=BFLOAT)},
+        TypeError,
+        "decode: pages must be of torch.bfloat16, like the first tensor, got torch.float16",
+    ),
+    (
+        lambda: contiguous() | {"cache": torch.zeros(2, 9, 512, dtype=HALF)},
+        ValueError,
+        "cache must have shape (2, kv_len, 576), none of it 0, got (2, 9, 512)",
+    ),
+    (
+        lambda: contiguous() | {"cache": torch.zeros(3, 9, 576, dtype=HALF)},
+        ValueError,
+        "decode: cache must have shape (2, kv_len, 576)",
+    ),
+    (
+        lambda: contiguous() | {"cache": torch.zeros(2, 9, 1152, dtype=HALF)[..., ::2]},
+        ValueError,
+        "decode: cache must be contiguous",
+    ),
     (lambda: good() | {"cache": [1]}, TypeError, "decode: cache must be a torch tensor or LatentPages, got list"),
-    (lambda: good() | {"cache": latent.LatentPages(torch.zeros(4, 32, 576, dtype=HALF), good()["cache"].table)}, ValueError, "decode: pages must have shape (n_pages, 64, 576)"),
-    (lambda: good() | {"kv_lens": None}, ValueError, "decode: kv_lens must be given where the cache is in pages, got None"),
-    (lambda: good() | {"kv_lens": torch.tensor([70, 400], dtype=torch.int32)}, ValueError, "decode: kv_lens must be from 0 to 192, what a row of table has room for, got 400"),
-    (lambda: contiguous() | {"kv_lens": torch.tensor([70, -1], dtype=torch.int32)}, ValueError, "decode: kv_lens must be from 0 to 73, kv_len, got -1"),
-    (lambda: contiguous() | {"kv_lens": torch.tensor([70, 1])}, TypeError, "decode: kv_lens must be of torch.int32, got torch.int64"),
-    (lambda: good() | {"cache": with_table(t11=99, t10=-1)}, ValueError, "decode: table must name pages from 0 to 4, got -1 in sequence 1"),
-    (lambda: good() | {"scale": None}, TypeError, "decode: scale must be a number, as it is that of heads before absorption, got None"),
+    (
+        lambda: good() | {"cache": latent.LatentPages(torch.zeros(4, 32, 576, dtype=HALF), good()["cache"].table)},
+        ValueError,
+        "decode: pages must have shape (n_pages, 64, 576)",
+    ),
+    (
+        lambda: good() | {"kv_lens": None},
+        ValueError,
+        "decode: kv_lens must be given where the cache is in pages, got None",
+    ),
+    (
+        lambda: good() | {"kv_lens": torch.tensor([70, 400], dtype=torch.int32)},
+        ValueError,
+        "kv_lens must be from 0 to 192, what a row of table has room for, got 400",
+    ),
+    (
+        lambda: contiguous() | {"kv_lens": torch.tensor([70, -1], dtype=torch.int32)},
+        ValueError,
+        "decode: kv_lens must be from 0 to 73, kv_len, got -1",
+    ),
+    (
+        lambda: contiguous() | {"kv_lens": torch.tensor([70, 1])},
+        TypeError,
+        "decode: kv_lens must be of torch.int32, got torch.int64",
+    ),
+    (
+        lambda: good() | {"cache": with_table(t11=99, t10=-1)},
+        ValueError,
+        "decode: table must name pages from 0 to 4, got -1 in sequence 1",
+    ),
+    (
+        lambda: good() | {"scale": None},
+        TypeError,
+        "scale must be a number, as it is that of heads before absorption, got None",
+    ),
     (lambda: good() | {"scale": math.inf}, ValueError, "decode: scale must be finite, got inf"),
-    (lambda: good() | {"out": torch.zeros(2, 4, 576, dtype=HALF)}, ValueError, "decode: out must have shape (2, 4, 512)"),
+    (
+        lambda: good() | {"out": torch.zeros(2, 4, 576, dtype=HALF)},
+        ValueError,
+        "decode: out must have shape (2, 4, 512)",
+    ),
     (lambda: good() | {"out": torch.zeros(2, 4, 512)}, TypeError, "decode: out must be of torch.float16"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", WRONG, ids=lambda case: case[2])

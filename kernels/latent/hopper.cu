@@ -23,7 +23,7 @@
    Compile with SHAPE (64 heads, tiles of 64) and PLAN. Launch THREADS, sizeof(Shared) bytes, head_tiles * most_shares
    blocks, at most one for each multiprocessor, head_tiles = ceil(n_heads / 64); with MULTICAST in clusters of two. q:
    (batch, n_heads, 576), cache: (batch, kv_len, 576), or (n_pages, 64, 576) and a table, both in boxes of (1, 64, 64),
-   swizzled by 128 bytes. scale: positive, times log2(e). */
+   swizzled by 128 bytes; rows: the cache itself. scale: positive, times log2(e). */
 #include "hopper_load.cuh"
 #include "hopper_store.cuh"
 
@@ -70,11 +70,15 @@ struct Multiply {
         const int slot = warpgroup, tokens = t + 1 == work.tiles ? work.last : TILE;
         Scores scores;
         Weights weights;
+        if (!FIRST && VALUES_FIRST) start_others(1 - slot, t > 1, TILE);
         start_scores(scores, s, slot, (before + t) / SLOTS % 2);
-        if constexpr (!FIRST) {
-            start_others(1 - slot, t > 1, TILE);
+        if (!FIRST && !VALUES_FIRST) start_others(1 - slot, t > 1, TILE);
+        if (!FIRST && VALUES_FIRST) {
             wgmma_wait<1>();
-        } else wgmma_wait<0>();
+            keep(o);
+            release(1 - slot);
+        }
+        wgmma_wait<FIRST || VALUES_FIRST ? 0 : 1>();
         keep(scores);
         if (t + SLOTS >= work.tiles) release_queries();
         if (tokens < TILE) mask(scores, tokens, thread % 32);
@@ -85,12 +89,12 @@ struct Multiply {
         store_weights(shared_address(s.tiles[slot][ROTATED]), weights, thread);
         fence_async_proxy();
         named_barrier_arrive<256>(WEIGHTS + slot);
-        if constexpr (!FIRST) {
+        if (!FIRST && !VALUES_FIRST) {
             wgmma_wait<0>();
             keep(o);
             release(1 - slot);
-            if (rises) sums.rescale(o);
         }
+        if (!FIRST && rises) sums.rescale(o);
         clear(slot, tokens);
         start_values(o, weights, shared_address(side(slot)), !FIRST);
         wgmma_wait<0>();
@@ -132,9 +136,9 @@ __device__ __forceinline__ void multiply(Shared &s, const Outputs &to, float to_
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-hopper(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap cache, T *out, float *partial_out,
-       float2 *max_and_sum, const int *kv_lens, const int *table, int kv_len, int batch, int n_heads, int n_pages,
-       int max_pages, int most_shares, float scale) {
+hopper(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap cache, const T *rows, T *out,
+       float *partial_out, float2 *max_and_sum, const int *kv_lens, const int *table, int kv_len, int batch,
+       int n_heads, int n_pages, int max_pages, int most_shares, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const int warpgroup = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
@@ -147,7 +151,8 @@ hopper(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMa
     else __syncthreads();
     if (warpgroup == WARPGROUPS) {
         give_registers<LOAD_REGISTERS>();
-        const Problem problem{{kv_lens, kv_len, batch}, table, n_pages, max_pages, most_shares, head_tile};
+        const Sequences sequences{kv_lens, kv_len, batch};
+        const Problem problem{sequences, rows, table, n_pages, max_pages, most_shares, head_tiles, head_tile};
         if (thread < 32) bring_tiles(s, q, cache, problem, share, thread);
         else wait_for_previous_kernel();
     } else {

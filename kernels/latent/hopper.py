@@ -33,26 +33,27 @@ class Plan(NamedTuple):
     merge_tiles: int  # as many take as long as a merge
     multicast: bool
     own_side_first: bool
+    values_first: bool
+    ahead: int  # tiles that L2 is asked for
     head_tiles: int
     shares: int  # of the line, at most
     teams: int  # of the merge
     extra: str  # of a measurement
 
     def option(self):
-        values = *self[:2], *(str(v).lower() for v in self[2:4])
+        values = *self[:2], *(str(v).lower() for v in self[2:5]), self.ahead
         return f"-DPLAN=Plan<{', '.join(map(str, values))}>"
 
 
-def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=False, own_side_first=True, shares=None,
-         teams=None, extra=""):  # fmt: skip
+def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=False, own_side_first=True,
+         values_first=False, ahead=2, shares=None, teams=None, extra=""):  # fmt: skip
     """The Plan for so many heads on a card of so many multiprocessors. What is given by name is taken as it is."""
     head_tiles = -(-n_heads // HEADS)
     shares = shares or max(1, processors // head_tiles)
     segments = -(-shares // batch) + 1  # of a sequence, if all are of one length
     teams = teams or max(1, min(MOST_TEAMS, -(-segments // DEPTH)))
-    return Plan(
-        least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, head_tiles, shares, teams, extra
-    )
+    how = least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, values_first, ahead
+    return Plan(*how, head_tiles, shares, teams, extra)
 
 
 def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
@@ -65,8 +66,8 @@ def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options)
     kernel, merge = _kernels(DTYPES[q.dtype], table is not None, p.option(), p.teams, p.extra)
     partial, sums = partial_results(q, p.shares)
     report = kernel.unchecked(
-        p.head_tiles * p.shares, THREADS, _map(q), _map(cache), out, partial, sums, kv_lens, table, kv_len, batch,
-        n_heads, n_pages, max_pages, p.shares, scale, shared=SHARED, pdl=bool(pdl),
+        p.head_tiles * p.shares, THREADS, _map(q), _map(cache), cache, out, partial, sums, kv_lens, table, kv_len,
+        batch, n_heads, n_pages, max_pages, p.shares, scale, shared=SHARED, pdl=bool(pdl),
         cluster=(2, 1, 1) if p.multicast else None, **options,
     )  # fmt: skip
     args = partial, sums, kv_lens, out, kv_len, batch, n_heads, p.shares

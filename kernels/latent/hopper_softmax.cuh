@@ -73,7 +73,7 @@ struct RowSums {
     }
     __device__ __forceinline__ void rescale(Values &o) const {
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) o[i] *= scale[i / 2 % 2];
+        for (int i = 0; i < SIDE_COLUMNS / 2; i++) o[i] *= scale[i / 2 % 2];
     }
 };
 
