@@ -1,5 +1,5 @@
-"""kernels.latent on the SIMT machine: every rung right on hostile lengths, heads, pages and plans, without races; what is
-no number reaches its own rows alone; and an error before anything is written for whatever is not allowed."""
+"""kernels.latent on the SIMT machine: every rung right on hostile lengths, heads, pages and plans, without races; what
+is no number reaches its own rows alone; and an error before anything is written for whatever is not allowed."""
 
 import math
 import re
@@ -125,7 +125,7 @@ def test_two_tokens_may_cancel_to_a_sum_of_zero():
     assert abs(float(right[0, 0, 3]) - 1) < 0.01 and not abs(float(found[0, 0, 3])) < 1e4
 
 
-@pytest.mark.parametrize("rung", ["split", "last", "in_place"])
+@pytest.mark.parametrize("rung", ["split", "last", "in_place", "hopper"])
 def test_numbers_that_are_none_reach_their_own_rows_alone(rung):
     q, cache, table, kv_lens = problem([70, 50, 40], 18, HALF, True)
     want = wanted(q, cache, table, kv_lens, SCALE)
@@ -137,7 +137,7 @@ def test_numbers_that_are_none_reach_their_own_rows_alone(rung):
     assert error(found[keep], want[keep]) < WITHIN[HALF]
 
 
-@pytest.mark.parametrize("rung", ["split", "last", "in_place"])
+@pytest.mark.parametrize("rung", ["split", "last", "in_place", "hopper"])
 def test_scores_of_minus_infinity_in_a_whole_row_give_zeros(rung):
     q, cache, table, kv_lens = problem([140], 2, BFLOAT)
     q[0, 0], q[0, 0, -1] = 0, -1

@@ -33,9 +33,9 @@ def problem(lens, n_heads, dtype, paged, sharp=1.0, seed=0):
         # a sequence in more segments than there are tiles a share; odd and even numbers of tiles in turn
         ([257, 64, 200], 5, HALF, False, {"shares": 3, "least_tiles": 1}, {"order": "reverse"}),
         # clusters that bring for each other
-        ([129, 190], 128, HALF, True, {"shares": 2, "multicast": True}, {"check_races": True}),
+        ([129, 190], 128, HALF, True, {"shares": 2, "multicast": True, "parts_before": 9}, {"check_races": True}),
         # all alike, none is cut; the other order of parts
-        ([128, 128], 64, BFLOAT, False, {"shares": 3, "own_side_first": False, "values_first": True}, {}),
+        ([128, 128], 64, BFLOAT, False, {"shares": 3, "own_side_first": False, "parts_before": 0}, {}),
     ],
 )
 def test_hopper(lens, n_heads, dtype, paged, chosen, options):

@@ -13,7 +13,13 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs compute capability 9.0"
 )
 WITHIN = {HALF: 1.5e-3, BFLOAT: 1e-2}
-WAYS = [{}, {"multicast": True}, {"values_first": True, "own_side_first": False}, {"least_tiles": 1, "merge_tiles": 0}]
+WAYS = [
+    {},
+    {"multicast": True},
+    {"parts_before": 9},
+    {"parts_before": 0, "own_side_first": False},
+    {"least_tiles": 1, "merge_tiles": 0},
+]
 
 
 @pytest.mark.parametrize("chosen", WAYS, ids=str)

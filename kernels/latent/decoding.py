@@ -45,7 +45,7 @@ def decode(q, cache, *, kv_lens=None, scale, out=None, pdl=False):
 
     Moves 1152 bytes a token, and does 2 · (576 + 512) flops for each token and head. The same from run to run, bit for
     bit; the order of sums depends on the shapes, and on the lengths of all sequences. Scores and sums are float32; a
-    weight is rounded to the dtype of q, for the sum that divides as for the values. A head whose scores are all -inf
+    weight is rounded to the dtype of q for the product with values. A head whose scores are all -inf
     gives zeros, as one without tokens.
 
     TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.

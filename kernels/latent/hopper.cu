@@ -30,6 +30,9 @@
 // A block starts with 168 for each of its threads, and has no more to share out.
 constexpr int MULTIPLY_REGISTERS = 232, LOAD_REGISTERS = 3 * 168 - WARPGROUPS * MULTIPLY_REGISTERS;
 
+// Scores end behind the other's values, which need not be waited for then.
+constexpr bool SPLIT = PARTS_BEFORE < PARTS;
+
 /* A warpgroup that multiplies. */
 struct Multiply {
     Shared &s;
@@ -70,15 +73,16 @@ struct Multiply {
         const int slot = warpgroup, tokens = t + 1 == work.tiles ? work.last : TILE;
         Scores scores;
         Weights weights;
-        if (!FIRST && VALUES_FIRST) start_others(1 - slot, t > 1, TILE);
-        start_scores(scores, s, slot, (before + t) / SLOTS % 2);
-        if (!FIRST && !VALUES_FIRST) start_others(1 - slot, t > 1, TILE);
-        if (!FIRST && VALUES_FIRST) {
+        const unsigned parity = (before + t) / SLOTS % 2;
+        start_scores<0, PARTS_BEFORE>(scores, s, slot, parity);
+        if constexpr (!FIRST) start_others(1 - slot, t > 1, TILE);
+        start_scores<PARTS_BEFORE, PARTS>(scores, s, slot, parity);
+        if (!FIRST && SPLIT) {
             wgmma_wait<1>();
             keep(o);
             release(1 - slot);
         }
-        wgmma_wait<FIRST || VALUES_FIRST ? 0 : 1>();
+        wgmma_wait<FIRST || SPLIT ? 0 : 1>();
         keep(scores);
         if (t + SLOTS >= work.tiles) release_queries();
         if (tokens < TILE) mask(scores, tokens, thread % 32);
@@ -89,7 +93,7 @@ struct Multiply {
         store_weights(shared_address(s.tiles[slot][ROTATED]), weights, thread);
         fence_async_proxy();
         named_barrier_arrive<256>(WEIGHTS + slot);
-        if (!FIRST && !VALUES_FIRST) {
+        if (!FIRST && !SPLIT) {
             wgmma_wait<0>();
             keep(o);
             release(1 - slot);

@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     merge_tiles: int  # as many take as long as a merge
     multicast: bool
     own_side_first: bool
-    values_first: bool
+    parts_before: int
     ahead: int  # tiles that L2 is asked for
     head_tiles: int
     shares: int  # of the line, at most
@@ -41,18 +41,18 @@ class Plan(NamedTuple):
     extra: str  # of a measurement
 
     def option(self):
-        values = *self[:2], *(str(v).lower() for v in self[2:5]), self.ahead
+        values = *self[:2], *(str(v).lower() for v in self[2:4]), self.parts_before, self.ahead
         return f"-DPLAN=Plan<{', '.join(map(str, values))}>"
 
 
 def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=False, own_side_first=True,
-         values_first=False, ahead=2, shares=None, teams=None, extra=""):  # fmt: skip
+         parts_before=6, ahead=2, shares=None, teams=None, extra=""):  # fmt: skip
     """The Plan for so many heads on a card of so many multiprocessors. What is given by name is taken as it is."""
     head_tiles = -(-n_heads // HEADS)
     shares = shares or max(1, processors // head_tiles)
     segments = -(-shares // batch) + 1  # of a sequence, if all are of one length
     teams = teams or max(1, min(MOST_TEAMS, -(-segments // DEPTH)))
-    how = least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, values_first, ahead
+    how = least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, parts_before, ahead
     return Plan(*how, head_tiles, shares, teams, extra)
 
 

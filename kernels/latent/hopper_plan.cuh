@@ -10,24 +10,24 @@
 #include "../device/hopper/warpgroup.cuh"
 #include "line.cuh"
 
-template <int LeastTiles, int MergeTiles, bool Multicast, bool OwnSideFirst, bool ValuesFirst, int Ahead>
+template <int LeastTiles, int MergeTiles, bool Multicast, bool OwnSideFirst, int PartsBefore, int Ahead>
 struct Plan {
     static constexpr int LEAST_TILES = LeastTiles;         // of a share
     static constexpr int MERGE_TILES = MergeTiles;         // as many tiles take as long as partial results and a merge
     static constexpr bool MULTICAST = Multicast;           // two blocks with the same tiles bring them for each other
     static constexpr bool OWN_SIDE_FIRST = OwnSideFirst;   // parts in the order in which their places become free
-    static constexpr bool VALUES_FIRST = ValuesFirst;      // of the other's tile, then scores of the next
+    static constexpr int PARTS_BEFORE = PartsBefore;       // of a tile's scores, then the other's values, then the rest
     static constexpr int AHEAD = Ahead;                    // tiles that L2 is asked for before there is room for them
 };
 #ifndef PLAN
-#define PLAN Plan<2, 4, false, true, false, 2>
+#define PLAN Plan<2, 4, false, true, 6, 2>
 #endif
-constexpr bool MULTICAST = PLAN::MULTICAST, OWN_SIDE_FIRST = PLAN::OWN_SIDE_FIRST, VALUES_FIRST = PLAN::VALUES_FIRST;
+constexpr bool MULTICAST = PLAN::MULTICAST, OWN_SIDE_FIRST = PLAN::OWN_SIDE_FIRST;
 static_assert(HEADS == 64 && TILE == 64, "a product has 64 rows, and a tile is a page");
 
 constexpr int WARPGROUPS = 2, THREADS = 128 * (WARPGROUPS + 1); // that multiply; and one that brings tiles
 constexpr int PARTS = WIDTH / 64, SIDE_PARTS = 4, ROTATED = 8, PART_BYTES = 64 * 64 * (int)sizeof(T);
-constexpr int SLOTS = 2, SEGMENTS = 4, AHEAD = PLAN::AHEAD;
+constexpr int SLOTS = 2, SEGMENTS = 4, AHEAD = PLAN::AHEAD, PARTS_BEFORE = PLAN::PARTS_BEFORE;
 static_assert(AHEAD <= 32, "page numbers are known so far ahead");
 constexpr int SIDE_COLUMNS = LATENT / WARPGROUPS; // of the result, that a warpgroup has
 

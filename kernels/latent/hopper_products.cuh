@@ -39,12 +39,14 @@ WIDE_PRODUCT(__nv_bfloat16, "bf16")
 #undef ALL
 #undef WIDE_PRODUCT
 
-/* Start S = Q K^T of the tile that comes to this slot, part after part as they arrive. */
+/* Start S = Q K^T of the tile that comes to this slot, from one of its parts to another, as they arrive. */
+template <int FROM, int TO>
 __device__ __forceinline__ void start_scores(Scores &scores, const Shared &s, int slot, unsigned parity) {
+    if (FROM == TO) return; // an empty group would count where groups are waited for
     const unsigned q = shared_address(s.q), tile = shared_address(s.tiles[slot]);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) {
+    for (int i = FROM; i < TO; i++) {
         const int part = part_at(i, slot);
         s.full[slot][part].wait(parity);
         const Descriptor queries = k_major(q + part * PART_BYTES), keys = k_major(tile + part * PART_BYTES);

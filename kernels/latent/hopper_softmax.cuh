@@ -51,9 +51,9 @@ struct RowSums {
             for (int i = 0; i < TILE / 2; i += 4)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    float &score = s[i + 2 * r + e];
-                    score = exp2_approx(fmaf(score, to_log2, -maximum[r]));
-                    sum[e] += score;
+                    float &weight = s[i + 2 * r + e]; // a score yet
+                    weight = exp2_approx(fmaf(weight, to_log2, -maximum[r]));
+                    sum[e] += weight;
                 }
             weights[r] += sum[0] + sum[1];
         }

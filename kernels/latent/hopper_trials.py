@@ -49,8 +49,8 @@ CHANGES = {  # of the text; all but the first two give wrong results
 VARIANTS = {
     "as planned": {},
     "multicast": {"multicast": True},
-    "values first": {"values_first": True},
-    "values first, multicast": {"values_first": True, "multicast": True},
+    **{f"{n} parts before": {"parts_before": n} for n in (0, 4, 7, 9)},
+    "9 parts before, multicast": {"parts_before": 9, "multicast": True},
     "parts in order": {"own_side_first": False},
     **{f"{n} tiles ahead": {"ahead": n} for n in (0, 1, 4, 8)},
     "multicast, 4 tiles ahead": {"multicast": True, "ahead": 4},
