@@ -11,22 +11,23 @@ from lab.plots import latent
 def test_each_tile_is_multiplied_once_by_each_half_and_in_an_order_that_can_be(tiles, softmax):
     schedule = latent.turns_schedule(tiles, softmax)
     at = {(what, says): (begins, ends) for _, what, begins, ends, says in schedule}
-    assert len(at) == len(schedule) == 4 * tiles
+    assert len(at) == len(schedule) == 5 * tiles
     for t in range(tiles):
-        scores, weights = at[latent.SCORES, f"S{t}"], at[latent.SOFTMAX, f"W{t}"]
-        assert scores[1] <= weights[0]
+        scores, weights = at[latent.SCORES, f"S{t}b"], at[latent.SOFTMAX, f"W{t}"]
+        assert at[latent.SCORES, f"S{t}a"][1] <= scores[0] and scores[1] <= weights[0]
         assert all(weights[1] <= at[half, f"V{t}"][0] for half in (latent.OWN, latent.OTHERS))
     for band in range(3):  # nothing overlaps
         spans = sorted((begins, ends) for one, _, begins, ends, _ in schedule if one == band)
         assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
 
 
-def test_tensor_cores_rest_at_the_end_alone_if_a_softmax_is_short_enough():
-    spans = sorted(step[2:4] for step in latent.turns_schedule(8, 2.0) if step[0] == 0)
-    gaps = [(a[1], b[0]) for a, b in zip(spans, spans[1:]) if b[0] > a[1]]
-    assert len(gaps) == 1 and gaps[0][1] == spans[-2][0]
-    busy = 8 * (2.25 + 2)
-    assert f"{busy / spans[-1][1]:.0%}" in plots.latent_turns(8, 2.0).axes[0].get_title(loc="left")
+def test_the_title_says_how_long_tensor_cores_multiply_and_a_longer_softmax_makes_them_wait():
+    shares = []
+    for softmax in (0.5, 1.5, 4.0):
+        end = max(step[3] for step in latent.turns_schedule(8, softmax))
+        shares.append(8 * (2.25 + 2) / end)
+        assert f"{shares[-1]:.0%}" in plots.latent_turns(8, softmax).axes[0].get_title(loc="left")
+    assert 1 > shares[0] > shares[1] > 0.9 > 0.8 > shares[2]
 
 
 def test_all_parts_of_queries_and_tiles_are_there():

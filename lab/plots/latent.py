@@ -73,25 +73,24 @@ def latent_tile():
     return finish(picture)
 
 
-def turns_schedule(tiles, softmax=2.0):
+def turns_schedule(tiles, softmax=1.5):
     """[(band, what, begins, ends, label)]: band 0 has the tensor cores, 1 and 2 the softmax of warpgroup 0 and 1.
 
     Products take as long as their flops: 64 × 64 scores over 576 numbers 2.25, a half of the values 1. Each warpgroup
-    has every second tile, adds the other's weights times its half of the values while its own scores become weights,
-    and then its own.
+    has every second tile: amid its scores it adds the other's weights times its half of the values, and behind its
+    softmax its own.
     """
     found, done, free, pending = [], {}, 0.0, []
 
     def program(group):
         for t in range(group, tiles, 2):
-            yield "ask", f"S{t}", SCORES, 2.25
+            yield "ask", f"S{t}a", SCORES, 1.5
             if t:
                 yield "wait", f"weights {t - 1}"
                 yield "ask", f"V{t - 1}", OTHERS, 1.0
-            yield "wait", f"S{t} {group}"
+            yield "ask", f"S{t}b", SCORES, 0.75
+            yield "wait", f"S{t}b {group}"
             yield "work", f"weights {t}", SOFTMAX, softmax
-            if t:
-                yield "wait", f"V{t - 1} {group}"
             yield "ask", f"V{t}", OWN, 1.0
             yield "wait", f"V{t} {group}"
         if (tiles - 1) % 2 != group:
@@ -123,7 +122,7 @@ def turns_schedule(tiles, softmax=2.0):
     return found
 
 
-def latent_turns(tiles=6, softmax=2.0):
+def latent_turns(tiles=6, softmax=1.5):
     """Two warpgroups of hopper.cu over time, with the share of it in which the tensor cores multiply."""
     picture, axis = figure(9, 2.6)
     bands = "tensor cores", "softmax of 0", "softmax of 1"
