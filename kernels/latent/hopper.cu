@@ -7,8 +7,11 @@
    and hands them to the other through shared memory, for the other half. So while one goes through a softmax, the
    tensor cores work for the other:
 
-       warpgroup 0:  S0 | weights of S0 | W0 V0 left  | W1 V1 left | S2 ...
-       warpgroup 1:       S1 | W0 V0 right, weights of S1 meanwhile | W1 V1 right | S3 ...
+       warpgroup 0:  S0 | weights of S0 | W0 V0 left  | S2, amid it W1 V1 left | weights of S2 | W2 V2 left ...
+       warpgroup 1:     S1, amid it W0 V0 right | weights of S1 | W1 V1 right | S3, amid it W2 V2 right ...
+
+   Amid it: scores begin with the parts of a tile that have come, and while its last parts are on their way there is the
+   other's tile to multiply with (PARTS_BEFORE).
 
    A tile is 74 KB, so are the queries, and there is room for two tiles. Half of a tile's place is free as soon as one
    warpgroup has multiplied with it, and the next tile's scores begin with the parts that came there (hopper_plan.cuh).
