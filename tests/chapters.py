@@ -30,6 +30,7 @@ TESTS = {
     "13": "exercises_one_launch lab_plots_order lab_triton_on_simt ssd_rungs* ssd_orderings ssd_bench",
     "14": "exercises_matmul lab_plots_matmul matmul*",
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
+    "16": "exercises_latent_attention lab_plots_latent latent* ref_latent_attention",
     "17": "cpu_llm exercises_llm lab_law lab_plots_llm lab_plots_serving llm_* models_* ref_llm",
     "18": "cpu_mamba2 exercises_mamba2 lab_plots_mamba2 mamba2_* models_* ref_mamba2",
     "20": "exercises_in_your_torch fatbin lab_plots_slim slim*",
@@ -38,7 +39,6 @@ TESTS = {
 HOUSE = """
     bench_run compiling copies exercises_costs forked_kernels house imports lab_as_called lab_card lab_check
     lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder lab_misc lab_prepared* lab_results
-    latent* ref_latent_attention
     lab_source lab_table lab_tensor_map* lab_timing_roof mutations notebook_tools notebooks offsets
     operators* readme roof_cuda simt_* suite trials wheel
 """  # what all chapters stand on

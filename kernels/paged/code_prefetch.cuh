@@ -43,7 +43,7 @@ struct Prefetcher {
     __device__ __forceinline__ Prefetcher(const Requests &requests, const CodePool &pool, const WarpTiles &begin,
                                           uint4 *ring, int member, int lane)
         : requests(requests), pool(pool), next(begin), member(member), ring(ring), once(evict_first()) {
-        if (next.mine > 0) enter_request(lane);
+        enter_request(lane); // in any case: the warp's first tile may be of another row of the same request
         find_tile(lane);
     }
     /* Whether the next tile has one of the newest tokens, which kernels ahead may still write. */

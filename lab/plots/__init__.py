@@ -11,6 +11,7 @@
     mamba2      its block, a convolution's window, lists of layers, costs over the context
     serving     padding, pages, who reads how long, a server's requests over time
     paging      what waits for a page's number, two warpgroups over time
+    latent      absorption, a tile that is keys and values, turns, where sums lie
     slim        device code in libraries: shares, places in a file, copies without some of it
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
@@ -21,6 +22,7 @@ from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked, 
 from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
 from lab.plots.fused import block_decays, role_picture, share_walk
 from lab.plots.ladders import bars, roof_over_context, roofline
+from lab.plots.latent import latent_forms, latent_tile, latent_turns, sums_at_home
 from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.llm import (
     candidates,
@@ -92,6 +94,9 @@ __all__ = [
     "handover",
     "instruction_order",
     "lateness",
+    "latent_forms",
+    "latent_tile",
+    "latent_turns",
     "launch_timeline",
     "law",
     "layer_kinds",
@@ -135,6 +140,7 @@ __all__ = [
     "tile_levels",
     "tile_raster",
     "tile_shares",
+    "sums_at_home",
     "token_matrices",
     "token_shares",
     "two_passes",
