@@ -70,6 +70,12 @@ def test_right_however_it_is_shared_out(case):
     assert fences_stand(p.out)
 
 
+def test_a_warp_without_a_tile_in_its_first_row():
+    """It begins with another row of the same request, whose pages it has not entered before."""
+    p = CodeProblem("fp8", [20], 16, 8, 4, 32)
+    p.close(launch(p, warps=4, team=4, tile=16, shares=3))
+
+
 def test_more_than_a_window_of_pages():
     """Of 32 numbers: windows follow one another, and begin anew for the next kv head."""
     p = CodeProblem(4, [530, 20], 16, 2, 2, 16)
