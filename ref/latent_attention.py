@@ -147,7 +147,8 @@ def amla(q, cache, *, scale, tile=64, latent=LATENT, rounded=bfloat16, compensat
     8. divide          out = o / (total c16)
 
     Step 6 is an addition for two things: the power of two goes to the exponent, exactly, and eps to the mantissa, which
-    it multiplies by 1 + eps / f, where 1 <= f < 2 is the mantissa's value. The 1.5, the mean of f, makes up for that on average.
+    it multiplies by 1 + eps / f, where 1 <= f < 2 is the mantissa's value. The 1.5, the mean of f, makes up for that on
+    average.
 
     compensate   False: eps is 0, and step 5 is left out
     at_zero      "keep": where o is 0 nothing is added, as a kernel must see to; "add": as the formula has it

@@ -2,9 +2,9 @@
 
        out = sum of 2**(m[i] - m) * o[i] / sum of 2**(m[i] - m) * l[i]      with the largest m of all
 
-   of the segments i of a sequence. A block has one head of a sequence after another: 128 threads for four of its columns
-   each, TEAMS times; team t adds up every TEAMS-th segment. A sequence of one segment is finished already; one without
-   tokens gets zeros. The order of sums is fixed. Launched as a dependent, it starts where hopper.cu leaves
+   of the segments i of a sequence. A block has one head of a sequence after another: 128 threads for four of its
+   columns each, TEAMS times; team t adds up every TEAMS-th segment. A sequence of one segment is finished already; one
+   without tokens gets zeros. The order of sums is fixed. Launched as a dependent, it starts where hopper.cu leaves
    multiprocessors free, finds what there is to merge, and waits.
 
    Reads 2056 bytes for each head and segment. Compile with SHAPE and PLAN, as hopper.cu, and TEAMS. Launch with
@@ -78,6 +78,7 @@ merge(const float *partial_out, const float2 *max_and_sum, const int *kv_lens, T
 
         // 3. divide
         if (team == 0)
-            reinterpret_cast<uint2 *>(out)[((long long)here.b * n_heads + here.head) * COLUMNS + column] = merged.mean();
+            reinterpret_cast<uint2 *>(out)[((long long)here.b * n_heads + here.head) * COLUMNS + column] =
+                merged.mean();
     }
 }

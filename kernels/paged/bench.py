@@ -15,22 +15,25 @@ import torch
 
 from kernels import attention, paged, running
 from kernels.benching import Row, empty, ladder_of, our_row, peer_rows, reading
-from kernels.paged import append_bench, decoding, peers
-from kernels.paged.bench_problems import HEAD_DIM, N_HEADS, N_KV_HEADS, PAGE, gathered, live_in, truth
+from kernels.paged import append_bench, code_bench, decoding, peers
+from kernels.paged.bench_problems import (
+    CELLS,
+    HEAD_DIM,
+    N_HEADS,
+    N_KV_HEADS,
+    PAGE,
+    TOLERANCE,
+    gathered,
+    live_in,
+    run_decode,
+    truth,
+)
 from lab import as_called, cuda_timing
 from lab.table import Table
 
 DEVICE = "cuda"
-CELLS = {  # lengths of the requests
-    "16 × 4K": [4096] * 16,
-    "64 × 4K": [4096] * 64,
-    "1 × 128K and 63 × 1K": [131072] + [1024] * 63,
-    "64 of 64K/i": [65536 // i for i in range(1, 65)],
-    "64 of 512 to 1024": np.random.default_rng(64).integers(512, 1025, 64).tolist(),
-}
 PAGES = "64 × 4K"  # the cell that is also measured with pages of other sizes
 PAGE_SIZES = (1, 4, 16, 64)
-TOLERANCE = 4e-3  # ‖out − ref‖ / ‖ref‖
 SOURCES = decoding.SOURCES
 
 
@@ -39,8 +42,6 @@ def ladders(seconds=0.1):
     cuda_timing.expect_gpu("the ladders of paged attention")
     found = [_cell(cell, seconds) for cell in CELLS if running.wants(title_of(cell))]
     found += [_sizes(seconds)] if running.wants(sizes_title()) else []
-    from kernels.paged import code_bench  # which stands on this module
-
     return found + append_bench.ladders(seconds) + code_bench.ladders(seconds)
 
 
@@ -120,16 +121,12 @@ def paged_rows(caches, requests, q, facts, title=None, ways=None):
     """Our decode over pages, in several ways."""
     slots, rows = caches[0].slots(requests), []
     for name, how in WAYS.items() if ways is None else ((title, how) for how in ways):
-        function = functools.partial(_run, how)
+        function = functools.partial(run_decode, how)
         rows.append(our_row(
             name, function, [(q, cache, slots) for cache in caches], q, verdict=None, sources=SOURCES,
             tolerance=TOLERANCE, **facts,
         ))  # fmt: skip
     return rows
-
-
-def _run(how, q, cache, slots, *, out):
-    return paged.decode(q, cache, slots, out=out, **how)
 
 
 def contiguous_rows(cache, requests, q, facts):

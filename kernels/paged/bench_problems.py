@@ -1,8 +1,19 @@
-"""What bench.py and append_bench.py have in common: sizes, and what attention over pages must give."""
+"""What bench.py, code_bench.py and append_bench.py have in common: sizes, and what attention over pages must give."""
 
+import numpy as np
 import torch
 
+from kernels import paged
+
 N_HEADS, N_KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 16
+CELLS = {  # lengths of the requests
+    "16 × 4K": [4096] * 16,
+    "64 × 4K": [4096] * 64,
+    "1 × 128K and 63 × 1K": [131072] + [1024] * 63,
+    "64 of 64K/i": [65536 // i for i in range(1, 65)],
+    "64 of 512 to 1024": np.random.default_rng(64).integers(512, 1025, 64).tolist(),
+}
+TOLERANCE = 4e-3  # ‖out − ref‖ / ‖ref‖
 
 
 def live_in(cache, home):
@@ -48,3 +59,8 @@ def attention_truth(q, k, v):
         scores = q[:, heads].double() @ k[:, h].double().T * q.shape[-1] ** -0.5
         out[:, heads] = torch.softmax(scores, dim=-1) @ v[:, h].double()
     return out
+
+
+def run_decode(how, q, cache, slots, *, out):
+    """decode, `how` by name."""
+    return paged.decode(q, cache, slots, out=out, **how)

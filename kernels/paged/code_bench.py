@@ -18,12 +18,22 @@ import torch
 from kernels import kv_cache, paged, running
 from kernels.benching import empty, ladder_of, our_row, peer_rows, reading
 from kernels.kv_cache.bench import FP8_PRODUCTS
-from kernels.paged import bench, code_decoding, code_pages, peers
-from kernels.paged.bench_problems import HEAD_DIM, N_HEADS, N_KV_HEADS, PAGE, attention_truth, truth
+from kernels.paged import code_decoding, code_pages, peers
+from kernels.paged.bench_problems import CELLS as BATCHES
+from kernels.paged.bench_problems import (
+    HEAD_DIM,
+    N_HEADS,
+    N_KV_HEADS,
+    PAGE,
+    TOLERANCE,
+    attention_truth,
+    run_decode,
+    truth,
+)
 from lab import cuda_timing
 
 DEVICE = "cuda"
-CELLS = "16 × 4K", "64 × 4K", "1 × 128K and 63 × 1K", "64 of 512 to 1024"  # of bench.CELLS
+CELLS = "16 × 4K", "64 × 4K", "1 × 128K and 63 × 1K", "64 of 512 to 1024"  # of the shapes in 16 bits
 BITS = "fp8"
 CHOICES = [  # what `plan` takes by name
     {},
@@ -52,7 +62,7 @@ def title_of(cell):
 
 def _cell(cell, seconds):
     empty()
-    caches, requests, q, said, facts = problem(bench.CELLS[cell])
+    caches, requests, q, said, facts = problem(BATCHES[cell])
     rows = paged_rows(caches, requests, q, facts)
     rows += contiguous_rows(caches[0], requests, q, said, facts)
     rows += _peers(title_of(cell), caches[0], requests, q, said, facts)
@@ -105,8 +115,8 @@ def paged_rows(caches, requests, q, facts, title=None, ways=None):
     slots, rows = caches[0].slots(requests), []
     for name, how in WAYS.items() if ways is None else ((title, how) for how in ways):
         rows.append(our_row(
-            name, functools.partial(bench._run, how), [(q, cache, slots) for cache in caches], q, verdict=None,
-            sources=code_decoding.SOURCES, tolerance=bench.TOLERANCE, **facts,
+            name, functools.partial(run_decode, how), [(q, cache, slots) for cache in caches], q, verdict=None,
+            sources=code_decoding.SOURCES, tolerance=TOLERANCE, **facts,
         ))  # fmt: skip
     return rows
 
@@ -134,7 +144,7 @@ def contiguous_rows(cache, requests, q, said, facts):
     for name, pdl in (("contiguous, kv_lens", False), ("contiguous, kv_lens, PDL", True)):
         function = functools.partial(kv_cache.decode, kv_lens=kv_lens, pdl=pdl)
         rows.append(our_row(
-            name, function, inputs, q, verdict=None, sources=kv_cache.SOURCES, tolerance=bench.TOLERANCE, **facts
+            name, function, inputs, q, verdict=None, sources=kv_cache.SOURCES, tolerance=TOLERANCE, **facts
         ))  # fmt: skip
     return rows
 
@@ -177,7 +187,7 @@ def quick(words):
     """Print µs in a graph, under programmatic dependent launch: of every plan, and over codes in one piece."""
     for cell in [cell for cell in CELLS if not words or any(word in cell for word in words)]:
         empty()
-        caches, requests, q, said, facts = problem(bench.CELLS[cell])
+        caches, requests, q, said, facts = problem(BATCHES[cell])
         rows = contiguous_rows(caches[0], requests, q, said, facts)[1:]
         for choice in CHOICES:
             (row,) = paged_rows(caches, requests, q, facts, str(choice), [{"pdl": True}])
