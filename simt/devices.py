@@ -30,7 +30,7 @@ from simt.report import GLOBAL_OPS, LINK, Report
 MOST = 16  # devices
 FIRST_REGION = 1 << 12  # of the memory that devices share: behind those of any program's own variables
 STEPS = 24  # at most so many steps at a turn, where turns are random
-OPTIONS = {"shared", "places", "order", "ahead", "step_limit"}
+OPTIONS = {"shared", "places", "order", "ahead", "pdl", "step_limit"}
 RUNNING = threading.Lock()  # the programs of the devices are used by one run at a time
 
 
@@ -90,6 +90,7 @@ class Devices:
         self.memories, self.begun = list(self.owned), []
         self.races = Races(several=True) if self.check_races else None
         self.clocks, self.launches, self.blocks = [None] * self.count, [0] * self.count, 0
+        self.left = [None] * self.count  # what the last launch of each may still be at
 
     def owns(self, device, *arrays):
         """These arrays lie in this device's memory: whatever another reads or writes there goes over the link. Of what
@@ -104,13 +105,15 @@ class Devices:
                 self.owned.append(Memory(a, device, next(self.regions)))
                 self.memories.append(self.owned[-1])
 
-    def run(self, launches, turns="forward"):
+    def run(self, launches, turns="forward", owned=None):
         """Run launches on all devices, by turns, until all have ended. Their Reports, in the same arrangement.
 
         launches   for each device (kernel, grid, block, args), or with a dict of options behind: shared, places, order,
-                   ahead, step_limit, as a Kernel takes them; or a list of such, which run one after the other
+                   ahead, step_limit, as a Kernel takes them, and pdl: it may start before the device's launch ahead of
+                   it has ended; or a list of such, which run one after the other
         turns      "forward": device 0 goes first, and each goes on until it waits; "reverse": the last goes first; a
                    whole number: the seed of random turns
+        owned      for each device a list of arrays in its memory, as owns() takes them, for this run
 
         A report also counts simt__link_bytes_op_{ld,st,red,atom}.sum, what went to and from other devices' memory: 32
         for each sector of it that a request touches.
@@ -121,9 +124,16 @@ class Devices:
             raise LaunchError(f"launches: expected a list with an item for each of {self.count} devices; got {got}")
         streams = [item if isinstance(item, list) else [item] for item in launches]
         checked = [[check(device, item) for item in stream] for device, stream in enumerate(streams)]
+        if owned is not None and (not isinstance(owned, (list, tuple)) or len(owned) != self.count):
+            raise LaunchError(f"owned: expected a list of arrays for each of {self.count} devices; got {short(owned)}")
         if not self.check_races:
             self.memories, self.begun = list(self.owned), []
         with RUNNING:
+            for device, arrays in enumerate(owned or ()):
+                for a in arrays:
+                    if a.nbytes and self.memory_of(a) is None:
+                        self.expect_apart(a, "owned")
+                        self.memories.append(Memory(a, device, next(self.regions)))
             self.find_memory(checked)
             bound = [[self.bind(device, *item) for item in stream] for device, stream in enumerate(checked)]
             with np.errstate(all="ignore"):
@@ -205,7 +215,7 @@ class Devices:
                 space.name = f"{space.name} of device {device}"
             buffers = own | spaces
             arrays = [s.bytes for s in spaces.values()] + [m.array for m in maps.values()]
-            ahead = options.get("ahead")
+            ahead = options.get("ahead") or (self.left[device] if options.get("pdl") else None)
             launch = DeviceLaunch(
                 program, grid, block, Parameters(program, values), buffers, options.get("shared", 0), self.races,
                 options.get("step_limit"), maps, options.get("places"), options.get("order", "forward"), None,
@@ -266,6 +276,7 @@ class Devices:
         report = Report(kernel.name, kernel.module.source, counts, "".join(launch.printed), launch.grid, launch.block)
         report.waited, report.waits_first = launch.waited, program.waits_first
         report.ahead = None if launch.written is None else after(launch.written, launch.arrays)
+        self.left[launch.device] = report.ahead
         if report.counted:
             for op in GLOBAL_OPS:
                 report.counters.setdefault(LINK.format(op), 0)
@@ -289,15 +300,7 @@ def together(launches, owned=None, check_races=False, turns="forward"):
     """Run launches on several devices once: see Devices.run. owned: for each device a list of arrays in its memory."""
     if not isinstance(launches, (list, tuple)):
         raise LaunchError(f"launches: expected a list with an item for each device; got {short(launches)}")
-    devices = Devices(len(launches), check_races)
-    if owned is not None:
-        if not isinstance(owned, (list, tuple)) or len(owned) != len(launches):
-            raise LaunchError(
-                f"owned: expected a list of arrays for each of {len(launches)} devices; got {short(owned)}"
-            )
-        for device, arrays in enumerate(owned):
-            devices.owns(device, *arrays)
-    return devices.run(launches, turns)
+    return Devices(len(launches), check_races).run(launches, turns, owned)
 
 
 def check(device, item):
