@@ -29,7 +29,7 @@ from simt.report import GLOBAL_OPS, LINK, Report
 
 MOST = 16  # devices
 FIRST_REGION = 1 << 12  # of the memory that devices share: behind those of any program's own variables
-STEPS = 24  # at most so many steps at a turn, where turns are random
+PACES, ROUNDS = 7, 16  # random turns have up to 2**(PACES - 1) steps, by a pace drawn anew every ROUNDS
 OPTIONS = {"shared", "places", "order", "ahead", "pdl", "step_limit"}
 RUNNING = threading.Lock()  # the programs of the devices are used by one run at a time
 
@@ -112,7 +112,7 @@ class Devices:
                    ahead, step_limit, as a Kernel takes them, and pdl: it may start before the device's launch ahead of
                    it has ended; or a list of such, which run one after the other
         turns      "forward": device 0 goes first, and each goes on until it waits; "reverse": the last goes first; a
-                   whole number: the seed of random turns
+                   whole number: the seed of random turns, in which devices change their pace
         owned      for each device a list of arrays in its memory, as owns() takes them, for this run
 
         A report also counts simt__link_bytes_op_{ld,st,red,atom}.sum, what went to and from other devices' memory: 32
@@ -234,7 +234,9 @@ class Devices:
         """The reports of all launches, by device."""
         random = np.random.default_rng(turns) if type(turns) is int else None
         reports, running = [[] for _ in bound], {}
-        while True:
+        for turn in itertools.count():
+            if random is not None and turn % ROUNDS == 0:  # so that one device at times is far ahead
+                paces = 2 ** random.integers(0, PACES, len(bound))
             for device, stream in enumerate(bound):
                 if device not in running and len(reports[device]) < len(stream):
                     running[device] = stream[len(reports[device])]()
@@ -244,7 +246,7 @@ class Devices:
             quiet = True
             for device in map(int, line):
                 launch = running[device]
-                launch.until = None if random is None else launch.steps + int(random.integers(1, STEPS + 1))
+                launch.until = None if random is None else launch.steps + int(random.integers(1, paces[device] + 1))
                 quiet &= self.guarded(launch, launch.turn)
                 if launch.ended():
                     reports[device].append(self.end(running.pop(device)))

@@ -13,14 +13,13 @@ template <int SITE>
 __device__ __forceinline__ bool barrier(const Peers &of, const unsigned *own, unsigned number, int rank, int limit,
                                         Told told) {
     bool come = true;
+    const int r = threadIdx.x;
     __syncthreads();
-#pragma unroll
-    for (int r = 0; r < DEVICES; r++)
-        if (threadIdx.x == r && r != rank) {
-            unsigned *theirs = (unsigned *)of.of[r] + ((SITE * DEVICES + rank) * gridDim.x + blockIdx.x) * FLAG;
-            const unsigned *mine = own + ((SITE * DEVICES + r) * gridDim.x + blockIdx.x) * FLAG;
-            store_release_system(theirs, number);
-            come = wait_for([&] { return (int)(load_acquire_system(mine) - number) >= 0; }, r, limit, told);
-        }
+    if (r < DEVICES && r != rank) {
+        unsigned *theirs = (unsigned *)of.of[r] + ((SITE * DEVICES + rank) * gridDim.x + blockIdx.x) * FLAG;
+        const unsigned *mine = own + ((SITE * DEVICES + r) * gridDim.x + blockIdx.x) * FLAG;
+        store_release_system(theirs, number);
+        come = wait_for([&] { return (int)(load_acquire_system(mine) - number) >= 0; }, r, limit, told);
+    }
     return !__syncthreads_or(!come);
 }

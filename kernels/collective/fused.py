@@ -24,7 +24,8 @@ def all_reduce_norm(tensors, residuals, weights, eps=1e-5, *, out=None, group=No
     out        tensors like tensors to write into
 
     Dtypes float32, float16, bfloat16; the norm is of the rounded residual. A block has a row, of at most 65,536 bytes.
-    One launch for up to 512 rows on cards, 6 on the SIMT machine; beyond, all_reduce and a launch that norms.
+    One launch for up to 512 rows on cards, 6 on the SIMT machine; beyond, all_reduce, which rounds the sum, and a
+    launch that adds and norms.
     Errors and `group` as for the rungs.
     """
     where = "all_reduce_norm"

@@ -11,7 +11,8 @@
 
 using u64 = unsigned long long;
 #ifdef DEVICES
-/* Memory of each device, by its rank. Index it with what the compiler knows: loops over devices are unrolled. */
+/* Memory of each device, by its rank. A kernel's parameter that is indexed by a number which the compiler does not know is
+   a `const __grid_constant__ Peers`: else each thread makes a copy of it. */
 struct Peers { void *of[DEVICES]; };
 #endif
 /* In the host's memory: 0, or 1 + the rank of a peer that did not come. */

@@ -155,7 +155,7 @@ class Races:
         self.when = Grown()  # event -> its time, NEVER while an asynchronous copy is under way
         self.knowledge = Knowledge(several)
         self.memory = {}  # buffer -> Shadow; None: shared memory
-        self.aside = {}  # where a buffer begins -> Aside (simt/memory/aside.py)
+        self.aside = {}  # Space of a buffer -> Aside (simt/memory/aside.py)
         self.rows, self.row_bytes = {}, 0  # block -> its row in the shadow of shared memory
         self.proxy = Grown()  # thread -> time of its last fence.proxy.async
         self.read = {}  # block -> {reader: (16-byte pieces, line, {its first thread: (its threads, time of the wait)})}
