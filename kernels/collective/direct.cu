@@ -2,9 +2,9 @@
 
    x (n,): this device's message, and the sum. mail: this device's mailbox, mails: those of all (mail.cuh).
 
-   New since the sentinel: a thread has one word, and asks for it before it knows the number of the exchange. A load from
-   L2 takes 0.2 µs; three of them stood in a row before anything was sent (is there a failure, which exchange, which
-   words), and now one. A loop would put the next word behind this one's arrival: blocks take its place.
+   New since the sentinel: a thread has one word, and asks for it before it knows the number of the exchange. A load
+   from L2 takes 0.2 µs; two of them stood in a row before anything was sent (which exchange, which words), and now they
+   are on their way together. A loop would put the next word behind this one's arrival: blocks take its place.
 
    Moves: (devices - 1) * n numbers over the link from each device. In a row: message, send, receive. */
 #include "sentinel.cuh"

@@ -1,13 +1,13 @@
 /* out = residual + the sum of W x over devices, in one launch: the exchange moves into the epilogue of the product.
 
-   W (rows, cols) and x (cols,): this device's columns of a matrix and its part of a vector, as W_o and W_down of a layer
-   are split. residual (rows,) and out (rows,): the same on all devices. mail: [2 turns][rank of who writes][rows] numbers
-   of 8 bytes, {sum, number of the exchange}; mails: those of all.
+   W (rows, cols) and x (cols,): this device's columns of a matrix and its part of a vector, as W_o and W_down of a
+   layer are split. residual (rows,) and out (rows,): the same on all devices. mail: [2 turns][rank of who writes][rows]
+   numbers of 8 bytes, {sum, number of the exchange}; mails: those of all.
 
    New since a launch of its own: a row's sum goes to the peers from the registers in which it was made, while other
    blocks still multiply. What waits at the end waits for the slowest block of all devices, not for a launch behind it.
 
-   Moves: 2 * rows * cols + ... bytes of weights, and 8 * (devices - 1) * rows bytes over the link from each device. */
+   Moves: 2 * rows * cols bytes of weights, and 8 * (devices - 1) * rows bytes over the link from each device. */
 #include "../fusion/products.cuh"
 #include "../fusion/warp_dot.cuh"
 #include "number.cuh"

@@ -14,8 +14,8 @@
 constexpr int IN_FLIGHT = DEVICES == 2 ? 4 : DEVICES <= 4 ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(512)
-pull(T *x, uint4 *buffer, const __grid_constant__ Peers buffers, unsigned *flags, const __grid_constant__ Peers all_flags, uint2 *numbers, Told told, int rank, int limit,
-     long long n, int wide) {
+pull(T *x, uint4 *buffer, const __grid_constant__ Peers buffers, unsigned *flags,
+     const __grid_constant__ Peers all_flags, uint2 *numbers, Told told, int rank, int limit, long long n, int wide) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const Exchange now = next_exchange(numbers);
@@ -30,7 +30,8 @@ pull(T *x, uint4 *buffer, const __grid_constant__ Peers buffers, unsigned *flags
         for (int u = 0; u < IN_FLIGHT; u++)
 #pragma unroll
             for (int r = 0; r < DEVICES; r++)
-                if (k + u * blockDim.x < part.last) words[u][r] = __ldcg((const uint4 *)buffers.of[r] + k + u * blockDim.x);
+                if (k + u * blockDim.x < part.last)
+                    words[u][r] = __ldcg((const uint4 *)buffers.of[r] + k + u * blockDim.x);
 #pragma unroll
         for (int u = 0; u < IN_FLIGHT; u++)
             if (k + u * blockDim.x < part.last) message.store(k + u * blockDim.x, sum_of(words[u]));

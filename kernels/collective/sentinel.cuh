@@ -1,8 +1,8 @@
 /* Words that are their own flag: what was not written yet is -0, in every number.
 
    A sender writes +0 for a word of nothing but -0, which changes no sum but in the sign of a zero; and it adds the same
-   itself, so that all devices get the same bits. Who has taken a word puts the -0 back, for the exchange after the next.
-   A mailbox is all -0 before the first. */
+   itself, so that all devices get the same bits. Who has taken a word puts the -0 back, for the exchange after the
+   next. A mailbox is all -0 before the first. */
 #pragma once
 #include "mail.cuh"
 

@@ -13,8 +13,8 @@
 constexpr int IN_FLIGHT = DEVICES == 2 ? 4 : DEVICES <= 4 ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(512)
-two_shot(T *x, const __grid_constant__ Peers xs, unsigned *flags, const __grid_constant__ Peers all_flags, uint2 *numbers, Told told, int rank, int limit, long long n,
-         int wide) {
+two_shot(T *x, const __grid_constant__ Peers xs, unsigned *flags, const __grid_constant__ Peers all_flags,
+         uint2 *numbers, Told told, int rank, int limit, long long n, int wide) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const Exchange now = next_exchange(numbers);
@@ -29,7 +29,8 @@ two_shot(T *x, const __grid_constant__ Peers xs, unsigned *flags, const __grid_c
         for (int u = 0; u < IN_FLIGHT; u++)
 #pragma unroll
             for (int r = 0; r < DEVICES; r++)
-                if (k + u * blockDim.x < begin + part.last) of[u][r] = Message{(T *)xs.of[r], n, wide}.load(k + u * blockDim.x);
+                if (k + u * blockDim.x < begin + part.last)
+                    of[u][r] = Message{(T *)xs.of[r], n, wide}.load(k + u * blockDim.x);
 #pragma unroll
         for (int u = 0; u < IN_FLIGHT; u++) {
             if (k + u * blockDim.x >= begin + part.last) continue;

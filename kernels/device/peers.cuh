@@ -1,8 +1,8 @@
 /* Between devices: flags and words in memory that another card reads and writes over the link, as its own.
 
-   A store to a peer's memory is on its way for about half a microsecond, and nothing waits for it. So a flag that follows
-   its data needs a release, and who waits for it an acquire, both of scope .sys: .gpu does not leave the card. Or the
-   data carry their flag: what one store of up to 8 bytes writes arrives together, and needs no order with anything.
+   A store to a peer's memory is on its way for about half a microsecond, and nothing waits for it. So a flag that
+   follows its data needs a release, and who waits for it an acquire, both of scope .sys: .gpu does not leave the
+   card. Or the data carry their flag: what one store of up to 8 bytes writes arrives together, in no order with anything.
 
    Every wait has a limit. A peer that never comes would otherwise hold up the card for ever, and who reads `told` in the
    host's memory learns which one it was. Needs peer access, or the same memory mapped by both. */
@@ -11,8 +11,8 @@
 
 using u64 = unsigned long long;
 #ifdef DEVICES
-/* Memory of each device, by its rank. A kernel's parameter that is indexed by a number which the compiler does not know is
-   a `const __grid_constant__ Peers`: else each thread makes a copy of it. */
+/* Memory of each device, by its rank. A kernel's parameter that is indexed by a number which the compiler does not know
+   is a `const __grid_constant__ Peers`: else each thread makes a copy of it. */
 struct Peers { void *of[DEVICES]; };
 #endif
 /* In the host's memory: 0, or 1 + the rank of a peer that did not come. */
