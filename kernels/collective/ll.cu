@@ -5,7 +5,8 @@
 
    New since the barrier: there is none. 4 bytes of data and 4 of flag are one number of 8 bytes, which arrives as a
    whole, so whoever sees the flag has the data: no release, no acquire, no fence, and the way over the link is taken
-   once. This is the "low latency" protocol of NCCL (LL). It doubles the bytes: for short messages, which is where latency counts.
+   once. This is the "low latency" protocol of NCCL (LL). It doubles the bytes: it is for short messages, where latency
+   counts.
 
    Moves: 2 * (devices - 1) * n numbers over the link from each device. In a row: number, send, receive. */
 #include "mail.cuh"

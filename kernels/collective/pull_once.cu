@@ -14,8 +14,8 @@ constexpr int IN_FLIGHT = DEVICES == 2 ? 4 : DEVICES <= 4 ? 2 : 1;
 
 extern "C" __global__ void __launch_bounds__(512)
 pull_once(T *x, uint4 *buffer, const __grid_constant__ Peers buffers, unsigned *flags,
-          const __grid_constant__ Peers all_flags, uint2 *numbers, Told told, int rank, int limit, long long n, int wide,
-          long long room) {
+          const __grid_constant__ Peers all_flags, uint2 *numbers, Told told, int rank, int limit, long long n,
+          int wide, long long room) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const Exchange now = next_exchange(numbers);
