@@ -10,7 +10,8 @@ sums in float32 in the order of the list, rounds once, and leaves the same bits 
     tensors  contiguous, on different cards that reach each other's memory (NVLink, or PCIe with peer access), in one
              process; or all on the CPU, where they stand for devices of the SIMT machine
     group    a Group of these devices, with mailboxes of its own; None: one that is kept. All exchanges of a group are
-             made in one order: by one thread, on the streams that are current on each card
+             made in one order: by one thread, on the streams that are current on each card. Or a processes.Group,
+             where each process of torch.distributed has one device: then tensors is a list of one
     pdl      True: each launch may start before the one ahead of it on its card has ended (not `copies`)
 
     copies -> pull -> pull_once -> ll -> sentinel -> direct          and for long messages two_shot
@@ -50,7 +51,7 @@ def _rung(function):
     @functools.wraps(function)
     def rung(tensors, *, group=None, pdl=False):
         name = function.__name__
-        expect_tensors(name, "tensors", tensors, count=len(group) if group is not None else None, written=True)
+        expect_tensors(name, "tensors", tensors, count=len(group.ranks) if group is not None else None, written=True)
         if tensors[0].numel():
             function(tensors, group=group, pdl=pdl)
         return tensors
@@ -104,7 +105,7 @@ def two_shot(tensors, *, group=None, pdl=False):
 def all_reduce(tensors, *, group=None, pdl=False):
     """The best by size: `direct` or two_shot."""
     group = group or group_of(tensors)
-    if best(tensors[0].nbytes, len(tensors), launches.most_bytes(group)) == "direct":
+    if best(tensors[0].nbytes, len(group), launches.most_bytes(group)) == "direct":
         launches.push("direct", group, tensors, pdl)
     else:
         launches.two_shot(group, tensors, pdl)

@@ -29,7 +29,7 @@ def all_reduce_norm(tensors, residuals, weights, eps=1e-5, *, out=None, group=No
     Errors and `group` as for the rungs.
     """
     where = "all_reduce_norm"
-    count = len(group) if group is not None else None
+    count = len(group.ranks) if group is not None else None
     expect_tensors(where, "tensors", tensors, count=count, shape=("rows", "hidden"))
     rows, hidden = x_shape = tuple(tensors[0].shape)
     for n, x in enumerate(tensors):
@@ -87,7 +87,7 @@ def product(Ws, xs, residuals, *, out=None, group=None, pdl=False):
     each peer. Errors and `group` as for the rungs.
     """
     where, halves = "product", (torch.float16, torch.bfloat16)
-    count = len(group) if group is not None else None
+    count = len(group.ranks) if group is not None else None
     expect_tensors(where, "Ws", Ws, count=count, shape=("rows", "cols"), dtypes=halves)
     rows, cols = tuple(Ws[0].shape)
     for n, W in enumerate(Ws):

@@ -62,6 +62,10 @@ class Group:
             found = self.mails[key] = Mail(boxes, cuda.Peers(boxes), counts)
         return found
 
+    def reachable(self, tensors):
+        """(tensors that peers may read and write, the same as Peers): within one process, the very ones."""
+        return tensors, cuda.Peers(tensors)
+
     def check(self, where):
         """Raise if a device has given up waiting."""
         for rank, seen in enumerate(self.seen):

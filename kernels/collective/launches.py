@@ -2,7 +2,6 @@
 
 from kernels.collective.arguments import in_words
 from kernels.collective.group import module
-from lab.cuda import Peers
 
 WORDS, WORD = 512, 16  # words of a box (mail.cuh), bytes of a word
 NOT_YET = {4: -(1 << 31), 2: -(1 << 31) + (1 << 15)}  # sentinel.cuh's, as int32, by the bytes of a number
@@ -50,9 +49,9 @@ def push(name, group, tensors, pdl):
             f"{name}: tensors must have at most {most_bytes(group)} bytes each, what a mailbox holds, got {x.nbytes}; "
             f"two_shot takes any"
         )
-    kernel = module(name, x.dtype, len(tensors), group.blocks)[name]
+    kernel = module(name, x.dtype, len(group), group.blocks)[name]
     box, fill = (2 * WORDS, 0) if name == "ll" else (WORDS, NOT_YET[x.element_size()])
-    numbers = 2 * len(tensors) * group.blocks * box * WORD // 4
+    numbers = 2 * len(group) * group.blocks * box * WORD // 4
     mail = group.mail((name, fill), numbers, group.blocks, fill)
     grid, threads = push_shape(name, words_of(x), group.blocks)
     wide = int(in_words(tensors))
@@ -84,7 +83,7 @@ def pull(name, group, tensors, pdl, buffers):
     flags = flags_of(group, name, grid)
     room = max(1 << 16 if group.devices.on_cards else 1, 1 << (words_of(x) - 1).bit_length())  # words of a buffer
     buffer = group.mail((name, grid), buffers * room * WORD // 4, 1)
-    room = buffer.boxes[0].numel() * 4 // WORD // buffers
+    room = buffer.boxes[group.ranks[0]].numel() * 4 // WORD // buffers
     wide, more = int(in_words(tensors)), (room,) if buffers == 2 else ()
     launches = [
         (kernel, grid, threads,
@@ -96,13 +95,17 @@ def pull(name, group, tensors, pdl, buffers):
 
 
 def two_shot(group, tensors, pdl):
-    x = tensors[0]
+    x, given = tensors[0], tensors
+    tensors, xs = group.reachable(tensors)
     grid, threads = barrier_shape(group, x)
     kernel = module("two_shot", x.dtype, len(group), group.blocks)["two_shot"]
-    flags, xs, wide = flags_of(group, "two_shot", grid), Peers(tensors), int(in_words(tensors))
+    flags, wide = flags_of(group, "two_shot", grid), int(in_words(tensors))
     launches = [
         (kernel, grid, threads,
          (x, xs, flags.boxes[r], flags.peers, flags.numbers[r], group.told_args[r], r, group.limit, x.numel(), wide))
         for r, x in zip(group.ranks, tensors)
     ]  # fmt: skip
     group.launch("two_shot", launches, pdl, owned=[[x] for x in tensors])
+    for x, reached in zip(given, tensors):
+        if reached is not x:
+            x.copy_(reached.view_as(x))

@@ -1,8 +1,8 @@
 /* residual += the sum of x over devices, out = its RMSNorm, in one launch: what stands between two products of a layer.
 
    x (rows, cols): this device's part of the sum. residual (rows, cols), weight (cols,) and out (rows, cols) are the
-   same on all devices, residual and out afterwards too. A block has a row, ROW_WORDS words of it for each thread; mail: as
-   in mail.cuh, a box of ROW_WORDS * MAX_THREADS words.
+   same on all devices, residual and out afterwards too. A block has a row, ROW_WORDS words of it for each thread;
+   mail: as in mail.cuh, a box of ROW_WORDS * MAX_THREADS words.
 
    Numbered as in ref/collective.py:
    1. send x, 2. add what comes to the residual, round and keep it; 3. the mean of its squares; 4. scale and store.

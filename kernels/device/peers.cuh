@@ -4,8 +4,8 @@
    follows its data needs a release, and who waits for it an acquire, both of scope .sys: .gpu does not leave the
    card. Or the data carry their flag: what one store of up to 8 bytes writes arrives together, and needs no order.
 
-   Every wait has a limit. A peer that never comes would otherwise hold up the card for ever, and who reads `told` in the
-   host's memory learns which one it was. Needs peer access, or the same memory mapped by both. */
+   Every wait has a limit. A peer that never comes would otherwise hold up the card for ever, and who reads `told` in
+   the host's memory learns which one it was. Needs peer access, or the same memory mapped by both. */
 #pragma once
 #include "pdl.cuh"
 

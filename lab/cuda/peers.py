@@ -29,6 +29,13 @@ class Peers:
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in self.tensors]
         return struct.pack(f"={len(addresses)}Q", *addresses)
 
+    @classmethod
+    def at(cls, addresses):
+        """Of memory that other processes have, by its addresses in this one."""
+        made = cls([None] * len(addresses))
+        made.value = struct.pack(f"={len(addresses)}Q", *addresses)
+        return made
+
     def pointers(self):
         """The same for the SIMT machine."""
         import simt
