@@ -7,6 +7,7 @@ import torch
 
 from kernels import collective
 from kernels.collective import group as groups
+from kernels.collective import stress
 from ref import collective as ref
 
 RUNGS = {rung.name: rung.function for rung in collective.RUNGS}
@@ -260,3 +261,11 @@ def test_what_is_refused_is_named_and_nothing_is_written():
     with pytest.raises(ValueError, match=r"product: xs\[0\] must have shape \(8,\)"):
         collective.product(half, [y[0, :4].clone() for y in half], [y[:, 0].clone() for y in half])
     assert all((y == 1).all() for y in (*x, *w, *half))
+
+
+def test_the_stress_run_sees_what_is_wrong(monkeypatch):
+    for rung in "direct", "two_shot":
+        assert stress.run(["cpu"] * 2, rung, 600, 12, in_graph=6, turns=3, races=True) == (0, 12)
+    monkeypatch.setitem(stress.RUNGS, "direct", lambda xs, **_: xs)
+    wrong, _ = stress.run(["cpu"] * 2, "direct", 600, 6, in_graph=6)
+    assert wrong > 1000

@@ -72,6 +72,7 @@ class Group:
     def _shared(self, numbers):
         """(a tensor of so many numbers of 4 bytes, the same of all processes as Peers)."""
         if self.on_cards:
+            os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # nothing here uses it
             import torch.distributed._symmetric_memory as symmetric
 
             box = symmetric.empty(numbers, dtype=torch.int32, device=self.device)
