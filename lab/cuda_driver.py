@@ -12,7 +12,7 @@ import threading
 
 import torch
 
-SUCCESS, INVALID_CONTEXT, NOT_FOUND, ALREADY_SEES = 0, 201, 500, 704
+SUCCESS, INVALID_CONTEXT, NOT_FOUND = 0, 201, 500
 # Numbers of the driver's interface (cuda.h).
 MAX_SHARED_OPTIN, MAJOR, MINOR = 97, 75, 76  # device attributes
 MAX_THREADS, STATIC_SHARED, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 8, 14  # function attributes
@@ -83,29 +83,6 @@ def bind(device):
     check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"card {device}")
     check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"card {device}")
     check(cuda.cuCtxSetCurrent(context), f"card {device}")
-
-
-def let_see(device, other):
-    """Let kernels on one card read and write the other's memory. False where the two cards cannot.
-
-    What PyTorch has allocated there, and will, all of it: also in segments that grow (expandable_segments), which
-    PyTorch itself opens to a card that a tensor was copied to."""
-    cuda, can = driver(), ctypes.c_int()
-    handles = [ctypes.c_int(), ctypes.c_int()]
-    for index, handle in zip((device, other), handles):
-        check(cuda.cuDeviceGet(ctypes.byref(handle), index), f"card {index}")
-    check(cuda.cuDeviceCanAccessPeer(ctypes.byref(can), *handles), f"cards {device} and {other}")
-    if not can.value:
-        return False
-    context = ctypes.c_void_p()
-    check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handles[1]), f"card {other}")
-    with torch.cuda.device(device):
-        bind(device)
-        status = cuda.cuCtxEnablePeerAccess(context, 0)
-    if status != ALREADY_SEES:
-        check(status, f"card {device} is to see the memory of card {other}")
-    torch.zeros(1, device=f"cuda:{other}").to(f"cuda:{device}")
-    return True
 
 
 def load(image, device, name):

@@ -1,6 +1,5 @@
 """A launch over several devices: on the SIMT machine, and as cards are asked for it, by a driver that only notes."""
 
-import ctypes
 import struct
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 import simt
 from lab import cuda, cuda_driver
 from lab.cuda import devices as module
+from lab.cuda import peers
 from lab.cuda.peers import Peers
 
 SOURCE = r"""
@@ -89,7 +89,7 @@ def test_wrong_devices_and_launches_are_named():
     kernel = cuda.compile(SOURCE).swap
     with pytest.raises(ValueError, match="a launch for each of 2 devices, got 1"):
         devices.launch([(kernel, 1, 32, ())])
-    with pytest.raises(TypeError, match="boxes must be a NumPy scalar of 16 bytes.*got Peers of 3 tensors"):
+    with pytest.raises(TypeError, match="boxes must be a NumPy scalar of 16 bytes .Both., got void"):
         devices.launch([(kernel, 1, 32, (xs[0], xs[0], Peers([xs[0]] * 3), xs[0], 0))] * 2)
     with pytest.raises(TypeError, match="tensor 1 must be a torch tensor or None, got list"):
         Peers([xs[0], []])
@@ -98,17 +98,17 @@ def test_wrong_devices_and_launches_are_named():
 
 
 class Driver:
-    """Cards that note what they are asked for: peers[a, b], whether a may see b's memory."""
+    """Cards that note what they are asked for. pairs: (a, b) where a may see b's memory."""
 
-    def __init__(self, peers):
-        self.peers, self.enabled, self.current = peers, [], None
+    def __init__(self, pairs):
+        self.pairs, self.enabled, self.current = pairs, [], None
 
     def cuDeviceGet(self, found, index):
         found._obj.value = index
         return 0
 
     def cuDeviceCanAccessPeer(self, found, a, b):
-        found._obj.value = int((a.value, b.value) in self.peers)
+        found._obj.value = int((a.value, b.value) in self.pairs)
         return 0
 
     def cuDevicePrimaryCtxRetain(self, found, handle):
@@ -122,7 +122,7 @@ class Driver:
     def cuCtxEnablePeerAccess(self, context, flags):
         again = (self.current, context.value - 100) in self.enabled
         self.enabled.append((self.current, context.value - 100))
-        return cuda_driver.ALREADY_SEES if again else 0
+        return peers.ALREADY_SEES if again else 0
 
 
 class Nothing:
@@ -132,11 +132,11 @@ class Nothing:
     __enter__ = __exit__ = lambda *_: None
 
 
-def made_up(monkeypatch, peers):
-    made = Driver(peers)
+def made_up(monkeypatch, pairs):
+    made = Driver(pairs)
     monkeypatch.setattr(cuda_driver, "driver", lambda: made)
     monkeypatch.setattr(torch.cuda, "device", Nothing)
-    monkeypatch.setattr(cuda_driver.torch, "zeros", lambda *_, device: type("T", (), {"to": lambda *_: None})())
+    monkeypatch.setattr(peers.torch, "zeros", lambda *_, device: type("T", (), {"to": lambda *_: None})())
     return made
 
 
@@ -161,16 +161,21 @@ def test_a_launch_on_cards_hands_over_addresses_and_loads_everything_first(monke
         def _function(self, device):
             done.append(("load", self.name, device))
 
+        def __call__(self, grid, block, *args, **options):
+            done.append(("checked", self.name, args, options))
+
         def unchecked(self, grid, block, *args, **options):
-            done.append(("launch", self.name, args, options))
+            done.append(("unchecked", self.name, args, options))
 
     a, b = Kernel("a"), Kernel("b")
     x = torch.ones(4)
     boxes = Peers([x, None])
     for _ in range(2):
         devices.launch([(a, 1, 32, (x, boxes)), (b, 1, 32, (x, 7), 48)], pdl=True)
-    assert done[:2] == [("load", "a", 0), ("load", "b", 1)] and [d[0] for d in done[2:]] == ["launch"] * 4
-    assert done[2][2][1] == struct.pack("=2Q", x.data_ptr(), 0) and ctypes.sizeof(ctypes.c_void_p) == 8
-    assert done[3][3] == {"shared": 48, "pdl": True}
+    assert done[:2] == [("load", "a", 0), ("load", "b", 1)]
+    assert [d[0] for d in done[2:]] == ["checked", "checked", "unchecked", "unchecked"]
+    pointers = struct.pack("=2Q", x.data_ptr(), 0)
+    assert done[2][2][1].tobytes() == done[4][2][1] == pointers
+    assert done[3][3] == done[5][3] == {"shared": 48, "pdl": True}
     with pytest.raises(TypeError, match="takes kernels of lab.cuda, got str"):
         devices.launch([("a", 1, 32, (x,)), None])

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from kernels import collective
 from kernels.collective.group import APART, CARD_BLOCKS, CARD_LIMIT, MACHINE_BLOCKS, Mail, PeerTimeout
 from lab import cuda
+from lab.cuda.peers import on_card, on_machine
 
 PATIENT = 200_000  # looks at a flag on the SIMT machine: another process may be slow
 GROUPS = weakref.WeakValueDictionary()  # name -> Group, for the operator
@@ -47,7 +48,7 @@ class Group:
         self.limit = CARD_LIMIT if self.on_cards else PATIENT
         told = torch.zeros(1, dtype=torch.int32, pin_memory=self.on_cards)
         self.seen, self.told, self.told_args = told.numpy(), told, {rank: cuda.Peers([told])}
-        self.mails, self.kept = {}, []
+        self.mails, self.kept, self.looked_at = {}, [], set()
         GROUPS[name] = self
 
     @property
@@ -115,11 +116,12 @@ class Group:
         """This device's launch."""
         self.check(where)
         ((kernel, grid, block, args, *shared),) = launches
+        shared = shared[0] if shared else 0
         if self.on_cards:
-            args = [arg.value if isinstance(arg, cuda.Peers) else arg for arg in args]
-        run = kernel.unchecked if self.on_cards else kernel
-        run(grid, block, *args, shared=shared[0] if shared else 0, pdl=pdl)
-        if not self.on_cards:
+            on_card(kernel, grid, block, args, shared, pdl, self.looked_at)
+        else:
+            made, grid, block, values, shared = on_machine(kernel, grid, block, args, shared)
+            made(grid, block, *values, shared=shared)
             self.check(where)
 
 

@@ -16,9 +16,8 @@ import contextlib
 
 import torch
 
-from lab import cuda_driver
 from lab.cuda.launch import Kernel
-from lab.cuda.peers import Peers, array_of
+from lab.cuda.peers import array_of, let_see, on_card, on_machine
 from lab.stream import STREAM
 
 
@@ -51,7 +50,7 @@ class Devices:
                 raise ValueError(f"Devices: where must be different cards by number, got {list(map(str, self.where))}")
             for one in self.where:
                 for other in self.where:
-                    if one != other and not cuda_driver.let_see(one.index, other.index):
+                    if one != other and not let_see(one.index, other.index):
                         raise NoPeerAccess(
                             f"{one} cannot read and write the memory of {other} (no peer access between the two cards)"
                         )
@@ -87,8 +86,7 @@ class Devices:
             self._load(launches)
             for item in filter(None, launches):
                 kernel, grid, block, args, *shared = item
-                args = [arg.value if type(arg) is Peers else arg for arg in args]
-                kernel.unchecked(grid, block, *args, shared=shared[0] if shared else 0, pdl=pdl)
+                on_card(kernel, grid, block, args, shared[0] if shared else 0, pdl, self.seen)
             return None
         runs = []
         for item in launches:
@@ -96,7 +94,7 @@ class Devices:
                 runs.append([])
                 continue
             kernel, grid, block, args, *shared = item
-            made, grid, block, values, size = kernel.on_machine(grid, block, *args, shared=shared[0] if shared else 0)
+            made, grid, block, values, size = on_machine(kernel, grid, block, args, shared[0] if shared else 0)
             options = {"shared": size, "order": self.order, "pdl": pdl, "ahead": STREAM.ahead(pdl)}
             runs.append((made, grid, block, values, options))
         STREAM.clear()

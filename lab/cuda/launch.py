@@ -10,7 +10,6 @@ import torch
 
 from lab import cuda_driver
 from lab.cuda import signature
-from lab.cuda.peers import Peers, array_of
 from lab.prepared.recording import NOW
 from lab.stream import STREAM
 from lab.tensor_map import BITS, TensorMap
@@ -53,8 +52,7 @@ class Kernel:
         grid, block  an int or a tuple of up to three: blocks in the grid, threads in a block
         args         one for each parameter of the kernel: contiguous tensors for pointers, all on one device (None is
                      a null pointer); ints, floats or NumPy scalars for the rest, checked against the parameter's type;
-                     a lab.tensor_map.TensorMap, of a tensor on the same device, for a CUtensorMap; a lab.cuda.Peers for
-                     a struct of pointers to several devices' memory
+                     a lab.tensor_map.TensorMap, of a tensor on the same device, for a CUtensorMap
         shared       bytes of dynamic shared memory
         stream       a torch.cuda.Stream; None: the current one. As ever with side streams, keep the tensors alive.
         pdl          True: may start before the kernel ahead of it in the stream ends (programmatic dependent launch);
@@ -80,8 +78,6 @@ class Kernel:
                 kinds += (arg.dtype, arg.device, plain)
             elif kind is TensorMap:
                 kinds += (kind, arg.index)
-            elif kind is Peers:
-                kinds += (kind, len(arg.tensors))
             else:
                 kinds.append(arg.dtype if isinstance(arg, np.void) else kind)
         kinds = tuple(kinds)
@@ -293,19 +289,6 @@ class Kernel:
             function.allow_cluster(math.prod(cluster))
         return cluster
 
-    def on_machine(self, grid, block, *args, shared=0):
-        """(kernel of the SIMT machine, grid, block, arguments, bytes of shared memory) of a launch on CPU tensors."""
-        tensors, integers, others, function = self._plan(args)
-        if function is not None:
-            raise ValueError(f"{self.name}: the SIMT machine takes CPU tensors, got CUDA tensors")
-        values = list(args)
-        for index, convert in (*integers, *others):
-            values[index] = convert(values[index])
-        shape = self._shape(grid, block, shared, None)
-        for index in tensors:
-            values[index] = array_of(values[index])
-        return self.module._on_machine()[self.name], shape[:3], shape[3:6], tuple(values), shape[6]
-
     def _simulate(self, grid, block, values, tensors, shared, cluster, options):
         """Run on the SIMT machine, on the tensors' own memory."""
         shape = self._shape(grid, block, shared, None)
@@ -315,6 +298,21 @@ class Kernel:
                 raise NotImplementedError(f"{self.name}: the SIMT machine has clusters along x alone, got {cluster}")
             options["cluster"] = cluster[0]
         for index in tensors:
-            values[index] = array_of(values[index])
+            values[index] = _array(values[index])
         kernel = self.module._on_machine()[self.name]
         return kernel(shape[:3], shape[3:6], *values, shared=shape[6], **options)
+
+
+def _array(tensor):
+    """A tensor's memory as a NumPy array, or as a simt.Buffer where it starts off a card's 256-byte alignment.
+
+    It counts from the start of its storage, as it would on a card, whose storages are so aligned. Wide words need the
+    address itself to fit, so the storage's own last bits count too: not 0 where it lies inside a NumPy array."""
+    tensor = tensor.detach()
+    array = tensor.view(BITS.get(tensor.dtype, tensor.dtype)).numpy()
+    start = tensor.untyped_storage().data_ptr() % 16 + tensor.storage_offset() * tensor.element_size()
+    if start % 256 and tensor.numel():
+        import simt
+
+        return simt.Buffer(array, misalignment=start % 256)
+    return array

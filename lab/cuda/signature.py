@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lab.cuda.peers import Peers
 from lab.tensor_map import BYTES, TensorMap
 
 SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
@@ -98,12 +97,6 @@ class Parameter:
             if not (isinstance(value, TensorMap) and self.is_map):
                 raise TypeError(f"{where}: {self.name} must be {self.wanted}, got {type(value).__name__}")
             return
-        if isinstance(value, (Peers, bytes)):
-            size = 8 * len(value.tensors) if isinstance(value, Peers) else len(value)
-            if self.kind != "struct" or size != self.size:
-                got = f"Peers of {len(value.tensors)} tensors" if isinstance(value, Peers) else f"{size} bytes"
-                raise TypeError(f"{where}: {self.name} must be {self.wanted}, got {got}")
-            return
         number = isinstance(value, (int, float, np.generic))
         fits = isinstance(value, np.generic) and value.dtype.itemsize == self.size
         whole = isinstance(value, np.generic) and value.dtype.kind in "iub"
@@ -155,11 +148,7 @@ def converter(where, parameter, on_card):
         return real
 
     def struct(value):
-        if isinstance(value, Peers):
-            return value.value if on_card else value.pointers()
-        if isinstance(value, (TensorMap, bytes)):
-            return value if isinstance(value, bytes) else value.value
-        return value.tobytes() if on_card else value
+        return value.value if isinstance(value, TensorMap) else value.tobytes() if on_card else value
 
     return struct
 
