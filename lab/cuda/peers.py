@@ -53,8 +53,8 @@ class Peers:
 
 
 def on_card(kernel, grid, block, args, shared, pdl, seen):
-    """A launch on the card of the first argument, a tensor. seen: a set of the launches that were looked at in full; the
-    others pass at half the host time."""
+    """A launch on the card of the first argument, a tensor. seen: a set of the launches that were looked at in full;
+    further ones pass at half the host time."""
     shape = kernel, args[0].device, grid, block, shared
     if shape in seen:
         args = [arg.value if isinstance(arg, Peers) else arg for arg in args]
