@@ -44,6 +44,7 @@ GPU_TOPICS = [
     "attention",
     "kv_cache",
     "paged",
+    "latent",
     "ssd",
     "ssd_backward",
     "matmul",

@@ -12,7 +12,7 @@ from pathlib import Path
 from lab import gpu_roof, results
 
 HERE = Path(__file__).resolve().parent
-TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "paged", "ssd", "matmul", "mamba2"]
+TOPICS = ["gemv", "fusion", "lowbit", "attention", "kv_cache", "paged", "latent", "ssd", "matmul", "mamba2"]
 NAME = "trials"  # of the file
 
 

@@ -15,6 +15,7 @@ imports them. Each file is one tool and fits in a screen or two:
     prepared    calls prepared once for each kind, and then launched at the driver's cost
     operators   a function as an operator of torch.library, for torch.compile
     law         what a step takes, from its bytes and its launches
+    fatbin      device code inside libraries: entries read, unpacked and written
     triton_on_simt  a Triton kernel as it is compiled for a card, on the SIMT machine
 """
 

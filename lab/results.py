@@ -369,7 +369,8 @@ def _shown(path):
 
 def paths():
     """Every results file of the course."""
-    return sorted([*ROOT.glob("kernels/*/measured/*.json"), *ROOT.glob("lab/measured/*.json")])
+    places = "kernels/*/measured/*.json", "lab/measured/*.json", "models/*/measured/*.json"
+    return sorted(path for place in places for path in ROOT.glob(place))
 
 
 def stored(topic, name=""):
@@ -377,7 +378,8 @@ def stored(topic, name=""):
 
     name: the cards' further files of this name
     """
-    folder = ROOT / "lab" if topic == "roof" else ROOT / "kernels" / topic
+    places = ROOT / "kernels" / topic, ROOT / "models" / topic
+    folder = ROOT / "lab" if topic == "roof" else next((place for place in places if place.is_dir()), places[0])
     found = []
     for path in sorted(folder.glob("measured/*.json")):
         try:

@@ -5,6 +5,7 @@
     for token in model.generate(tokens, 100): ...    token ids
 
 A file here puts kernels together and keeps what they need; what computes belongs to kernels/, and what is true to ref/.
+In slim/: what the libraries of a whole environment carry for cards, and copies without the rest.
 """
 
 from models.llm import load

@@ -118,7 +118,7 @@ class Model:
         are not those of `generate`, and logits differ in their last bits; but not by who else is there, so that a text
         is the same, bit for bit, beside any others with the same at_once.
 
-        Not for models with states (Mamba-2), nor with kv_bits other than 16: a models.config.BadModel says so.
+        Not for models with states (Mamba-2): a models.config.BadModel says so.
         """
         texts = [self._expect_tokens("generate_several", text) for text in texts]
         max_tokens = expect_count("generate_several", "max_tokens", max_tokens, low=0)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from kernels import lowbit, matmul
 from kernels.lowbit.fused import HALF_TILE, Paired
-from kernels.paged import PagedCache, decode
+from kernels.paged import PagedCache, code_pages, decode
 from kernels.rotary import rope_frequencies
 from models.config import BadModel
 from models.gpu import prompt
@@ -36,9 +36,8 @@ class Pages:
 
     def __init__(self, engine, most, tokens):
         c = engine.config
-        if engine.kv_bits != 16 or c.head_dim % 16:
-            wanted = "kv_bits=16, and head_dim a multiple of 16"
-            raise BadModel(f"generate_several: {wanted}, got {engine.kv_bits} and {c.head_dim}")
+        if c.head_dim % 16:
+            raise BadModel(f"generate_several: head_dim must be a multiple of 16, got {c.head_dim}")
         self.engine, self.most, self.text = engine, most, engine.text
         longest = sorted((-(-n // PAGE) for n in tokens), reverse=True)[:most]
         n_pages = max(1, min(sum(longest), self._memory() // (PAGE * self._token_bytes())))
@@ -46,8 +45,9 @@ class Pages:
             raise BadModel(f"generate_several: a text needs {longest[0]} pages of {PAGE} tokens, room is for {n_pages}")
         make = lambda dtype, *shape: torch.zeros(shape, dtype=dtype, device=engine.device)  # noqa: E731
         self.cache = PagedCache(
-            n_pages, PAGE, c.n_kv_heads, c.head_dim, dtype=engine.dtype, device=engine.device, max_requests=most
-        )
+            n_pages, PAGE, c.n_kv_heads, c.head_dim, dtype=engine.dtype, device=engine.device, bits=engine.kv_bits,
+            max_requests=most, max_len=PAGE * max([1, *longest]),
+        )  # fmt: skip
         self.layers = [self._layer(index) for index in range(c.n_layers)]
         self.promised, self.free = {}, n_pages  # pages that each text may yet come to have
         self.slots, self.tokens = make(torch.int32, most).fill_(-1), make(torch.int64, most)
@@ -55,7 +55,9 @@ class Pages:
         self.logits, self.graph = None, None
 
     def _token_bytes(self):
-        c = self.engine.config
+        c, bits = self.engine.config, self.engine.kv_bits
+        if bits != 16:
+            return c.n_layers * c.n_kv_heads * code_pages.token_bytes(c.head_dim, bits)
         return 2 * self.engine.dtype.itemsize * c.n_layers * c.kv_rows
 
     def _memory(self):
@@ -68,7 +70,8 @@ class Pages:
         if index == 0:
             return self.cache
         layer = copy.copy(self.cache)
-        layer.k_pages, layer.v_pages = (torch.zeros_like(pages) for pages in (self.cache.k_pages, self.cache.v_pages))
+        for name in ("k_pages", "v_pages", *(["scales"] if self.engine.kv_bits != 16 else [])):
+            setattr(layer, name, torch.zeros_like(getattr(self.cache, name)))
         return layer
 
     def fits(self, tokens):
@@ -158,9 +161,11 @@ class _Prompt:
             cache.reserve([self.request], n)
         k, v = (new.to(cache.dtype).contiguous() for new in (k, v))
         cache.write(cache.slots([self.request]), k[None], v[None])
-        if not self.length:
+        if not self.length and cache.bits == 16:
             return k, v
         table = cache.table[self.request.slot, : -(-(self.length + n) // PAGE)].long()
+        if cache.bits != 16:  # a prompt sees its keys and values as later tokens will
+            return tuple(t.to(cache.dtype) for t in code_pages.dequantized(cache, table, self.length + n))
         pages = (cache.k_pages[table], cache.v_pages[table])  # (pages, n_kv_heads, PAGE, head_dim)
         return tuple(t.transpose(1, 2).flatten(0, 1)[: self.length + n] for t in pages)
 

@@ -229,6 +229,8 @@ def _expect(requests, policy, room, most, context):
     for name in ("page", "chunk"):
         if getattr(policy, name) is not None:
             expect_count("simulate", f"policy.{name}", getattr(policy, name))
+    if not policy.continuous and (policy.page, policy.chunk) != (None, None):
+        raise ValueError(f"simulate: static batches have no pages and no chunks, got {policy}")
     if policy.page is None and (policy.shared or room < context):
         why = "shared beginnings need pages" if policy.shared else f"room must hold one context, {context}, got {room}"
         raise ValueError(f"simulate: {why}")

@@ -1,6 +1,7 @@
 """Attention over pages: a pool, tables that say who has which page, and the same attention as over one long cache.
 
 k_pages, v_pages  (n_pages, n_kv_heads, page_size, head_dim)   the pool: a page of one kv head lies in one piece
+k_scales, v_scales  (n_pages, n_kv_heads, page_size, groups)  with 8 or 4 bits, when pages hold codes (ref.kv_cache)
 table             a list of pages for each request: token t lies in page table[t // page_size], at t % page_size
 q                 (n_requests, n_heads, head_dim)              the newest token of each request
                   (n_requests, new, n_heads, head_dim)         the `new` newest ones, causal
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ref import kv_cache
 from ref.attention import merge, partial
 
 
@@ -38,14 +40,23 @@ class Variant:
 
 
 class PagedCache:
-    """Keys and values of many requests in pages of one pool, which holds NaN wherever nothing was put."""
+    """Keys and values of many requests in pages of one pool, which holds NaN wherever nothing was put.
 
-    def __init__(self, n_pages, page_size, n_kv_heads, head_dim):
+    bits: 16 (as they are), 8, 4 or "fp8": then each token has codes, and scales of its own (axis="token" in
+    ref.kv_cache), so that a token that comes changes nothing of the others.
+    """
+
+    def __init__(self, n_pages, page_size, n_kv_heads, head_dim, bits=16):
         for name, value in (("n_pages", n_pages), ("page_size", page_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.page_size, shape = page_size, (n_pages, n_kv_heads, page_size, head_dim)
+        self.bits, scales = bits, (*shape[:3], 0)
+        if bits != 16:
+            self.group = kv_cache.default_group(bits, "token", head_dim)
+            scales = *shape[:3], head_dim // self.group
         self.k_pages, self.v_pages = np.full(shape, np.nan), np.full(shape, np.nan)
+        self.k_scales, self.v_scales = np.full(scales, np.nan), np.full(scales, np.nan)
         self.free_pages = list(range(n_pages))
         self.shared = np.zeros(n_pages, int)  # how many requests have this page
         self.tables, self.lens = {}, {}  # of each request
@@ -62,7 +73,7 @@ class PagedCache:
         1. room        pages for the last token; ValueError, with nothing changed, where the pool has too few
         2. own page    the last page, partly filled and shared: copy it, and share it with nobody
         3. new pages   until there is one for each page_size tokens
-        4. write       token t into page table[t // page_size], at t % page_size
+        4. write       token t into page table[t // page_size], at t % page_size: itself, or its codes and scales
         """
         k, v = np.asarray(k, np.float64), np.asarray(v, np.float64)
         self._expect(requests)
@@ -71,22 +82,25 @@ class PagedCache:
         shape = (len(requests), k.shape[1] if k.ndim == 4 else 0, *self.k_pages.shape[1::2])
         if k.shape != shape or v.shape != shape or 0 in shape:
             raise ValueError(f"k and v must have shape {shape}, at least one new token, got {k.shape} and {v.shape}")
+        (k, k_scales), (v, v_scales) = self._stored(k), self._stored(v)
         lacking = self._pages_needed(requests, shape[1]) - len(self.free_pages)
         if lacking > 0:  # 1
-            raise ValueError(f"the pool lacks {lacking} pages")
-        for request, keys, values in zip(requests, k, v):
+            raise ValueError(f"the pool lacks {lacking} page{'s' if lacking > 1 else ''}")
+        for n, request in enumerate(requests):
             table, begin = self.tables[request], self.lens[request]
             if self._must_copy(request):  # 2
                 page = self._take()
-                self.k_pages[page], self.v_pages[page] = self.k_pages[table[-1]], self.v_pages[table[-1]]
+                for pages in (self.k_pages, self.v_pages, self.k_scales, self.v_scales):
+                    pages[page] = pages[table[-1]]
                 self.shared[table[-1]] -= 1
                 table[-1] = page
-            self.lens[request] += len(keys)
+            self.lens[request] += shape[1]
             while len(table) * self.page_size < self.lens[request]:  # 3
                 table.append(self._take())
-            for t, (key, value) in enumerate(zip(keys, values), begin):  # 4
-                page, at = table[t // self.page_size], t % self.page_size
-                self.k_pages[page, :, at], self.v_pages[page, :, at] = key, value
+            for i in range(shape[1]):  # 4
+                page, at = table[(begin + i) // self.page_size], (begin + i) % self.page_size
+                self.k_pages[page, :, at], self.v_pages[page, :, at] = k[n, i], v[n, i]
+                self.k_scales[page, :, at], self.v_scales[page, :, at] = k_scales[n, i], v_scales[n, i]
 
     def fork(self, request):
         """A second request with all tokens of the first, on the same pages."""
@@ -110,9 +124,23 @@ class PagedCache:
         return [self.lens[request] for request in requests]
 
     def gather(self, request):
-        """(k, v) of a request as one cache: each (tokens, n_kv_heads, head_dim)."""
+        """(k, v) of a request as one cache: each (tokens, n_kv_heads, head_dim), code · scale where there are codes."""
         self._expect([request])
-        return [gather(pages, self.tables[request], self.lens[request]) for pages in (self.k_pages, self.v_pages)]
+        both, table, tokens = [], self.tables[request], self.lens[request]
+        for pages, scales in ((self.k_pages, self.k_scales), (self.v_pages, self.v_scales)):
+            found = gather(pages, table, tokens)
+            if self.bits != 16:
+                found = found * np.repeat(gather(scales, table, tokens), self.group, axis=2)
+            both.append(found)
+        return both
+
+    def _stored(self, x):
+        """(what stands in pages for new tokens, their scales)"""
+        if self.bits == 16:
+            return x, np.zeros((*x.shape[:3], 0))
+        found = kv_cache.quantize(x.astype(np.float32), self.bits)
+        codes = kv_cache.E4M3[found.codes] if self.bits == "fp8" else found.codes  # of e4m3 the number that it says
+        return codes, found.scale
 
     def _must_copy(self, request):
         return self.lens[request] % self.page_size > 0 and self.shared[self.tables[request][-1]] > 1

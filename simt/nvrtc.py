@@ -122,8 +122,8 @@ def _installed():
 
 
 def _without_folders(text, options, here):
-    """The text without the folders of headers that options name in full: they are the same wherever a process is."""
-    for folder in _folders(options):
+    """The text without the folders of headers that are named in full: they are the same wherever a process is."""
+    for folder in (*_folders(options), *include_folders()):  # CUDA's may be those of a .venv in this very folder
         if folder.startswith(here + os.sep):
             text = text.replace(folder + os.sep, "")
     return text

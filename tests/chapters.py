@@ -30,8 +30,10 @@ TESTS = {
     "13": "exercises_one_launch lab_plots_order lab_triton_on_simt ssd_rungs* ssd_orderings ssd_bench",
     "14": "exercises_matmul lab_plots_matmul matmul*",
     "15": "exercises_fused_ssd lab_plots_fused ssd_fused* ssd_shares ssd_bench ssd_studies",
+    "16": "exercises_latent_attention lab_plots_latent latent* ref_latent_attention",
     "17": "cpu_llm exercises_llm lab_law lab_plots_llm lab_plots_serving llm_* models_* ref_llm",
     "18": "cpu_mamba2 exercises_mamba2 lab_plots_mamba2 mamba2_* models_* ref_mamba2",
+    "20": "exercises_in_your_torch fatbin lab_plots_slim slim*",
     "21": "exercises_training ref_ssd_backward ssd_backward* ssd_gradients* ssd_training_step models_small",
 }
 HOUSE = """

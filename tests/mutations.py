@@ -531,7 +531,7 @@ MUTATIONS = [
     # A token that is quantised as it is written.
     Mutation(
         "llm forgets the half of another token's byte",
-        "kernels/llm/rope_append_quantized.cu",
+        "kernels/kv_cache/put_head.cuh",
         "at.upper ? (was & 15) | code << 4 :",
         "tests/test_llm_quantized.py -k 'test_the_codes_are_those_of_quantize and 16-4-torch.float16'",
         "at.upper ? code << 4 :",
@@ -544,10 +544,44 @@ MUTATIONS = [
     ),
     Mutation(
         "llm divides by the rounded reciprocal of a scale",
-        "kernels/llm/rope_append_quantized.cu",
+        "kernels/kv_cache/put_head.cuh",
         "rintf(__fdiv_rn(x[n], unit))",
         "tests/test_llm_quantized.py -k test_numbers_between_two_codes_go_where_quantize_puts_them",
         "rintf(x[n] * (1 / unit))",
+    ),
+    # Pages of 8 and 4 bits.
+    Mutation(
+        "PDL: pages of codes read the newest unit early",
+        "kernels/paged/decode_codes.cu",
+        "        if (prefetcher.at_newest_token()) wait_for_previous_kernel();\n",
+        "tests/test_paged_codes.py -k test_a_dependent_launch_waits",
+    ),
+    Mutation(
+        "pages of codes: what is behind a length is weighed by 0",
+        "kernels/paged/decode_codes.cu",
+        "        clear_behind(slot + K_WORDS, v_scales, tokens, lane);\n",
+        "tests/test_paged_codes.py -k test_right_for_all_bits",
+    ),
+    Mutation(
+        "pages of codes: a window is kept for the next 32 pages",
+        "kernels/paged/code_prefetch.cuh",
+        "first_page = next_first, window = next_window;",
+        "tests/test_paged_codes.py -k test_more_than_a_window",
+        "first_page = next_first;",
+    ),
+    Mutation(
+        "pages of codes: the pages of a unit's scales are the first one's",
+        "kernels/paged/code_prefetch.cuh",
+        "unit = t == other ? units[other] : unit;",
+        "tests/test_paged_codes.py -k test_right_however",
+        "unit = units[0];",
+    ),
+    Mutation(
+        "pages of codes: a fork's copy has no scales",
+        "kernels/paged/cache.py",
+        "*([] if self.scales is None else [self.scales])",
+        "tests/test_paged_codes.py -k test_fork",
+        "",
     ),
     # A token's launches.
     Mutation(

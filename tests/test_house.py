@@ -161,6 +161,7 @@ def set_up(copy, python=sys.executable, **env):
 # Kernels that a reader can hold in mind
 
 TOPICS = ("gemv", "fusion", "lowbit", "attention", "kv_cache", "ssd", "ssd_backward", "llm", "mamba2", "paged")
+TOPICS += ("latent",)
 CUDA = {topic: sorted((ROOT / "kernels" / topic).glob("*.cu*")) for topic in (*TOPICS, "device")}
 
 

@@ -33,11 +33,35 @@ def problem(lens, n_heads, dtype, paged, sharp=1.0, seed=0):
         # a sequence in more segments than there are tiles a share; odd and even numbers of tiles in turn
         ([257, 64, 200], 5, HALF, False, {"shares": 3, "least_tiles": 1}, {"order": "reverse"}),
         # clusters that bring for each other
-        ([129, 190], 128, HALF, True, {"shares": 2, "multicast": True}, {"check_races": True}),
+        ([129, 190], 128, HALF, True, {"shares": 2, "multicast": True, "parts_before": 9}, {"check_races": True}),
         # all alike, none is cut; the other order of parts
-        ([128, 128], 64, BFLOAT, False, {"shares": 3, "own_side_first": False}, {}),
+        ([129, 0, 190], 65, BFLOAT, False, {"shares": 2, "merge_blocks": 67}, {}),
+        ([128, 128], 64, BFLOAT, False, {"shares": 3, "own_side_first": False, "parts_before": 0}, {}),
     ],
 )
 def test_hopper(lens, n_heads, dtype, paged, chosen, options):
     q, *rest = problem(lens, n_heads, dtype, paged, sharp=4.0)
     assert error(decode(q, *rest, chosen=chosen, **options), wanted(q, *rest, SCALE)) < WITHIN[dtype]
+
+
+def test_what_is_not_a_number_stays_where_it_is():
+    """NaN in a query's head reaches that head, in a token its sequence; scores of -inf in a whole row give zeros, as in
+    all rungs; one of inf makes NaN."""
+    q, cache, table, kv_lens = problem([70, 100], 8, HALF, True)
+    q[0, 3, 5] = math.nan
+    cache[table[1, 1], 7, :64] = 0
+    q[0, 4, :] = 0
+    q[0, 4, 575], q[0, 5, 575] = -1, 1
+    cache[table[0, :2].long(), :, 575] = math.inf
+    out = decode(q, cache, table, kv_lens, chosen={"shares": 2})
+    assert out[0, 3].isnan().all() and out[0, 5].isnan().all()
+    assert not out[0, 4].any()
+    assert error(out[1:], wanted(q, cache, table, kv_lens, SCALE)[1:]) < WITHIN[HALF]
+    cache[table[1, 0], 9, 0] = math.nan
+    assert decode(q, cache, table, kv_lens, chosen={"shares": 2})[1].isnan().all()
+
+
+def test_no_scale_that_is_not_positive():
+    q, *rest = problem([3], 1, HALF, True)
+    with pytest.raises(ValueError, match=r"hopper: scale must be positive, got -"):
+        decode(q, *rest, scale=-1.0)

@@ -295,6 +295,8 @@ BAD = {
     "room must be": ([(0, 1, 1)], Policy(), {"room": 0}),
     "policy.page must be": ([(0, 1, 1)], Policy(page=0), {}),
     "policy.chunk must be": ([(0, 1, 1)], Policy(chunk=1.5), {}),
+    "static batches have no pages and no chunks": ([(0, 1, 1)], Policy(continuous=False), {}),
+    "static batches have no pages": ([(0, 1, 1)], Policy(continuous=False, page=None, chunk=2), {}),
     "shared beginnings need pages": ([(0, 1, 1)], Policy(page=None, shared=True), {}),
     "room must hold one context, 20, got 19": ([(0, 1, 1)], Policy(page=None), {"room": 19}),
     "request 1 needs a prompt of its own": ([(0, 1, 1), (0, 4, 1, 4)], Policy(), {}),

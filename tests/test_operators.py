@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernels import attention, fusion, gemv, kv_cache, llm, lowbit, mamba2, matmul, paged, ssd, ssd_backward
+from kernels import attention, fusion, gemv, kv_cache, latent, llm, lowbit, mamba2, matmul, paged, ssd, ssd_backward
 from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
@@ -25,14 +25,14 @@ WANTED += "llm_greedy llm_attend lowbit_norm_gemv lowbit_norm_glu lowbit_gemv_re
 WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out_proj mamba2_state_step "
 WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain "
 WANTED += "ssd_backward_few ssd_backward_fused paged_decode paged_append_attention"
-WANTED += " paged_decode_shared"
+WANTED += " paged_decode_shared latent_decode latent_split latent_last latent_in_place"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
     return torch.randn(*shape, generator=GENERATOR).mul_(scale).to(dtype)
 
 
-assert lowbit_fused and paged and ssd_backward  # they define operators
+assert latent and lowbit_fused and paged and ssd_backward  # they define operators
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -122,6 +122,8 @@ CASES = {
     "paged_decode": lambda: (*pages(), 0.5),
     "paged_append_attention": lambda: (*pages(3), None, True, True),
     "paged_decode_shared": shared_pages,
+    **{f"latent_{name}": lambda: (half(1, 2, 576), half(1, 9, 576), 0.07, None, lengths(8))
+       for name in ("decode", "split", "last", "in_place")},
     "fusion_rmsnorm": lambda: (half(40), half(40), 1e-3),
     "fusion_add": lambda: (half(9), half(9)),
     "fusion_silu_mul": lambda: (half(9), half(9)),

@@ -57,7 +57,8 @@ def test_any_order_leaves_what_the_reference_leaves(page_size):
                 same.append([theirs for _, theirs in some], k.double().numpy(), v.double().numpy())
             except ValueError as error:
                 lacking, full = int(re.search(r"\d+", str(error))[0]), full + 1
-                with pytest.raises(paged.PoolFull, match=f"append: the pool lacks {lacking} pages") as caught:
+                words = f"append: the pool lacks {lacking} page{'s' * (lacking > 1)}: "
+                with pytest.raises(paged.PoolFull, match=words) as caught:
                     cache.append([ours for ours, _ in some], k, v)
                 assert caught.value.lacking == lacking
                 assert before == (tables(cache, [ours for ours, _ in pairs]), cache.free_pages)
@@ -119,6 +120,11 @@ def test_a_request_of_before_is_recognised():
     other = paged.PagedCache(4, 4, KV_HEADS, DIM, dtype=torch.float16, device="cpu", max_requests=2).new()
     with pytest.raises(ValueError, match="must be alive"):
         cache.fork(other)
+    many = paged.PagedCache(4, 4, KV_HEADS, DIM, dtype=torch.float16, device="cpu", max_requests=9)
+    far = [many.new() for _ in range(9)][-1]  # its slot is none of this cache
+    for stranger in (far, paged.Request(-1, again.generation), paged.Request(1, 0)):  # 0: nobody has slot 1
+        with pytest.raises(ValueError, match=r"requests\[0\] must be alive"):
+            cache.free(stranger)
     cache.new()
     with pytest.raises(paged.PoolFull, match="new: all 2 slots are taken"):
         cache.new()
@@ -151,8 +157,11 @@ BAD = [
     ({"page_size": True}, "page_size must be one of"),
     ({"head_dim": 24}, "head_dim must be a multiple of 16 and at most 256, got 24"),
     ({"dtype": torch.float32}, "dtype must be torch.float16 or torch.bfloat16, got torch.float32"),
-    ({"bits": 2}, "bits must be 16, got 2"),
+    ({"bits": 2}, "bits must be 16, 8, 4 or 'fp8', got 2"),
     ({"max_len": 0}, "max_len must be"),
+    ({"max_len": 2**30 + 1}, "max_len must be between 1 and 1073741824, got 1073741825"),
+    ({"page_size": 16.0}, "page_size must be"),
+    ({"head_dim": 64.0}, "head_dim must be"),
     ({"max_requests": 0}, "max_requests must be"),
 ]
 
@@ -168,11 +177,15 @@ def test_errors_change_nothing():
     one, two = cache.new(), cache.new()
     k, v = tokens(torch.Generator().manual_seed(0), 2, 3)
     cache.append([one, two], k, v)
+    odd = torch.zeros(k.numel() + 4, dtype=k.dtype)[4:].view(k.shape)
+    within = cache.k_pages.view(-1)[: k.numel()].view(k.shape)
     before = cache.k_pages.clone(), cache.v_pages.clone(), cache.table.clone(), cache.lens.clone(), cache.free_pages
     for call, kind, words in (
         (lambda: cache.append([one], k, v), ValueError, "append: k must have shape (1, new, 2, 16)"),
         (lambda: cache.append([one, two], k.float(), v), TypeError, "append: k must be of torch.float16"),
         (lambda: cache.append([one, two], k, v[:, :1]), ValueError, "append: v must have shape (2, 3, 2, 16)"),
+        (lambda: cache.append([one, two], odd, v), ValueError, "append: k must start at an address divisible by 16"),
+        (lambda: cache.append([one, two], k, within), ValueError, "append: k_pages must not share memory with v"),
         (lambda: cache.append([one, one], k, v), ValueError, "append: requests must all be different, got one twice"),
         (lambda: cache.append(one, k, v), TypeError, "append: requests must be a sequence of requests, got Request"),
         (lambda: cache.append([one, 1], k, v), TypeError, "append: requests[1] must be a request that the cache gave"),
@@ -181,7 +194,7 @@ def test_errors_change_nothing():
             ValueError,
             "reserve: a request has at most 12 tokens, max_len: requests[0]",
         ),
-        (lambda: cache.reserve([one, two], 9), paged.PoolFull, "reserve: the pool lacks 2 pages: 4 are needed, 2 are"),
+        (lambda: cache.reserve([one, two], 9), paged.PoolFull, "reserve: the pool lacks 2 pages: 4 needed, 2 free"),
         (lambda: cache.reserve([one], 0), ValueError, "reserve: new must be"),
         (lambda: cache.slots([]), ValueError, "slots: requests must hold at least one request"),
         (lambda: cache.write(cache.slots([one]), k, v), ValueError, "write: slots must have shape (2,)"),

@@ -1,6 +1,9 @@
 """decode where requests share tokens: which groups there are, what is said to kernels, and the results on the SIMT
 machine."""
 
+import itertools
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +67,37 @@ def test_decode(n_heads):
         assert error(out, right) < 1e-3
 
 
+@pytest.mark.parametrize("nested", [[(2, 16), (2, 32)], [(1, 16), (1, 32)], [(2, 16), (1, 48)], [(0, 16), (2, 32)]])
+def test_groups_of_the_same_requests_or_of_one(nested):
+    """More groups than could be found: the same two share a system's prompt and a document, or one is alone."""
+    cache, made, q, right = family({"root": (None, 48), "a": ("root", 1)})
+    requests = list(made.values())
+    prefixes = [(requests[:count], tokens) for count, tokens in nested]
+    assert error(paged.decode(q, cache, requests, prefixes=prefixes), right) < 1e-3
+    if nested[0][0] == 1:
+        alone = paged.decode(q[:1], cache, requests[:1], prefixes=prefixes)
+        assert error(alone, right[:1]) < 1e-3
+
+
+def test_a_graph_keeps_what_it_reads(monkeypatch):
+    """Lists of requests and groups whose tensors a captured graph reads are not forgotten, however many follow."""
+    cache, made, _, _ = family(TREE)
+    requests = list(made.values())
+    slots = weakref.ref(cache.slots(requests))
+    found = weakref.ref(paged.prefixes.prefixes_of("decode", cache, requests, "shared"))
+    gone = weakref.ref(cache.slots(requests[:2]))
+    with monkeypatch.context() as capture:
+        capture.setattr(paged.PagedCache, "_capturing", lambda self: True)
+        assert cache.slots(requests) is slots()
+        assert paged.prefixes.prefixes_of("decode", cache, requests, "shared") is found()
+        with pytest.raises(RuntimeError, match="slots: must not be captured in a graph"):
+            cache.slots(requests[::-1])
+    for some in itertools.islice(itertools.permutations(requests, 3), 70):
+        cache.slots(list(some))
+        paged.prefixes.prefixes_of("decode", cache, list(some), "shared")
+    assert gone() is None and slots() is not None and found() is not None
+
+
 def test_prefixes_are_told_anew_in_place():
     cache, made, q, right = family(TREE)
     names = ["a", "b", "a1", "lone"]
@@ -123,6 +157,8 @@ def test_refusals():
         ([(requests[:3], 32), (requests[1:4], 64)], ValueError, "prefixes must be nested or apart"),
         ([([cache.new()], 16)], ValueError, r"prefixes\[0\] must have requests of the batch"),
         ("all", TypeError, 'prefixes must be "shared", '),
+        ([5], TypeError, r"prefixes\[0\] must be \(requests, tokens\), got 5"),
+        ([(a, 16)], TypeError, r"prefixes\[0\] must be \(requests, tokens\), got \(Request"),
     ]:
         with pytest.raises(kind, match=message):
             run(wrong)
@@ -130,5 +166,9 @@ def test_refusals():
         run("shared", invariant=True)
     with pytest.raises(TypeError, match=r"prefixes must be Prefixes \(cache.shared_prefixes\) where requests is a ten"):
         run("shared", cache.slots(requests))
+    with pytest.raises(TypeError, match="requests must be int32 slots of the 6 requests of prefixes, got torch.f"):
+        run(cache.shared_prefixes(requests), torch.zeros(6))
+    with pytest.raises(ValueError, match="shared_prefixes: levels must be at least 0, got -1"):
+        cache.shared_prefixes(requests, levels=-1)
     with pytest.raises(ValueError, match="prefixes must be of the same requests"):
         run(cache.shared_prefixes(requests), requests[::-1])

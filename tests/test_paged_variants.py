@@ -107,7 +107,8 @@ BAD = {  # what is made, the error, its words
     "a line that is none": (lambda: Variant(score=abs), TypeError, r"score must be a str of CUDA C\+\+, got builtin"),
     "an empty line": (lambda: Variant(keep=" "), ValueError, "keep must not be empty"),
     "a name that is taken": (lambda: Variant(score="s", params={"head": 1}), ValueError, "not taken .*got 'head'"),
-    "an infinite number": (lambda: Variant(score="s", params={"a": np.inf}), ValueError, "a must be finite, got inf"),
+    "an infinite number": (lambda: Variant(score="s", params={"a": np.inf}), ValueError, "a must be finite as a float"),
+    "infinite in 32 bits": (lambda: Variant(score="s", params={"a": 1e39}), ValueError, "a must be finite .*got 1e.39"),
     "a number too large": (lambda: Variant(score="s", params={"a": 1 << 40}), ValueError, "a must fit in 32 bits"),
     "a tensor of doubles": (
         lambda: Variant(score="s", params={"a": torch.ones(2).double()}),

@@ -326,6 +326,10 @@ def test_permute():
         chosen = [s >> 4 * i & 15 for i in range(4)]
         wanted = [data[n & 7] if n < 8 else 0xFF * (data[n & 7] >> 7) for n in chosen]
         assert value == int.from_bytes(bytes(wanted), "little")
+    few = [RNG.integers(0, 1 << 32, 40, dtype=U64).astype(U32) for _ in "ab"]
+    for alike in (0x3210, 0x5410, 0x7632, 0x6543, 0x1087, 0x9810, 0xFEDC, *selector[:40].tolist()):
+        alone = run("prmt.b32", *few, U32([alike]))  # a selector that all threads share takes a shorter way
+        assert (alone == run("prmt.b32", *few, np.full(40, alike, U32))).all(), hex(alike)
     for mode, order in modes.items():
         got = run(f"prmt.b32.{mode}", a[:3], b[:3], U32([3, 3, 3]))
         data = struct.pack("<II", int(a[2]), int(b[2]))

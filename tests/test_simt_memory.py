@@ -524,3 +524,21 @@ def test_a_float_atomic_whose_sum_is_subnormal_gives_zero():
     y = np.float32([1.5e-38])
     run("(float* y) { atomicAdd(y, -1.2e-38f); }", 1, 1, y)
     assert y[0] == 0
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_part_of_a_block_waits_for_its_own_copies(who):
+    """One warp's wait brings what it copied, and not what the other warp did."""
+    body = """(const int* x, int* y, int who) {
+      __shared__ int tile[64];
+      int t = threadIdx.x, at = (int)__cvta_generic_to_shared(tile + t);
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at), "l"(x + t));
+      asm volatile("cp.async.commit_group;");
+      if (t / 32 == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+      if (t / 32 == who) y[t] = tile[t]; }"""
+    x, y = np.arange(64, dtype=I32), np.full(64, -1, I32)
+    if who:
+        assert "nothing has waited for it; block (0, 0, 0), thread (32, 0, 0)" in fault(body, 1, 64, x, y, I32(who))
+    else:
+        run(body, 1, 64, x, y, I32(who))
+        assert y.tolist() == [*range(32), *[-1] * 32]

@@ -10,7 +10,8 @@ import pytest
 
 import simt
 from simt.execute import scheduler
-from simt.memory.races import Races
+from simt.memory.races import Races, nothing_stale
+from simt.memory.shadow import Shadow
 
 PRELUDE = r"""
 __device__ unsigned acquire(const unsigned *p) {
@@ -796,3 +797,48 @@ def test_what_a_barrier_has_settled_is_not_looked_at_again(rows, monkeypatch):
             2, 64, np.zeros(1024, np.uint32), np.zeros(1024, np.uint32), np.zeros(256, np.uint32), check_races=True
         )
         assert not looked, name
+
+
+# Two blocks touch the same 8 bytes, with no order between them.
+TWO = """extern "C" __global__ void k(unsigned *x, unsigned long long *y) {
+  if (blockIdx.x == 0) { FIRST; } else { SECOND; }
+}"""
+
+
+@pytest.mark.parametrize(
+    "second, races",
+    [
+        ('asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(x), "r"(2))', False),
+        ('asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(x), "l"(2ull))', True),  # of another size
+        ('asm volatile("st.relaxed.cta.global.u32 [%0], %1;" :: "l"(x), "r"(2))', True),  # for its own block alone
+        ("*x = 2", True),
+        ('unsigned v; asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(x)); y[1] = v', False),
+        (
+            'unsigned long long v; asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(x)); y[1] = v',
+            True,
+        ),
+        ("y[1] = *x", True),
+    ],
+)
+@pytest.mark.parametrize("order", ["forward", "reverse"])
+def test_strong_accesses_need_no_order_where_size_and_scope_agree(second, races, order):
+    first = 'asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(x), "r"(1))'
+    kernel = simt.compile(TWO.replace("FIRST", first).replace("SECOND", second))["k"]
+    arguments = np.zeros(2, np.uint32), np.zeros(2, np.uint64)
+    if races:
+        with pytest.raises(simt.RaceError):
+            kernel(2, 1, *arguments, check_races=True, order=order)
+    else:
+        kernel(2, 1, *arguments, check_races=True, order=order)
+
+
+def test_what_is_sorted_anew_is_found_by_kind():
+    """Strong accesses that came since somebody looked, sorted with those before: stores are asked for, of all kinds."""
+    shadow, zero = Shadow(4), np.zeros(1, np.int64)
+    shadow.reserve(1)
+    found = []
+    for event, kind in enumerate([(True, 2, 4, 1), (False, 2, 4, 2), (True, 2, 4, 1), (True, 2, 4, 3)], 1):
+        shadow.note_strong(zero, zero, zero + event, 4, event, kind, nothing_stale)
+        shadow.log.sort(shadow, nothing_stale)
+        found.append(sorted(shadow.strong_ones(zero, nothing_stale, lambda kind: kind[0])[2].tolist()))
+    assert found == [[1], [1], [1, 3], [1, 3, 4]]

@@ -83,6 +83,24 @@ def test_the_same_source_is_compiled_once(monkeypatch):
     assert len(asked) == 4
 
 
+def test_what_includes_cuda_is_kept_where_cudas_headers_are_below_the_folder_too(tmp_path, monkeypatch):
+    """As in a checkout with its .venv, whose tests run in the folder of both."""
+    compiled, source = [], "#include <cuda_fp16.h>\n" + KERNEL.replace("2;", "__half2float(__half(3));")
+    ask = nvrtc._ask
+    monkeypatch.setenv("SIMT_KEEP_IN", str(tmp_path / "kept"))
+    monkeypatch.setattr(nvrtc, "_ask", lambda *args: compiled.append(args) or ask(*args))
+    here = tmp_path.resolve()
+    monkeypatch.chdir(here)
+    folders = [here / f"headers {n}" for n, _ in enumerate(nvrtc.include_folders())]
+    for folder, cudas in zip(folders, nvrtc.include_folders()):
+        folder.symlink_to(cudas)
+    monkeypatch.setattr(nvrtc, "include_folders", lambda: list(map(str, folders)))
+    for _ in range(2):  # two processes
+        monkeypatch.setattr(nvrtc, "_compiled", {})
+        assert "cuda_fp16.h" in nvrtc.compile_to_ptx(source)
+    assert len(compiled) == 1
+
+
 def test_a_changed_header_is_compiled_again(tmp_path):
     (tmp_path / "factor.h").write_text('#include "deeper.h"\n')
     (tmp_path / "deeper.h").write_text("#define FACTOR 5.0f\n")

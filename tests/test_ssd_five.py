@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from guarded_tensors import between
 
 from kernels.ssd import chunk_bmm, chunk_cumsum, chunk_scan, chunk_state, five, state_passing
 from kernels.ssd.arguments import Problem, expect_ssd
@@ -112,6 +113,21 @@ def test_sequences_of_a_row():
     for got, begin, end in zip(ends, cu_seqlens, cu_seqlens[1:]):
         assert off(got, states[0, end - 1]) < 1e-6 if end > begin else not got.any()
     assert torch.equal(y, five(**call, cu_seqlens=cu_seqlens.int(), chunk_size=16))
+
+
+@pytest.mark.parametrize("begins", [[0, 15, 45, 47], [-9, 15, 2**31 - 1, 40], [-9, 15, 40, -1]])
+def test_sequences_that_go_beyond_the_row_end_there(begins):
+    """As on a card, where nobody looks into cu_seqlens. Behind the row's tokens lies NaN."""
+    call = problem(1, 40, 2, 16, 1, 16)
+    x, B = between(call["x"]), between(call["B"])
+    dt, cum = chunk_cumsum.run(call["dt"], call["A"], 16, None, None, True, (0.0, math.inf))
+    states, _ = chunk_state.run(x, B, dt, cum, None, torch.float32)
+    starts, _ = state_passing.run(states, cum, 40, None, None, states)
+
+    def ends(*begins):
+        return chunk_state.varlen_states(x, B, dt, cum, torch.tensor(begins, dtype=torch.int32), starts)
+
+    assert torch.equal(ends(*begins), ends(0, 15, 40, 40)) and ends(*begins).isfinite().all()
 
 
 def test_chunks_make_no_difference():

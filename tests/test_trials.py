@@ -247,6 +247,7 @@ def test_benches_measure_them_too(monkeypatch):
     from kernels.fusion import bench as fusion_bench
     from kernels.gemv import bench as gemv_bench
     from kernels.kv_cache import bench as kv_bench
+    from kernels.latent import bench as latent_bench
     from kernels.lowbit import bench as lowbit_bench
     from kernels.mamba2 import studies as mamba2_studies
     from kernels.matmul import bench as matmul_bench
@@ -254,7 +255,7 @@ def test_benches_measure_them_too(monkeypatch):
     from kernels.ssd import profile, studies
 
     monkeypatch.setattr(profile, "store", lambda *about: ["ncu"])
-    benches = gemv_bench, fusion_bench, lowbit_bench, bench, kv_bench, paged_bench, studies, matmul_bench
+    benches = gemv_bench, fusion_bench, lowbit_bench, bench, kv_bench, paged_bench, latent_bench, studies, matmul_bench
     benches += (mamba2_studies,)
     found = [path for one in benches for path in one.further(ROOF, {})]
     assert sorted(found) == sorted([*asked, "ncu"])

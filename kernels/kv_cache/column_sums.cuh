@@ -3,7 +3,7 @@
    scales of values in its range. */
 #pragma once
 #include "../attention/partial.cuh"
-#include "cache.cuh"
+#include "format.cuh"
 
 constexpr int HEAD_EIGHTS = (HEADS + 7) / 8;   // mmas for the heads of a head tile: they are its columns
 using HeadColumns = float[HEAD_EIGHTS][4];     // lane 4g + c has rows g and g + 8 of heads 2c and 2c + 1

@@ -2,7 +2,7 @@
    the codes, and leaves what it found for ../attention/merge.cu.
 
    New since decode.cu of ../attention:
-   - The codes lie in memory as the lanes of an mma take them (cache.cuh). A tile is twice as long,
+   - The codes lie in memory as the lanes of an mma take them (format.cuh). A tile is twice as long,
      TILE = 32, so that two chains of mma run side by side.
    - Codes become float16 in registers (codes.cuh). Scales do not touch them. A scale of keys goes into
      the score of its token, or, where a channel has it, into q, once for each group of tokens; a
@@ -22,7 +22,7 @@
    scale; and 4 * (HEAD_DIM + 2) bytes for each head and segment.
 
    Compile with SHAPE (HEAD_DIM a multiple of 16), SCHEDULE (one head tile a block), CACHE,
-   RING_STAGES and TEAM_WARPS (cache.cuh), and BLOCKS, that a multiprocessor is to have room for.
+   RING_STAGES and TEAM_WARPS (format.cuh), and BLOCKS, that a multiprocessor is to have room for.
    Launch with 32 * WARPS threads on a block for each TEAMS shares, with one team at most one for each
    tile, with ONE_BLOCK_PER_ROW one for each TEAMS rows of all sequences; rows = n_kv_heads *
    HEAD_TILES; the other numbers: tiles.cuh. Shared memory: Shared. What is written:
@@ -32,119 +32,14 @@
 #ifndef SCHEDULE
 #define SCHEDULE Schedule<8, 32, 1, false, false>
 #endif
-#include "../device/hopper/warpgroup.cuh"
 #include "../device/pdl.cuh"
-#include "column_sums.cuh"
-#include "queries.cuh"
+#include "cache.cuh"
+#include "products.cuh"
+#include "teams.cuh"
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
 static_assert(HEAD_TILES_PER_BLOCK == 1, "all warps share the tokens of one head tile");
-
-/* The products of a tile's keys with the queries, but for the factor score_scale. */
-__device__ __forceinline__ void multiply_keys(HeadColumns (&s)[SIXTEENS], const Queries &queries, const uint4 *words,
-                                              const __half2 *scales, int lane) {
-#pragma unroll
-    for (int t = 0; t < SIXTEENS; t++) {
-        unsigned keys[K_LANE];
-        take_words(keys, words + 8 * K_LANE * t, lane);
-#pragma unroll
-        for (int group = 0; group < K_GROUPS; group++) {
-            HeadColumns part;
-#pragma unroll
-            for (int n = 0; n < HEAD_EIGHTS; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) part[n][i] = 0;
-#pragma unroll
-            for (int step = group * (STEPS / K_GROUPS); step < (group + 1) * (STEPS / K_GROUPS); step++) {
-                unsigned a[4];
-                KEYS::keys(a, keys + step * KEYS::WORDS);
-#pragma unroll
-                for (int n = 0; n < HEAD_EIGHTS; n++)
-                    mma_m16n8k16(part[n], a, queries.operand[n][step][0], queries.operand[n][step][1], __half());
-            }
-            float2 scale = {1, 1}; // of tokens g and g + 8
-            if (!BY_CHANNEL) scale = __half22float2(scales[(t * 8 + lane / 4) * K_GROUPS + group]);
-#pragma unroll
-            for (int n = 0; n < HEAD_EIGHTS; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    if (KEYS::OFFSET > 0) part[n][i] += queries.offset_product[group][n][i];
-                    const float x = BY_CHANNEL ? part[n][i] : part[n][i] * (i < 2 ? scale.x : scale.y);
-                    s[t][n][i] = group ? s[t][n][i] + x : x;
-                }
-        }
-    }
-#pragma unroll
-    for (int t = 0; t < SIXTEENS; t++)
-#pragma unroll
-        for (int n = 0; n < HEAD_EIGHTS; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[t][n][i] *= queries.score_scale[n][i % 2];
-}
-/* Scores of tokens from the `tokens`-th on, counted from the lane's first, become those of no token. */
-__device__ __forceinline__ void mask(HeadColumns (&s)[SIXTEENS], int tokens) {
-#pragma unroll
-    for (int t = 0; t < SIXTEENS; t++)
-#pragma unroll
-        for (int n = 0; n < HEAD_EIGHTS; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (16 * t + i / 2 * 8 >= tokens) s[t][n][i] = MASKED;
-}
-/* Add a tile's values, weighted. */
-__device__ __forceinline__ void mix_values(ColumnSums &sums, const Weights &weights, const uint4 *words,
-                                           const uint2 *scales, int lane) {
-#pragma unroll
-    for (int t = 0; t < SIXTEENS; t++) {
-        unsigned values[V_LANE];
-        take_words(values, words + 8 * V_LANE * t, lane);
-#pragma unroll
-        for (int group = 0; group < V_GROUPS; group++) {
-            const uint2 scale = scales[(t * 4 + lane % 4) * V_GROUPS + group]; // of tokens 2c, 2c + 1 and 8 more
-            unsigned b[HEAD_EIGHTS][2];
-#pragma unroll
-            for (int n = 0; n < HEAD_EIGHTS; n++) {
-                b[n][0] = mul_x2(weights[t][n][0], scale.x, __half());
-                b[n][1] = mul_x2(weights[t][n][1], scale.y, __half());
-            }
-#pragma unroll
-            for (int step = group * (STEPS / V_GROUPS); step < (group + 1) * (STEPS / V_GROUPS); step++) {
-                unsigned a[4];
-                VALUES::values(a, values + step * VALUES::WORDS);
-#pragma unroll
-                for (int n = 0; n < HEAD_EIGHTS; n++)
-                    mma_m16n8k16(sums.values[step][n], a, b[n][0], b[n][1], __half());
-            }
-        }
-    }
-}
-
-/* Shared memory of a block, as a warp of a team sees it: [WARPS][STAGES][SLOT] words of 16 bytes; if a team has several
-   warps, [WARPS][HEADS][PITCH] floats and [WARPS][HEADS] pairs of them; [TEAMS][HEADS][PITCH] float16; [TEAMS][HEADS]
-   ints. */
-struct Shared {
-    uint4 *ring;           // of the warp
-    float *values;         // of the team, and all that follows
-    float2 *max_and_sum;
-    SharedQueries queries;
-
-    __device__ __forceinline__ Shared(uint4 *memory, int warp, int team) : ring(memory + warp * STAGES * SLOT) {
-        constexpr int JOINED = TEAM > 1 || WHOLE ? WARPS * HEADS : 0, EACH = JOINED / TEAMS;
-        float *all_values = reinterpret_cast<float *>(memory + WARPS * STAGES * SLOT);
-        float2 *all_pairs = reinterpret_cast<float2 *>(all_values + JOINED * PITCH);
-        __half *all_queries = reinterpret_cast<__half *>(all_pairs + JOINED);
-        int *all_exponents = reinterpret_cast<int *>(all_queries + TEAMS * HEADS * PITCH);
-        values = all_values + team * EACH * PITCH, max_and_sum = all_pairs + team * EACH;
-        queries = {all_queries + team * HEADS * PITCH, all_exponents + team * HEADS};
-    }
-};
-/* The warps of a team meet. */
-__device__ __forceinline__ void meet(int team) {
-    if constexpr (TEAM == 1) __syncwarp();
-    else if constexpr (TEAMS == 1) __syncthreads();
-    else named_barrier<32 * TEAM>(1 + team);
-}
 
 /* The warp's tiles of a share. */
 __device__ __forceinline__ WarpTiles warp_tiles(const TileSchedule &schedule, int share, int first, int count,

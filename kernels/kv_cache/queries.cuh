@@ -8,7 +8,7 @@
 #include "../device/math.cuh"
 #include "../device/mma.cuh"
 #include "../device/reduce_integers.cuh"
-#include "cache.cuh"
+#include "format.cuh"
 #include "column_sums.cuh"
 
 /* In shared memory, of a team. */

@@ -1,7 +1,7 @@
 """Latent attention (MLA): decode where all heads look at one cache of 512 + 64 numbers a token.
 
     decode(q, cache, *, kv_lens=None, scale, out=None, pdl=False)    the best rung that the card has
-    split(...)                                                       a rung by name, the same signature
+    split, last, in_place(...)                                       rungs by name, the same signature
 
     q       (batch, n_heads, 576): 512 for the latent vector, into which each head's up-projection of keys has been
             absorbed (ref/latent_attention.py), then 64 for the rotated part
@@ -17,6 +17,7 @@ torch.compile takes decode as an operator, torch.ops.matmul_to_mamba.latent_deco
 """
 
 from kernels.latent.arguments import LatentPages
-from kernels.latent.decoding import RUNGS, counters, decode, split
+from kernels.latent.decoding import counters
+from kernels.latent.operators import decode, in_place, last, split
 
-__all__ = ["RUNGS", "LatentPages", "counters", "decode", "split"]
+__all__ = ["LatentPages", "counters", "decode", "in_place", "last", "split"]

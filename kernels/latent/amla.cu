@@ -1,20 +1,22 @@
-/* Latent attention in one launch, whose blocks rescale a sequence's sums where they lie, in L2, by additions to their
-   exponents: AMLA's step (ref/latent_attention.py) between blocks. A trial, as it is wrong for some values.
+/* Latent attention in one launch, whose blocks rescale a sequence's sums where they lie, in L2, by additions to
+   their exponents: AMLA's step (ref/latent_attention.py) between blocks. A trial, as it is wrong for some values.
 
-   Memory can add, and cannot multiply; but 2**n times a float is n << 23 added to its bits. So a block that has a higher
-   reference than what lies there adds (old - new) << 23 to each of its floats, as whole numbers, and then its own sums, as
-   floats. References are whole numbers, so nothing is left to compensate.
+   Memory can add, and cannot multiply; but 2**n times a float is n << 23 added to its bits. So a block that has a
+   higher reference than what lies there adds (old - new) << 23 to each of its floats, as whole numbers, and then its
+   own sums, as floats. References are whole numbers, so nothing is left to compensate.
 
-   Additions and rescales must not cross: a float sum that is added between another block's look at the reference and its
-   rescale would be rescaled, too. So blocks have turns, one after another, handed on by a release and an acquire; and the
-   two additions to one float are of one thread, whose accesses to one address stay in their order. Turns begin with a
-   sequence's last share, whose segment is done first if its block has more sequences. All blocks must be running.
+   Additions and rescales must not cross: a float sum that is added between another block's look at the reference and
+   its rescale would be rescaled, too. So blocks have turns, one after another, handed on by a release and an
+   acquire; and the two additions to one float are of one thread, whose accesses to one address stay in their order.
+   Turns begin with a sequence's last share, whose segment is done first if its block has more sequences. All blocks
+   must be running.
 
-   What breaks it: a sum that is 0, as it may be by values of 0 or by values that cancel. Its bits have no exponent, and
-   become -inf, or a huge number. Who adds in memory does not see it; and to look first is to read and write, as ever.
+   What breaks it: a sum that is 0, as it may be by values of 0 or by values that cancel. Its bits have no exponent,
+   and become -inf, or a huge number. Who adds in memory does not see it; and to look first is to read and write, as
+   ever.
 
-   All as split.cu, but in place of partial results sums (batch, head tiles, HEADS, 512 + 2) float32, whatever they hold;
-   turns (batch, head tiles), 0 before the first launch and again after each. */
+   All as split.cu, but in place of partial results sums (batch, head tiles, HEADS, 512 + 2) float32, whatever they
+   hold; turns (batch, head tiles), 0 before the first launch and again after each. */
 #include "../device/atomics.cuh"
 #include "../device/grid.cuh"
 #include "walk.cuh"

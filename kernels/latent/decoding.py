@@ -8,20 +8,24 @@ import math
 
 import torch
 
-from kernels.latent import splitting
+from kernels.latent import hopper, splitting
 from kernels.latent.arguments import expect_decode, tensors_of
 from lab.prepared import Calls
 
 LOG2_E = math.log2(math.e)
 CALLS = Calls("latent.decode")
-RUNGS = {"split": splitting.launch, "last": splitting.launch_last, "in_place": splitting.launch_in_place}
+RUNGS = {
+    "split": splitting.launch,
+    "last": splitting.launch_last,
+    "in_place": splitting.launch_in_place,
+    "hopper": hopper.launch,
+}
 TRIALS = {"amla": splitting.launch_amla}  # which is not right for all values
 
 
-def best(q):
-    """The name of the rung that decode takes for a tensor like this."""
-    hopper = not q.is_cuda or torch.cuda.get_device_capability(q.device) == (9, 0)
-    return "hopper" if hopper and "hopper" in RUNGS else "split"
+def best(q, scale):
+    """The name of the rung that decode takes."""
+    return "split" if hopper.why_not(q, scale) else "hopper"
 
 
 def decode(q, cache, *, kv_lens=None, scale, out=None, pdl=False):
@@ -41,25 +45,43 @@ def decode(q, cache, *, kv_lens=None, scale, out=None, pdl=False):
 
     Moves 1152 bytes a token, and does 2 · (576 + 512) flops for each token and head. The same from run to run, bit for
     bit; the order of sums depends on the shapes, and on the lengths of all sequences. Scores and sums are float32; a
-    weight is rounded to the dtype of q, for the sum that divides as for the values. A head whose scores are all -inf
+    weight is rounded to the dtype of q for the product with values. A head whose scores are all -inf
     gives zeros, as one without tokens.
 
     TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
     """
-    return _decode("decode", None, q, *tensors_of("decode", cache), kv_lens, scale, out, pdl)
+    return decode_tensors(q, *_in_order(cache, scale, "decode"), kv_lens, out=out, pdl=pdl)
 
 
 def split(q, cache, *, kv_lens=None, scale, out=None, pdl=False):
     """decode by split.cu and merge.cu: tensor cores a warp at a time, for compute capability 8.0 and later."""
-    return _decode("split", "split", q, *tensors_of("split", cache), kv_lens, scale, out, pdl)
+    return decode_tensors(q, *_in_order(cache, scale, "split"), kv_lens, out=out, pdl=pdl, rung="split")
 
 
-def _decode(where, rung, q, cache, table, kv_lens, scale, out, pdl):
+def last(q, cache, *, kv_lens=None, scale, out=None, pdl=False):
+    """decode in one launch, last.cu: as `split`, and a sequence's last block merges."""
+    return decode_tensors(q, *_in_order(cache, scale, "last"), kv_lens, out=out, pdl=pdl, rung="last")
+
+
+def in_place(q, cache, *, kv_lens=None, scale, out=None, pdl=False):
+    """decode in one launch, in_place.cu: as `split`, and a sequence's blocks add up in one place. The last bits differ
+    from run to run. Blocks wait for each other: all of the card must be theirs, or become so."""
+    return decode_tensors(q, *_in_order(cache, scale, "in_place"), kv_lens, out=out, pdl=pdl, rung="in_place")
+
+
+def _in_order(cache, scale, where):
+    """(cache or pages, scale, table or None)"""
+    tokens, table = tensors_of(where, cache)
+    return tokens, scale, table
+
+
+def decode_tensors(q, cache, scale, table=None, kv_lens=None, *, out=None, pdl=False, rung=None):
+    """decode, given tensors."""
     if (done := CALLS.run((rung, scale, bool(pdl)), out, q, cache, table, kv_lens)) is not None:
         return done
-    factor, result = expect_decode(where, q, cache, table, kv_lens, scale, out)
+    factor, result = expect_decode(rung or "decode", q, cache, table, kv_lens, scale, out)
     with CALLS.preparing((rung, scale, bool(pdl)), (out,), (result,), (q, cache, table, kv_lens)):
-        RUNGS[rung or best(q)](q, cache, table, kv_lens, factor * LOG2_E, result, bool(pdl))
+        RUNGS[rung or best(q, factor)](q, cache, table, kv_lens, factor * LOG2_E, result, bool(pdl))
     return result
 
 
@@ -73,4 +95,4 @@ def counters(q, cache, *, kv_lens=None, scale, rung=None, out=None, check_races=
     cache, table = tensors_of("counters", cache)
     scale, out = expect_decode("counters", q, cache, table, kv_lens, scale, out)
     how = {"chosen": chosen, "check_races": check_races}
-    return (RUNGS | TRIALS)[rung or best(q)](q, cache, table, kv_lens, scale * LOG2_E, out, False, **how)
+    return (RUNGS | TRIALS)[rung or best(q, scale)](q, cache, table, kv_lens, scale * LOG2_E, out, False, **how)

@@ -7,8 +7,11 @@
    and hands them to the other through shared memory, for the other half. So while one goes through a softmax, the
    tensor cores work for the other:
 
-       warpgroup 0:  S0 | weights of S0 | W0 V0 left  | W1 V1 left | S2 ...
-       warpgroup 1:       S1 | W0 V0 right, weights of S1 meanwhile | W1 V1 right | S3 ...
+       warpgroup 0:  S0 | weights of S0 | W0 V0 left  | S2, amid it W1 V1 left | weights of S2 | W2 V2 left ...
+       warpgroup 1:     S1, amid it W0 V0 right | weights of S1 | W1 V1 right | S3, amid it W2 V2 right ...
+
+   Amid it: scores begin with the parts of a tile that have come, and while its last parts are on their way there is the
+   other's tile to multiply with (PARTS_BEFORE).
 
    A tile is 74 KB, so are the queries, and there is room for two tiles. Half of a tile's place is free as soon as one
    warpgroup has multiplied with it, and the next tile's scores begin with the parts that came there (hopper_plan.cuh).
@@ -23,12 +26,15 @@
    Compile with SHAPE (64 heads, tiles of 64) and PLAN. Launch THREADS, sizeof(Shared) bytes, head_tiles * most_shares
    blocks, at most one for each multiprocessor, head_tiles = ceil(n_heads / 64); with MULTICAST in clusters of two. q:
    (batch, n_heads, 576), cache: (batch, kv_len, 576), or (n_pages, 64, 576) and a table, both in boxes of (1, 64, 64),
-   swizzled by 128 bytes. scale: positive, times log2(e). */
+   swizzled by 128 bytes; rows: the cache itself. scale: positive, times log2(e). */
 #include "hopper_load.cuh"
 #include "hopper_store.cuh"
 
 // A block starts with 168 for each of its threads, and has no more to share out.
 constexpr int MULTIPLY_REGISTERS = 232, LOAD_REGISTERS = 3 * 168 - WARPGROUPS * MULTIPLY_REGISTERS;
+
+// Scores end behind the other's values, which need not be waited for then.
+constexpr bool SPLIT = PARTS_BEFORE < PARTS;
 
 /* A warpgroup that multiplies. */
 struct Multiply {
@@ -70,11 +76,16 @@ struct Multiply {
         const int slot = warpgroup, tokens = t + 1 == work.tiles ? work.last : TILE;
         Scores scores;
         Weights weights;
-        start_scores(scores, s, slot, (before + t) / SLOTS % 2);
-        if constexpr (!FIRST) {
-            start_others(1 - slot, t > 1, TILE);
+        const unsigned parity = (before + t) / SLOTS % 2;
+        start_scores<0, PARTS_BEFORE>(scores, s, slot, parity);
+        if constexpr (!FIRST) start_others(1 - slot, t > 1, TILE);
+        start_scores<PARTS_BEFORE, PARTS>(scores, s, slot, parity);
+        if (!FIRST && SPLIT) {
             wgmma_wait<1>();
-        } else wgmma_wait<0>();
+            keep(o);
+            release(1 - slot);
+        }
+        wgmma_wait<FIRST || SPLIT ? 0 : 1>();
         keep(scores);
         if (t + SLOTS >= work.tiles) release_queries();
         if (tokens < TILE) mask(scores, tokens, thread % 32);
@@ -85,12 +96,12 @@ struct Multiply {
         store_weights(shared_address(s.tiles[slot][ROTATED]), weights, thread);
         fence_async_proxy();
         named_barrier_arrive<256>(WEIGHTS + slot);
-        if constexpr (!FIRST) {
+        if (!FIRST && !SPLIT) {
             wgmma_wait<0>();
             keep(o);
             release(1 - slot);
-            if (rises) sums.rescale(o);
         }
+        if (!FIRST && rises) sums.rescale(o);
         clear(slot, tokens);
         start_values(o, weights, shared_address(side(slot)), !FIRST);
         wgmma_wait<0>();
@@ -132,9 +143,9 @@ __device__ __forceinline__ void multiply(Shared &s, const Outputs &to, float to_
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-hopper(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap cache, T *out, float *partial_out,
-       float2 *max_and_sum, const int *kv_lens, const int *table, int kv_len, int batch, int n_heads, int n_pages,
-       int max_pages, int most_shares, float scale) {
+hopper(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap cache, const T *rows, T *out,
+       float *partial_out, float2 *max_and_sum, const int *kv_lens, const int *table, int kv_len, int batch,
+       int n_heads, int n_pages, int max_pages, int most_shares, float scale) {
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const int warpgroup = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
@@ -147,7 +158,8 @@ hopper(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMa
     else __syncthreads();
     if (warpgroup == WARPGROUPS) {
         give_registers<LOAD_REGISTERS>();
-        const Problem problem{{kv_lens, kv_len, batch}, table, n_pages, max_pages, most_shares, head_tile};
+        const Sequences sequences{kv_lens, kv_len, batch};
+        const Problem problem{sequences, rows, table, n_pages, max_pages, most_shares, head_tiles, head_tile};
         if (thread < 32) bring_tiles(s, q, cache, problem, share, thread);
         else wait_for_previous_kernel();
     } else {

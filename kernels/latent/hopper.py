@@ -5,8 +5,6 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from kernels.latent.merging import DEPTH, MOST_TEAMS, partial_results, sizes_of
 from lab import cuda, cuda_driver
 from lab.card import multiprocessors
@@ -16,6 +14,7 @@ from lab.tensors import DTYPES
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(f"kernels/latent/{name}" for name in ("hopper.cu", "hopper_merge.cu", "hopper.py"))
 HEADS, TILE, THREADS = 64, 64, 384
+MULTICAST_FROM, MERGE_BLOCKS = 24, 16  # tiles of a share; blocks of the merge for each multiprocessor
 SHARED = 28 * 64 * 64 * 2 + 2048  # bytes: queries, two tiles, results on their way; the rest
 
 
@@ -35,24 +34,34 @@ class Plan(NamedTuple):
     merge_tiles: int  # as many take as long as a merge
     multicast: bool
     own_side_first: bool
+    parts_before: int
+    ahead: int  # tiles that L2 is asked for
     head_tiles: int
     shares: int  # of the line, at most
     teams: int  # of the merge
+    merge_blocks: int  # at most
     extra: str  # of a measurement
 
     def option(self):
-        values = *self[:2], *(str(v).lower() for v in self[2:4])
+        values = *self[:2], *(str(v).lower() for v in self[2:4]), self.parts_before, self.ahead
         return f"-DPLAN=Plan<{', '.join(map(str, values))}>"
 
 
-def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=False, own_side_first=True, shares=None,
-         teams=None, extra=""):  # fmt: skip
-    """The Plan for so many heads on a card of so many multiprocessors. What is given by name is taken as it is."""
+def plan(batch, n_heads, processors, *, least_tiles=2, merge_tiles=4, multicast=None, own_side_first=True,
+         parts_before=6, ahead=None, shares=None, teams=None, merge_blocks=None, tiles=0, extra=""):  # fmt: skip
+    """The Plan for so many heads on a card of so many multiprocessors. tiles: of a sequence, at most. What else is
+    given by name is taken as it is."""
     head_tiles = -(-n_heads // HEADS)
     shares = shares or max(1, processors // head_tiles)
     segments = -(-shares // batch) + 1  # of a sequence, if all are of one length
     teams = teams or max(1, min(MOST_TEAMS, -(-segments // DEPTH)))
-    return Plan(least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, head_tiles, shares, teams, extra)
+    if multicast is None:  # where L2 is what long shares wait for
+        multicast = batch * tiles > MULTICAST_FROM * shares
+    if ahead is None:  # of many heads two blocks ask for the same tiles, and memory has time
+        ahead = 2 if head_tiles > 1 else 0
+    merge_blocks = merge_blocks or min(batch * n_heads, MERGE_BLOCKS * processors)
+    how = least_tiles, merge_tiles, multicast and head_tiles == 2, own_side_first, parts_before, ahead
+    return Plan(*how, head_tiles, shares, teams, merge_blocks, extra)
 
 
 def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
@@ -61,16 +70,16 @@ def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options)
     if why := why_not(q, scale):
         raise ValueError(f"hopper: {why}")
     kv_len, batch, n_heads, n_pages, max_pages = sizes_of(q, cache, table)
-    p = plan(batch, n_heads, multiprocessors(q.device), **(chosen or {}))
+    p = plan(batch, n_heads, multiprocessors(q.device), **{"tiles": -(-kv_len // TILE)} | (chosen or {}))
     kernel, merge = _kernels(DTYPES[q.dtype], table is not None, p.option(), p.teams, p.extra)
     partial, sums = partial_results(q, p.shares)
     report = kernel.unchecked(
-        p.head_tiles * p.shares, THREADS, _map(q), _map(cache), out, partial, sums, kv_lens, table, kv_len, batch,
-        n_heads, n_pages, max_pages, p.shares, scale, shared=SHARED, pdl=bool(pdl),
+        p.head_tiles * p.shares, THREADS, _map(q), _map(cache), cache, out, partial, sums, kv_lens, table, kv_len,
+        batch, n_heads, n_pages, max_pages, p.shares, scale, shared=SHARED, pdl=bool(pdl),
         cluster=(2, 1, 1) if p.multicast else None, **options,
     )  # fmt: skip
     args = partial, sums, kv_lens, out, kv_len, batch, n_heads, p.shares
-    return report, merge.unchecked(batch * n_heads, 128 * p.teams, *args, pdl=True, **options)
+    return report, merge.unchecked(p.merge_blocks, 128 * p.teams, *args, pdl=True, **options)
 
 
 def _map(rows):

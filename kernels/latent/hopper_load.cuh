@@ -3,33 +3,49 @@
    Whatever lies behind a sequence's last token in its last tile comes along, and whoever multiplies takes it away. What
    lies outside of the cache, or behind the last head, comes as zeros. */
 #pragma once
+#include "../device/hopper/bulk.cuh"
 #include "../device/pdl.cuh"
 #include "hopper_plan.cuh"
 
 struct Problem {
     Sequences sequences;
-    const int *table;                  // (batch, max_pages)
-    int n_pages, max_pages;            // of the pool; of a row
-    int most_shares, head_tile; // of the block's
+    const T *cache;         // (batch, kv_len, WIDTH), or pages
+    const int *table;       // (batch, max_pages)
+    int n_pages, max_pages; // of the pool; of a row
+    int most_shares, head_tiles, head_tile; // head_tile: the block's
 };
 
-/* Where tiles begin: 32 of them, one a lane, and the 32 behind, loaded before they are needed. */
+/* Where a segment's tiles begin: of 32 of them, one a lane, and the 32 behind, loaded before they are needed. */
 struct Pages {
-    const int *row;
-    int n_pages, tiles, at, now, ahead; // at: the tile of lane 0
+    const int *row;                        // of the table
+    int n_pages, b, tiles, at, now, ahead; // at: the tile of lane 0
 
     __device__ __forceinline__ Pages(const Problem &problem, const Segment &segment, int lane)
-        : row(problem.table + (long long)segment.b * problem.max_pages), n_pages(problem.n_pages), tiles(segment.tiles),
-          at(segment.tile), now(load(at + lane)), ahead(load(at + 32 + lane)) {}
+        : row(problem.table + (long long)segment.b * problem.max_pages), n_pages(problem.n_pages), b(segment.b),
+          tiles(segment.tiles), at(segment.tile), now(load(at + lane)), ahead(load(at + 32 + lane)) {}
     __device__ __forceinline__ int load(int tile) const {
-        return PAGED && tile < tiles ? min(max(__ldg(row + tile), 0), n_pages - 1) : 0;
+        return PAGED && tile < tiles ? min(max(__ldg(row + tile), 0), n_pages - 1) : b;
     }
-    /* Tiles come in order. */
-    __device__ __forceinline__ int of_tile(int tile, int lane) {
+    /* The first axis of the cache, of a tile at most 32 ahead of the last one that was advanced to. */
+    __device__ __forceinline__ int of_tile(int tile) const {
+        const int near = __shfl_sync(~0u, now, tile - at), far = __shfl_sync(~0u, ahead, tile - at);
+        return tile - at < 32 ? near : far;
+    }
+    __device__ __forceinline__ void advance(int tile, int lane) { // tiles come in order
         if (tile == at + 32) at = tile, now = ahead, ahead = load(at + 32 + lane);
-        return __shfl_sync(~0u, now, tile - at);
     }
+    static __device__ __forceinline__ int first_row(int tile) { return PAGED ? 0 : tile * TILE; } // the second axis
 };
+
+/* Ask L2 for a tile, which lies in one piece, up to the last token. Blocks with the same tiles take turns. */
+__device__ __forceinline__ void prefetch(const Problem &problem, const Segment &segment, const Pages &pages, int tile,
+                                         int length, int lane) {
+    const int page = pages.of_tile(tile);
+    if (lane > 0 || tile >= segment.end || tile % problem.head_tiles != problem.head_tile) return;
+    const long long rows = PAGED ? TILE : problem.sequences.kv_len;
+    const T *from = problem.cache + (page * rows + Pages::first_row(tile)) * WIDTH;
+    prefetch_bulk(from, min(length - tile * TILE, TILE) * WIDTH * (int)sizeof(T));
+}
 
 /* 64 rows and 64 columns of a map of three axes: to this block, or to the same place in both blocks of the cluster. */
 __device__ __forceinline__ void load_part(void *to, const CUtensorMap &map, int column, int row, int page,
@@ -98,14 +114,16 @@ __device__ __forceinline__ void bring_tiles(Shared &s, const CUtensorMap &q, con
         Segment segment(sequences, begin, count, lane);
         for (;;) {
             Pages pages(problem, segment, lane);
-            const int last = segment.end == segment.tiles ? sequences.length(segment.b) - (segment.end - 1) * TILE : TILE;
+            const int length = sequences.length(segment.b), first = segment.tile, end = segment.end;
+            for (int tile = first; tile < first + AHEAD; tile++) prefetch(problem, segment, pages, tile, length, lane);
             const int place = segment.whole() ? -1 : (int)segment.place(share);
-            announce(s, work_phase, {segment.end - segment.tile, segment.b, last, place}, lane);
+            announce(s, work_phase, {end - first, segment.b, min(length - (end - 1) * TILE, TILE), place}, lane);
             wait_for_previous_kernel();
-            for (int tile = segment.tile; tile < segment.end; tile++) {
-                const int page = pages.of_tile(tile, lane);
-                load_tile(s, cache, phase, PAGED ? 0 : tile * TILE, PAGED ? page : segment.b, problem.head_tile, lane);
-                if (tile == segment.tile) load_queries(s, q, q_phase, segment.b, problem.head_tile, lane);
+            for (int tile = first; tile < end; tile++) {
+                pages.advance(tile, lane);
+                load_tile(s, cache, phase, Pages::first_row(tile), pages.of_tile(tile), problem.head_tile, lane);
+                if (AHEAD > 0) prefetch(problem, segment, pages, tile + AHEAD, length, lane);
+                if (tile == first) load_queries(s, q, q_phase, segment.b, problem.head_tile, lane);
             }
             if (segment.left == 0) break;
             segment.next(sequences);

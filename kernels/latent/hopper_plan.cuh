@@ -2,30 +2,34 @@
 
    A block has 64 heads of a sequence and a line of tiles of 64 tokens. A tile lies in nine parts of 64 tokens and 64 of
    their numbers, as TMA brings them, swizzled: parts 0 to 7 are the latent vector, part 8 is rotated. It fills a slot.
-   The two slots, and the two warpgroups that multiply, take turns: warpgroup w makes the scores of what comes to slot w,
-   and adds the values of all tiles to its own half of the result, columns 256 w to 256 w + 255, whose parts are the
+   The two slots, and the two warpgroups that multiply, take turns: warpgroup w makes the scores of what comes to slot
+   w, and adds the values of all tiles to its own half of the result, columns 256 w to 256 w + 255, whose parts are the
    slot's side w. The rotated part is done with when scores are, and then holds their weights, for the other. */
 #pragma once
 #include "../device/hopper/cluster.cuh"
 #include "../device/hopper/warpgroup.cuh"
 #include "line.cuh"
 
-template <int LeastTiles, int MergeTiles, bool Multicast, bool OwnSideFirst> struct Plan {
+template <int LeastTiles, int MergeTiles, bool Multicast, bool OwnSideFirst, int PartsBefore, int Ahead>
+struct Plan {
     static constexpr int LEAST_TILES = LeastTiles;         // of a share
     static constexpr int MERGE_TILES = MergeTiles;         // as many tiles take as long as partial results and a merge
     static constexpr bool MULTICAST = Multicast;           // two blocks with the same tiles bring them for each other
     static constexpr bool OWN_SIDE_FIRST = OwnSideFirst;   // parts in the order in which their places become free
+    static constexpr int PARTS_BEFORE = PartsBefore;       // of a tile's scores, then the other's values, then the rest
+    static constexpr int AHEAD = Ahead;                    // tiles that L2 is asked for before there is room for them
 };
 #ifndef PLAN
-#define PLAN Plan<2, 4, false, true>
+#define PLAN Plan<2, 4, false, true, 6, 2>
 #endif
 constexpr bool MULTICAST = PLAN::MULTICAST, OWN_SIDE_FIRST = PLAN::OWN_SIDE_FIRST;
 static_assert(HEADS == 64 && TILE == 64, "a product has 64 rows, and a tile is a page");
 
 constexpr int WARPGROUPS = 2, THREADS = 128 * (WARPGROUPS + 1); // that multiply; and one that brings tiles
 constexpr int PARTS = WIDTH / 64, SIDE_PARTS = 4, ROTATED = 8, PART_BYTES = 64 * 64 * (int)sizeof(T);
-constexpr int SLOTS = 2, SEGMENTS = 4;
-constexpr int COLUMNS = LATENT / WARPGROUPS; // of the result, that a warpgroup has
+constexpr int SLOTS = 2, SEGMENTS = 4, AHEAD = PLAN::AHEAD, PARTS_BEFORE = PLAN::PARTS_BEFORE;
+static_assert(AHEAD <= 32, "page numbers are known so far ahead");
+constexpr int SIDE_COLUMNS = LATENT / WARPGROUPS; // of the result, that a warpgroup has
 
 /* The part that comes as the i-th to this slot. */
 __device__ __forceinline__ int part_at(int i, int slot) {
@@ -47,7 +51,7 @@ struct Work {
     int tiles;    // 0: there is no more
     int b;        // the sequence
     int last;     // tokens of the last tile, of 64
-    int place;    // of partial results (line.cuh); -1: the sequence is whole, and this its result
+    int place;    // of partial results (line.cuh); -1: the sequence is whole, and has its result
 };
 
 struct Shared {

@@ -8,7 +8,7 @@
 
 using Scores = float[TILE / 2];         // of a warpgroup, (64, TILE)
 using Weights = unsigned[TILE / 16][4]; // rounded
-using Values = float[COLUMNS / 2];      // weighted and summed, (64, COLUMNS)
+using Values = float[SIDE_COLUMNS / 2];      // weighted and summed, (64, SIDE_COLUMNS)
 
 #define SUMS                                                                                                           \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, "  \
@@ -39,17 +39,20 @@ WIDE_PRODUCT(__nv_bfloat16, "bf16")
 #undef ALL
 #undef WIDE_PRODUCT
 
-/* Start S = Q K^T of the tile that comes to this slot, part after part as they arrive. */
+/* Start S = Q K^T of the tile that comes to this slot, from one of its parts to another, as they arrive. */
+template <int FROM, int TO>
 __device__ __forceinline__ void start_scores(Scores &scores, const Shared &s, int slot, unsigned parity) {
+    if (FROM == TO) return; // an empty group would count where groups are waited for
     const unsigned q = shared_address(s.q), tile = shared_address(s.tiles[slot]);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < PARTS; i++) {
+    for (int i = FROM; i < TO; i++) {
         const int part = part_at(i, slot);
         s.full[slot][part].wait(parity);
         const Descriptor queries = k_major(q + part * PART_BYTES), keys = k_major(tile + part * PART_BYTES);
 #pragma unroll
-        for (int k = 0; k < 4; k++) wgmma<TILE>(scores, advance(queries, 32 * k), advance(keys, 32 * k), i + k > 0, T());
+        for (int k = 0; k < 4; k++)
+            wgmma<TILE>(scores, advance(queries, 32 * k), advance(keys, 32 * k), i + k > 0, T());
     }
     wgmma_commit();
 }

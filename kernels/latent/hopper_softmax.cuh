@@ -46,16 +46,14 @@ struct RowSums {
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float sum[2] = {};
+            float even = 0, odd = 0; // two sums, so that half as many additions wait for each other
 #pragma unroll
-            for (int i = 0; i < TILE / 2; i += 4)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float &score = s[i + 2 * r + e];
-                    score = exp2_approx(fmaf(score, to_log2, -maximum[r]));
-                    sum[e] += score;
-                }
-            weights[r] += sum[0] + sum[1];
+            for (int i = 2 * r; i < TILE / 2; i += 4) {
+                s[i] = exp2_approx(fmaf(s[i], to_log2, -maximum[r]));
+                s[i + 1] = exp2_approx(fmaf(s[i + 1], to_log2, -maximum[r]));
+                even += s[i], odd += s[i + 1];
+            }
+            weights[r] += even + odd;
         }
         return rises;
     }
@@ -73,7 +71,7 @@ struct RowSums {
     }
     __device__ __forceinline__ void rescale(Values &o) const {
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) o[i] *= scale[i / 2 % 2];
+        for (int i = 0; i < SIDE_COLUMNS / 2; i++) o[i] *= scale[i / 2 % 2];
     }
 };
 

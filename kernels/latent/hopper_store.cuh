@@ -16,7 +16,7 @@ __device__ __forceinline__ void store_output(unsigned char *rows, const Values &
 #pragma unroll
     for (int r = 0; r < 2; r++) share[r] = total[r] == 0 ? 0 : 1 / total[r]; // 0: all scores were -inf
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 32; i++) {
+    for (int i = 0; i < SIDE_COLUMNS / 32; i++) {
         __syncwarp(); // what lay there has been read
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void store_partial(const Values &o, float *to, int he
     for (int r = 0; r < 2; r++)
         if (g + 8 * r < heads)
 #pragma unroll
-            for (int j = 0; j < COLUMNS / 8; j++)
+            for (int j = 0; j < SIDE_COLUMNS / 8; j++)
                 __stcg(reinterpret_cast<float2 *>(to + (g + 8 * r) * LATENT + 8 * j + 2 * c),
                        make_float2(o[4 * j + 2 * r], o[4 * j + 2 * r + 1]));
 }
@@ -69,10 +69,11 @@ __device__ __forceinline__ void store(Shared &s, const Values &o, const RowSums 
     const bool whole = work.place < 0;
     const long long at = (long long)(whole ? work.b : work.place) * to.n_heads + first_head;
     if (whole) {
-        store_output(s.out[4 * warpgroup + warp], o, total, to.out + at * LATENT + warpgroup * COLUMNS, heads, lane);
+        T *out = to.out + at * LATENT + warpgroup * SIDE_COLUMNS;
+        store_output(s.out[4 * warpgroup + warp], o, total, out, heads, lane);
         return;
     }
-    store_partial(o, to.partial_out + at * LATENT + warpgroup * COLUMNS, heads, lane);
+    store_partial(o, to.partial_out + at * LATENT + warpgroup * SIDE_COLUMNS, heads, lane);
 #pragma unroll
     for (int r = 0; r < 2; r++)
         if (warpgroup == 0 && lane % 4 == 0 && lane / 4 + 8 * r < heads)

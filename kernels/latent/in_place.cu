@@ -1,19 +1,20 @@
 /* Latent attention in one launch, whose blocks add up a sequence's segments where they lie: in one place in L2, by
    additions that memory does itself.
 
-   An addition there is float + float: no block can multiply what others have added. So nothing that lies there is ever
-   rescaled: first all blocks of a sequence agree on a reference for each head, the highest of their maxima, then each
-   scales its own sums, in registers, and adds. Steps 7 to 11 are 1 to 5 of merge_in_place in ref/latent_attention.py.
-   (amla.cu does it the other way.)
+   An addition there is float + float: no block can multiply what others have added. So nothing that lies there is
+   ever rescaled: first all blocks of a sequence agree on a reference for each head, the highest of their maxima,
+   then each scales its own sums, in registers, and adds. Steps 7 to 11 are 1 to 5 of merge_in_place in
+   ref/latent_attention.py. (amla.cu does it the other way.)
 
-   New since last.cu: blocks wait for each other, twice, each time for those that have the same sequence and head tile. So
-   all blocks must be running at a time: no more of them than multiprocessors. One whose share has a second sequence waits
-   within its share, for the block before it to come to its end; shares that are whole parts of sequences do without. Each
-   block divides a part of the result. The order of additions is not fixed, so the last bits differ from run to run.
+   New since last.cu: blocks wait for each other, twice, each time for those that have the same sequence and head
+   tile. So all blocks must be running at a time: no more of them than multiprocessors. One whose share has a second
+   sequence waits within its share, for the block before it to come to its end; shares that are whole parts of
+   sequences do without. Each block divides a part of the result. The order of additions is not fixed, so the last
+   bits differ from run to run.
 
-   All as split.cu, but in place of partial results sums (batch, head tiles, HEADS, 512 + 1) float32, whatever they hold;
-   arrived (batch, head tiles) and highest (batch, head tiles, HEADS), which are 0 before the first launch and again after
-   each. */
+   All as split.cu, but in place of partial results sums (batch, head tiles, HEADS, 512 + 1) float32, whatever they
+   hold; arrived (batch, head tiles) and highest (batch, head tiles, HEADS), which are 0 before the first launch and
+   again after each. */
 #include "../device/atomics.cuh"
 #include "../device/grid.cuh"
 #include "walk.cuh"

@@ -1,10 +1,10 @@
-/* Latent attention in one launch: as split.cu, and the last block that comes to the end of a segment merges all of the
-   sequence, for its heads.
+/* Latent attention in one launch: as split.cu, and the last block that comes to the end of a segment merges all of
+   the sequence, for its heads.
 
-   New since split.cu: a counter for each sequence and head tile. A block leaves its segment, then adds 1; who finds that
-   all others have done so sees what they wrote, as the addition releases and acquires, and merges. Nobody waits, so the
-   blocks may come in any order. But one block reads what is left of a sequence, where a second launch has a block for
-   each head: with one sequence on all multiprocessors that takes longer than it saves.
+   New since split.cu: a counter for each sequence and head tile. A block leaves its segment, then adds 1; who finds
+   that all others have done so sees what they wrote, as the addition releases and acquires, and merges. Nobody
+   waits, so the blocks may come in any order. But one block reads what is left of a sequence, where a second launch
+   has a block for each head: with one sequence on all multiprocessors that takes longer than it saves.
 
    All as split.cu, but arrived (batch, head tiles), which is 0 before the first launch, and again after each. */
 #include "../device/grid.cuh"

@@ -12,20 +12,19 @@ struct Merged {
     float high = LOWEST, weights = 0;
     float4 values = {};
 
-    template <int N> __device__ __forceinline__ void add(const float2 (&of)[N], const float4 (&their_values)[N]) {
+    template <int N> __device__ __forceinline__ void add(const float2 (&pairs)[N], const float4 (&their_values)[N]) {
         float higher = high;
 #pragma unroll
-        for (int n = 0; n < N; n++) higher = fmaxf(higher, of[n].x);
+        for (int n = 0; n < N; n++) higher = fmaxf(higher, pairs[n].x);
         const float less = exp2_approx(high - higher);
         high = higher, weights *= less;
         values = make_float4(values.x * less, values.y * less, values.z * less, values.w * less);
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            const float w = exp2_approx(of[n].x - higher);
-            const float4 o = their_values[n];
-            weights += w * of[n].y;
-            values = make_float4(values.x + w * o.x, values.y + w * o.y, values.z + w * o.z, values.w + w * o.w);
-        }
+        for (int n = 0; n < N; n++) add_one(exp2_approx(pairs[n].x - higher), pairs[n].y, their_values[n]);
+    }
+    __device__ __forceinline__ void add_one(float worth, float their_weights, float4 v) {
+        weights += worth * their_weights;
+        values.x += worth * v.x, values.y += worth * v.y, values.z += worth * v.z, values.w += worth * v.w;
     }
     /* Of a head's segments those from the `from`-th on, each `every`-th; values, pairs: of the first. */
     __device__ __forceinline__ void add_segments(const float4 *their_values, const float2 *pairs, int from, int count,

@@ -1,12 +1,12 @@
-/* What eight warps do with a tile of tokens in shared memory, a warp's mma at a time: the products of split.cu and of its
-   relatives.
+/* What eight warps do with a tile of tokens in shared memory, a warp's mma at a time: the products of split.cu and
+   of its relatives.
 
-   The tile is read twice: all its 576 numbers as keys, and the first 512 of them as values. So a byte that has come once
-   serves 16 to 64 heads for both products. HEADS / 16 warps have different heads, and the PARTS of those with the same
-   heads take different tokens of a tile for scores, and different dimensions of the result.
+   The tile is read twice: all its 576 numbers as keys, and the first 512 of them as values. So a byte that has come
+   once serves 16 to 64 heads for both products. HEADS / 16 warps have different heads, and the PARTS of those with
+   the same heads take different tokens of a tile for scores, and different dimensions of the result.
 
-   The maximum that sums are relative to is stale, as in ../attention/softmax.cuh: it follows when a score exceeds it by
-   RESCALE_ABOVE. */
+   The maximum that sums are relative to is stale, as in ../attention/softmax.cuh: it follows when a score exceeds it
+   by RESCALE_ABOVE. */
 #pragma once
 #include "../device/copy.cuh"
 #include "../device/half2.cuh"
@@ -82,7 +82,8 @@ __device__ __forceinline__ void multiply_keys(float (&s)[TOKENS / 8][4], const T
 
 /* Add the values, weighted; first_word: of this warp's dimensions. The sum of weights is one more product, with ones:
    of weights as rounded as for the values. */
-__device__ __forceinline__ void mix_values(HeadSums &sums, const T *weights, const T *values, int first_word, int lane) {
+__device__ __forceinline__ void mix_values(HeadSums &sums, const T *weights, const T *values, int first_word,
+                                           int lane) {
     const unsigned w = shared_address(weights), v = shared_address(values), ones = pack(1, 1, T());
 #pragma unroll
     for (int t = 0; t < TILE / 16; t++) {

@@ -1,11 +1,11 @@
 /* Latent attention, first of two launches: each block reads an equal share of the tokens for 16 to 64 heads
    (walk.cuh), and leaves what it found for merge.cu.
 
-   Moves 1152 bytes a token for each head tile, all but the first from L2, and 2056 bytes for each head and segment. Does
-   2 * (576 + 512) flops for each token and head.
+   Moves 1152 bytes a token for each head tile, all but the first from L2, and 2056 bytes for each head and segment.
+   Does 2 * (576 + 512) flops for each token and head.
 
-   Compile with SHAPE and STAGES. Launch with 256 threads on (head tiles, shares) blocks; shared memory: walk.cuh.
-   q (batch, n_heads, 576); cache (batch, kv_len, 576), or, if PAGED, (n_pages, 64, 576) and table (batch, max_pages);
+   Compile with SHAPE and STAGES. Launch with 256 threads on (head tiles, shares) blocks; shared memory: walk.cuh. q
+   (batch, n_heads, 576); cache (batch, kv_len, 576), or, if PAGED, (n_pages, 64, 576) and table (batch, max_pages);
    kv_lens (batch,) or none; out (batch, n_heads, 512); partial_out, max_and_sum: line.cuh. scale: times log2(e). */
 #include "walk.cuh"
 

@@ -8,8 +8,8 @@ import torch
 
 from kernels.attention.plan import card
 from kernels.latent.arguments import WIDTH
+from kernels.latent.counters import claim
 from kernels.latent.merging import merge, partial_results, sizes_of
-from kernels.ssd.workspace import claim
 from lab import cuda
 from lab.prepared import scratch, supply
 from lab.tensors import DTYPES
@@ -68,6 +68,13 @@ def launch(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options)
     return first, merge(shape, partial, sums, kv_lens, out, sizes[0], p.shares, **how, **options)
 
 
+def launch_alone(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
+    """split.cu without a merge behind it, which leaves `out` unfinished: to see what the merge takes."""
+    p, shape = _planned(q, cache, table, chosen or {})
+    args = q, cache, table, kv_lens, out, *partial_results(q, p.shares), *sizes_of(q, cache, table), scale
+    return (_run("split", p, shape, args, pdl, options),)
+
+
 def launch_last(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, **options):
     """last.cu: a launch, whose last block merges."""
     p, shape = _planned(q, cache, table, chosen or {})
@@ -83,9 +90,10 @@ def launch_in_place(q, cache, table, kv_lens, scale, out, pdl, *, chosen=None, *
         raise ValueError(f"in_place: blocks wait for each other, so {card(q.device)[0]} may be there, got {p}")
     tiles = q.shape[0] * p.head_tiles
     sums = scratch(q, tiles * p.heads * 513, torch.float32)
-    # counters, then maxima: each as many words of 8 bytes as they take
-    counters = supply(functools.partial(claim, q.device, tiles * (1 + p.heads)), of_stream=True)
-    args = q, cache, table, kv_lens, out, sums, counters, counters[tiles:], *sizes_of(q, cache, table), scale
+    numbers = -(-tiles // 2)  # in words of 8 bytes: counters, then maxima
+    words = numbers + -(-tiles * p.heads // 2)
+    counters = supply(functools.partial(claim, q.device, words), of_stream=True)
+    args = q, cache, table, kv_lens, out, sums, counters, counters[numbers:], *sizes_of(q, cache, table), scale
     return (_run("in_place", p, shape, args, pdl, options),)
 
 

@@ -1,5 +1,6 @@
-/* A block's way along its share of the line, for 16 to 64 heads: from segment to segment, from tile to tile. What becomes
-   of a segment's sums is the epilogue's: split.cu leaves them for a second launch, others do the merge as well.
+/* A block's way along its share of the line, for 16 to 64 heads: from segment to segment, from tile to tile. What
+   becomes of a segment's sums is the epilogue's: split.cu leaves them for a second launch, others do the merge as
+   well.
 
    Shared memory: queries [HEADS][WIDTH], STAGES tiles, weights [HEADS][TILE + 8], maxima [PARTS][HEADS]. */
 #pragma once

@@ -9,6 +9,7 @@
                       prefixes: what requests share is read once for all, see cache.shared_prefixes
     append_attention  q (n_requests, new, n_heads, head_dim): several new tokens of each, causal
     variants          what a line of CUDA C++ changes: windows, caps, slopes, masks, turned keys
+    PagedCache(..., bits=8)  or 4 or "fp8": codes as kernels.kv_cache has them, for both functions, without the last two
 
 A table says which pages a request has. Work is shared out on the card, so that nothing is planned beforehand, and a
 captured graph follows tables, lengths and requests when it is replayed. Query head h reads kv head

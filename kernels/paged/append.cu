@@ -8,8 +8,7 @@
    - A step's scores are under way together with the values of the step before, and the softmax begins when the first
      of the two is there.
    - Two blocks may be a team. Neighbouring row tiles, which need the same tokens, go to both at the same time, so that
-     the second finds in L2 what the first has asked for. With MULTICAST they are a cluster, and each brings half of a
-     step for both: L2 is read half as often.
+     the second finds in L2 what the first has asked for.
    - Blocks stay, and share out the work among them by lengths as they are (append_walk.cuh). The next segment's
      queries and pages are on their way while the last values are multiplied.
    - Where few rows look at many tokens, products wait for memory; others, elsewhere on the card at the same time, do
@@ -20,7 +19,7 @@
    out once, and 4 * (HEAD_DIM + 2) bytes for each row of a part.
 
    Compile with SHAPE. Launch THREADS, sizeof(Shared) bytes, whole teams, at most as many blocks as there are
-   multiprocessors; with MULTICAST in clusters of TEAM. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64),
+   multiprocessors. k, v: (n_pages * n_kv_heads, PAGE_SIZE / 8, HALVES, 8, 64),
    boxes of a whole page, and, as k8 and v8, of eight tokens; swizzled. q, out: (queries of all items, n_heads,
    HEAD_DIM); SHARED: q (q_rows, n_heads, HEAD_DIM), and list (queries,) says which rows; what is outside of q is the
    nearest that is not; count: how many of the n_items are there. parts, part_sums, found: see Outputs. lasts (blocks):
@@ -55,36 +54,26 @@ __device__ __forceinline__ void load_queries(Shared &s, const Segment &segment, 
     copy_async_commit();
 }
 
-struct Cluster {
-    int rank;      // of this block
-    bool together; // each block brings for all
-};
-
-/* Room for whoever fills this slot: who brings for a cluster hears from all warps of it. */
-__device__ __forceinline__ void release(Ring<STAGES> &ring, Phase<STAGES> &phase, const Cluster &cluster) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (!MULTICAST) {
-        if (lane == 0) ring.release(phase);
-    } else if (lane < TEAM) arrive_at(ring.empty[phase.stage], cluster.together ? lane : cluster.rank);
+/* Room for what comes next into this slot. */
+__device__ __forceinline__ void release(Ring<STAGES> &ring, Phase<STAGES> &phase) {
+    if (threadIdx.x % 32 == 0) ring.release(phase);
     phase.advance();
 }
 
 /* A warpgroup without rows lets pass what is brought. */
-__device__ __forceinline__ void pass_steps(Shared &s, int steps, Phase<STAGES> &k_phase, Phase<STAGES> &v_phase,
-                                           const Cluster &cluster) {
+__device__ __forceinline__ void pass_steps(Shared &s, int steps, Phase<STAGES> &k_phase, Phase<STAGES> &v_phase) {
     for (int step = 0; step < steps; step++) {
         s.k_ring.wait_full(k_phase);
-        release(s.k_ring, k_phase, cluster);
+        release(s.k_ring, k_phase);
         s.v_ring.wait_full(v_phase);
-        release(s.v_ring, v_phase, cluster);
+        release(s.v_ring, v_phase);
     }
 }
 
 /* All steps of a segment but the product with the last step's values. */
 __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, const Limits &limits, Scores &scores,
                                            Weights &weights, Values &o, RowSums &sums, Phase<STAGES> &k_phase,
-                                           Phase<STAGES> &v_phase, const Cluster &cluster, float to_log2,
-                                           int warpgroup, int thread) {
+                                           Phase<STAGES> &v_phase, float to_log2, int warpgroup, int thread) {
     const unsigned q = shared_address(s.q[warpgroup]);
     const unsigned here = limits.first / 8 * EIGHT, k = shared_address(s.k) + here, v = shared_address(s.v) + here;
     const int first = warp_uniform(segment.first_step), steps = warp_uniform(segment.steps);
@@ -94,7 +83,7 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
     wgmma_commit();
     wgmma_wait<0>();
     keep(scores);
-    release(s.k_ring, k_phase, cluster);
+    release(s.k_ring, k_phase);
     if (limits.cross(first)) limits.mask(scores, first, thread % 32);
     sums.online_softmax(scores, to_log2);
     to_operand(weights, scores);
@@ -109,7 +98,7 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
         wgmma_commit();
         wgmma_wait<1>();
         keep(scores);
-        release(s.k_ring, k_phase, cluster);
+        release(s.k_ring, k_phase);
         if (limits.cross(first + step)) limits.mask(scores, first + step, thread % 32);
         const bool rises = sums.online_softmax(scores, to_log2);
         keep(scores);
@@ -117,7 +106,7 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
         if (step + 1 < steps) s.k_ring.wait_full(k_phase);
         wgmma_wait<0>();
         keep(o);
-        release(s.v_ring, v_phase, cluster);
+        release(s.v_ring, v_phase);
         if (rises) sums.rescale(o);
         to_operand(weights, scores);
     }
@@ -125,14 +114,13 @@ __device__ __forceinline__ void walk_steps(Shared &s, const Segment &segment, co
 
 /* The role of a warpgroup that multiplies. */
 __device__ __forceinline__ void multiply(Shared &s, const T *q, const int *list, int q_rows, const Outputs &to,
-                                         float to_log2, int rank, int warpgroup, int thread) {
+                                         float to_log2, int warpgroup, int thread) {
     Phase<SEGMENTS> place;
     Phase<STAGES> k_phase, v_phase;
     s.segment_ring.wait_full(place);
     if (s.segments[0].steps) load_queries(s, s.segments[0], q, list, q_rows, to.n_heads, warpgroup, thread);
     while (s.segments[place.stage].steps) {
         const Segment &segment = s.segments[place.stage];
-        const Cluster cluster{rank, segment.together};
         const bool rows = ROWS == 64 || segment.row + warpgroup * WARPGROUP_ROWS < segment.pairs;
         const Limits limits(segment, warpgroup, thread);
         RowSums sums;
@@ -151,8 +139,7 @@ __device__ __forceinline__ void multiply(Shared &s, const T *q, const int *list,
                 load_queries(s, s.segments[next.stage], q, list, q_rows, to.n_heads, warpgroup, thread);
         };
         if (rows) {
-            walk_steps(s, segment, limits, scores, weights, o, sums, k_phase, v_phase, cluster, to_log2, warpgroup,
-                       thread);
+            walk_steps(s, segment, limits, scores, weights, o, sums, k_phase, v_phase, to_log2, warpgroup, thread);
             s.v_ring.wait_full(v_phase);
             wgmma_fence();
             start_values(o, weights, shared_address(s.v) + limits.first / 8 * EIGHT + v_phase.stage * STEP_BYTES,
@@ -161,10 +148,10 @@ __device__ __forceinline__ void multiply(Shared &s, const T *q, const int *list,
             load_next();
             wgmma_wait<0>();
             keep(o);
-            release(s.v_ring, v_phase, cluster);
+            release(s.v_ring, v_phase);
             store(s, o, sums, segment, to, warpgroup, thread);
         } else {
-            pass_steps(s, segment.steps, k_phase, v_phase, cluster);
+            pass_steps(s, segment.steps, k_phase, v_phase);
             load_next();
         }
         __syncwarp();
@@ -182,13 +169,12 @@ append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMa
     extern __shared__ __align__(1024) unsigned char memory[];
     Shared &s = *reinterpret_cast<Shared *>(memory);
     const int warpgroup = warp_uniform(threadIdx.x / 128), thread = threadIdx.x % 128;
-    const int rank = MULTICAST ? cluster_rank() : blockIdx.x % TEAM;
+    const int rank = blockIdx.x % TEAM;
     let_next_kernel_start();
     if (threadIdx.x == 0) s.init();
     if (threadIdx.x == 128 * WARPGROUPS) prefetch(k), prefetch(v), prefetch(k8), prefetch(v8);
     if (!early) wait_for_previous_kernel();
-    if constexpr (MULTICAST) cluster_barrier();
-    else __syncthreads();
+    __syncthreads();
     if (warpgroup == WARPGROUPS) {
         give_registers<PAGE_REGISTERS>();
         const int there = S::USE == SHARED ? min(__ldg(count), n_items) : n_items;
@@ -200,8 +186,7 @@ append(const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMa
         take_registers<MULTIPLY_REGISTERS>();
         wait_for_previous_kernel();
         const Outputs to{out, parts, part_sums, found, n_kv_heads * GROUP, (int)gridDim.x};
-        multiply(s, q, list, q_rows, to, scale, rank, warpgroup, thread);
+        multiply(s, q, list, q_rows, to, scale, warpgroup, thread);
     }
-    __syncwarp();
-    if constexpr (MULTICAST) cluster_barrier(); // the other may still bring something here, or make room
+    __syncwarp(); // lanes end together: without it, ptxas keeps more, and spills with teams
 }

@@ -58,7 +58,7 @@ def compile_ahead(appends, prefixes):
 def _compile(use, n_items, queries):
     group = N_HEADS // N_KV_HEADS
     p = appending.plan(use, n_items, queries, group, N_KV_HEADS, multiprocessors(torch.device(DEVICE)))
-    shape = DTYPES[DTYPE], HEAD_DIM, group, PAGE, use, p.rows, p.stages, p.team, p.multicast
+    shape = DTYPES[DTYPE], HEAD_DIM, group, PAGE, use, p.rows, p.stages, p.team
     for kernel in appending._kernels(*shape):
         kernel.module.cubin()
 

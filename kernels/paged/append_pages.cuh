@@ -1,14 +1,13 @@
-/* The role of one warp: it brings pages of keys and values, and says what is to be done with them. Where the blocks of
-   a cluster need the same, each brings half of a step for both.
+/* The role of one warp: it brings pages of keys and values, and says what is to be done with them.
 
    Eight tokens lie in shared memory as TMA brings them: half by half of a head's channels, each 8 rows of 128 bytes,
    swizzled. So the layout does not depend on the page's size, and a page is one box of five axes.
 
    Behind the last token nothing is read: a freed page may hold NaN there, and 0 * NaN is NaN. What lies outside of a
-   map comes as zeros. So pages that a step does not have are asked for behind the pool's end, by each block for itself:
-   a box that goes to two blocks is one of tokens that are there. Of the page in which the tokens end, eights are asked
-   for one by one; and the last eight, if it has but r tokens, from its row r - 8 on: zeros first, then its r tokens, in
-   the last r of its places. (A box that ended early would have to begin early, too.) The mask knows. */
+   map comes as zeros. So pages that a step does not have are asked for behind the pool's end. Of the page in which the
+   tokens end, eights are asked for one by one; and the last eight, if it has but r tokens, from its row r - 8 on: zeros
+   first, then its r tokens, in the last r of its places. (A box that ended early would have to begin early, too.) The
+   mask knows. */
 #pragma once
 #include "append_walk.cuh"
 
@@ -39,18 +38,10 @@ struct Maps {
     const CUtensorMap &pages, &eights; // boxes of a whole page, and of eight tokens
 };
 
-/* A box to this block, or to the same place in both blocks of the cluster. */
-__device__ __forceinline__ void load_box(void *to, const CUtensorMap &map, Place place, Barrier &full, bool together) {
-    if (MULTICAST && together)
-        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                     "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)), "l"(&map),
-                     "r"(place.at[0]), "r"(place.at[1]), "r"(place.at[2]), "r"(place.at[3]), "r"(place.at[4]),
-                     "r"(full.at()), "h"((unsigned short)3) : "memory");
-    else
-        asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                     "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(to)), "l"(&map),
-                     "r"(place.at[0]), "r"(place.at[1]), "r"(place.at[2]), "r"(place.at[3]), "r"(place.at[4]),
-                     "r"(full.at()) : "memory");
+__device__ __forceinline__ void load_box(void *to, const CUtensorMap &map, Place place, Barrier &full) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(to)), "l"(&map), "r"(place.at[0]),
+                 "r"(place.at[1]), "r"(place.at[2]), "r"(place.at[3]), "r"(place.at[4]), "r"(full.at()) : "memory");
 }
 
 /* Keys, or values: their map, their ring, and which pages come next. */
@@ -60,10 +51,9 @@ struct Side {
     const Maps maps;
     Phase<STAGES> phase;
 
-    /* Ask for a step once there is room, here and wherever it goes to. */
+    /* Ask for a step once there is room. */
     __device__ __forceinline__ void load(const Segment &segment, PageNumbers &numbers, int step, int n_kv_heads,
-                                         int rank, int lane) {
-        const bool together = MULTICAST && segment.together, mine = !together || lane / (PAGES / TEAM) == rank;
+                                         int lane) {
         const int page = numbers.of_step(step, lane) * n_kv_heads + segment.kv_head;
         unsigned char *to = slots[phase.stage] + lane * (PAGE_EIGHTS * EIGHT);
         Barrier &full = ring.full[phase.stage];
@@ -72,13 +62,12 @@ struct Side {
         __syncwarp();
         if (lane < PAGES) {
             const int left = segment.tokens - (step * TOKENS + lane * PAGE_SIZE); // from this page's first token on
-            if (left >= PAGE_SIZE) {
-                if (mine) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full, together);
-            } else if (left <= 0) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full, false); // each block its zeros
+            if (left >= PAGE_SIZE) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full);
+            else if (left <= 0) load_box(to, maps.pages, {{0, 0, 0, 0, page}}, full); // zeros
             else
                 for (int eight = 0; eight < PAGE_EIGHTS; eight++) {
                     const int there = left - 8 * eight, row = there < 8 ? max(there, 0) - 8 : 0;
-                    load_box(to + eight * EIGHT, maps.eights, {{0, row, 0, eight, page}}, full, false);
+                    load_box(to + eight * EIGHT, maps.eights, {{0, row, 0, eight, page}}, full);
                 }
         }
         __syncwarp();
@@ -113,14 +102,12 @@ __device__ __forceinline__ void bring_pages(Shared &s, const Problem &problem, c
         PageNumbers k_numbers = next, v_numbers = next;
         for (int step = first; step <= end; step++) { // values one step behind keys, as they are needed
             if ((step + 1) * TOKENS > segment.tokens - newest) wait_for_previous_kernel(); // or it is over at once
-            if (step < end) keys.load(segment, k_numbers, step, problem.n_kv_heads, rank, lane);
-            if (step > first) values.load(segment, v_numbers, step - 1, problem.n_kv_heads, rank, lane);
+            if (step < end) keys.load(segment, k_numbers, step, problem.n_kv_heads, lane);
+            if (step > first) values.load(segment, v_numbers, step - 1, problem.n_kv_heads, lane);
             else next = announce(s, announced, problem, walk, lane); // early: page numbers are there in time
         }
     }
     wait_for_previous_kernel();
-    if (lane == 0 && S::USE == APPEND && !problem.whole) { // the last one may be a tile's first part
-        const bool any = here.stage || here.parity;
-        lasts[blockIdx.x] = any ? s.segments[(here.stage + SEGMENTS - 1) % SEGMENTS] : Segment{};
-    }
+    if (lane == 0 && S::USE == APPEND && !problem.whole) // the last one may be a tile's first part
+        lasts[blockIdx.x] = s.segments[(here.stage + SEGMENTS - 1) % SEGMENTS];
 }

@@ -5,7 +5,7 @@
    tokens a step. A warpgroup has 64 of a tile's rows and all tokens of a step, or, where a tile has no more rows than
    that, half of the tokens. */
 #pragma once
-#include "../device/hopper/cluster.cuh"
+#include "../device/hopper/tma.cuh"
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -14,8 +14,7 @@ enum Use {
     SHARED  // runs of tokens, and which queries look at each: all of them at all of it
 };
 
-template <typename Type, int HeadDim, int Group, int PageSize, Use What, int Rows, int Stages, int Team,
-          bool Multicast>
+template <typename Type, int HeadDim, int Group, int PageSize, Use What, int Rows, int Stages, int Team>
 struct AppendShape {
     using T = Type;                              // of q, pages and out: __half or __nv_bfloat16
     static constexpr int HEAD_DIM = HeadDim;     // 64 or 128
@@ -25,17 +24,15 @@ struct AppendShape {
     static constexpr int ROWS = Rows;            // 128, or 64 for both warpgroups
     static constexpr int STAGES = Stages;        // of the two rings
     static constexpr int TEAM = Team;            // blocks that take neighbouring tiles side by side: 1 or 2
-    static constexpr bool MULTICAST = Multicast; // they are a cluster, and bring tokens for each other
 };
 #ifndef SHAPE
-#define SHAPE AppendShape<__nv_bfloat16, 128, 4, 16, APPEND, 128, 2, 2, true>
+#define SHAPE AppendShape<__nv_bfloat16, 128, 4, 16, APPEND, 128, 2, 2>
 #endif
 using S = SHAPE;
 using T = S::T;
 constexpr int HEAD_DIM = S::HEAD_DIM, GROUP = S::GROUP, PAGE_SIZE = S::PAGE_SIZE, ROWS = S::ROWS, STAGES = S::STAGES;
 constexpr int TEAM = S::TEAM;
-constexpr bool MULTICAST = S::MULTICAST;
-static_assert(TEAM == 2 || (TEAM == 1 && !MULTICAST), "");
+static_assert(TEAM == 1 || TEAM == 2, "");
 static_assert((HEAD_DIM == 64 || HEAD_DIM == 128) && (ROWS == 64 || ROWS == 128), "");
 static_assert(PAGE_SIZE % 8 == 0 && PAGE_SIZE <= 64, "a page is whole groups of 8 tokens");
 
@@ -57,7 +54,6 @@ struct Segment {
     int kv_head;
     int tokens;      // of the item
     int seen;        // of them, by the item's first query; every further one sees one more. (SHARED: all)
-    bool together;   // the blocks of the team have neighbouring tiles, and the same steps
     int parts;       // of the tile, if this is the first; else 0
     int place;       // where partial results go, if this is not all of the tile's steps; else -1
     int next_place;  // of the second part; from each to the next it is `stride` further
@@ -76,8 +72,9 @@ struct Shared {
     Ring<STAGES> k_ring, v_ring;
 
     __device__ __forceinline__ void init() {
+        segments[SEGMENTS - 1] = {}; // in front of the first: of no parts, if there is no first
         segment_ring.init(1, 4 * WARPGROUPS);
-        k_ring.init(1, 4 * WARPGROUPS * (MULTICAST ? TEAM : 1));
-        v_ring.init(1, 4 * WARPGROUPS * (MULTICAST ? TEAM : 1));
+        k_ring.init(1, 4 * WARPGROUPS);
+        v_ring.init(1, 4 * WARPGROUPS);
     }
 };

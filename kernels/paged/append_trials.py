@@ -38,10 +38,8 @@ WHOLE, LINE = {"whole": True}, {"whole": False}
 BASIC = {
     "as planned": {},
     "whole, alone": WHOLE | {"team": 1},
-    "whole, multicast": WHOLE | {"team": 2, "multicast": True},
     "line, alone": LINE | {"team": 1},
     "line, teams": LINE | {"team": 2},
-    "line, multicast": LINE | {"team": 2, "multicast": True},
 }
 FULL = BASIC | {what: {"extra": what} for what in ("registers 216, 72", "no softmax (wrong)")}
 APPENDS = {  # requests, tokens before, new ones, variants, sizes
@@ -64,16 +62,14 @@ SHARED_VARIANTS = {
     "rows 64, alone": {"rows": 64, "team": 1},
     "rows 128, alone": {"rows": 128, "team": 1},
     "rows 128, teams": {"rows": 128, "team": 2},
-    "rows 128, multicast": {"rows": 128, "team": 2, "multicast": True},
 } | {what: {"rows": 128, "team": 2, "extra": what} for what in CHANGES if what.startswith("costs")}
 SHARED = {f"prefix 32K shared by {n}": n for n in (16, 64, 128)}
 
 
 @functools.cache
-def kernels(dtype, head_dim, group, page_size, use, rows, stages, team, multicast, extra=""):
+def kernels(dtype, head_dim, group, page_size, use, rows, stages, team, extra=""):
     """In place of appending._kernels: with changes to the text."""
     shape = ", ".join(map(str, (dtype, head_dim, group, page_size, use, rows, stages, team)))
-    shape += f", {str(multicast).lower()}"
     text = inlined("kernels/paged/append.cu")
     for old, new in CHANGES[extra]:
         if text.count(old) != 1:
@@ -90,7 +86,7 @@ def compile_all(cells):
         for chosen in variants.values():
             sizes = n_items, queries, N_HEADS // N_KV_HEADS, N_KV_HEADS, multiprocessors(torch.device(DEVICE))
             p = appending.plan(use, *sizes, **chosen)
-            shape = head_dim, sizes[2], page_size, use, p.rows, p.stages, p.team, p.multicast, p.extra
+            shape = head_dim, sizes[2], page_size, use, p.rows, p.stages, p.team, p.extra
             shapes.add((DTYPES[torch.bfloat16], *shape))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [kernel for pair in pool.map(lambda shape: kernels(*shape), shapes) for kernel in pair]

@@ -2,8 +2,8 @@
 
    An item is a run of tokens of one request, and the queries that look at them. A unit is a row tile of one kv head;
    or TEAM neighbouring tiles, which the blocks of a team take together, at about the same time: they need the same
-   tokens, which are then in L2, or brought for each other (append_pages.cuh). So it is for the items in front that have
-   several tiles; from the first that has one, each block is for itself. Two ways to share units out:
+   tokens, which are then in L2. So it is for the items in front that have several tiles; from the first that has one,
+   each block is for itself. Two ways to share units out:
 
    - In a line: the steps of all units, one behind the other, are cut into shares that cost the same, one for each
      team. What is not taken together lies behind all that is, and blocks of a team take half of it each. Where
@@ -162,8 +162,7 @@ struct Walk {
 
     __device__ __forceinline__ Segment segment(int first_step, int steps) const {
         const int tile = item.width > 1 ? unit * TEAM + rank : unit;
-        return {steps, first_step, tile * ROWS, item.pairs, item.query, kv_head, item.tokens, item.seen,
-                item.width > 1, 1, -1, 0, 0};
+        return {steps, first_step, tile * ROWS, item.pairs, item.query, kv_head, item.tokens, item.seen, 1, -1, 0, 0};
     }
     __device__ __forceinline__ Segment next_whole() {
         const int turn = number++, teams = gridDim.x / TEAM, heads = problem.n_kv_heads;

@@ -27,13 +27,14 @@ SOURCES = tuple(f"kernels/paged/{name}" for name in ("append.cu", "append_merge.
 LOG2_E = math.log2(math.e)
 SHARED = Calls("paged.decode, prefixes")
 TOKENS, THREADS, MERGE_THREADS = 128, 384, 256  # of a step; of a block; of a block of the merge
-SEGMENT, PLACES = 13, 3  # words of a Segment; places for parts that a block has
+SEGMENT, PLACES = 12, 3  # words of a Segment; places for parts that a block has
 EVEN = 0.85  # of the time that the last turn ends at, if units are shared out whole
 PAGE_SIZES, HEAD_DIMS = (8, 16, 32, 64), (64, 128)
 
 
-def why_not(q, k_pages, scale=None):
-    """Why append.cu does not take such tensors, in a few words; "" where it does. Decode.cu takes all."""
+def why_not(q, k_pages, scale=None, out=None):
+    """Why append.cu does not take such tensors, in a few words; "" where it does. Decode.cu takes all.
+    out: of APPEND."""
     page_size, head_dim = k_pages.shape[2:]
     if head_dim not in HEAD_DIMS:
         return f"head_dim must be {' or '.join(map(str, HEAD_DIMS))}, got {head_dim}"
@@ -45,6 +46,8 @@ def why_not(q, k_pages, scale=None):
         return f"scale must be positive, got {scale}"
     if q.data_ptr() % 16:
         return f"q must start at an address divisible by 16, got {q.data_ptr():#x}"
+    if out is not None and out.data_ptr() % 16:
+        return f"out must start at an address divisible by 16, got {out.data_ptr():#x}"
     if k_pages.shape[0] * k_pages.shape[1] >= 2**31 - k_pages.shape[1]:
         return f"the pool must have fewer than 2**31 pages of a kv head, got {k_pages.shape[0] * k_pages.shape[1]}"
     return ""
@@ -55,7 +58,7 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
     options: as for a launch of lab.cuda."""
     where, pool = "append_attention", (k_pages, v_pages, table, lens)
     factor, result = expect_attention(where, q, *pool, slots, scale, out, "new")
-    if why := why_not(q, k_pages, factor):
+    if why := why_not(q, k_pages, factor, result):
         raise ValueError(f"{where}: {why}")
     launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen, **options)
     return result
@@ -106,6 +109,7 @@ def expect_shared(q, k_pages, v_pages, table, lens, items, count, rows, levels, 
         "table": table,
         "lens": lens,
         "items": items,
+        "count": count,
         "rows": rows,
     }
     return factor, output(where, out, q, q.shape, **others, levels=levels)
@@ -141,27 +145,25 @@ class Plan(NamedTuple):
 
     rows: int  # of a tile
     team: int  # blocks side by side
-    multicast: bool  # they bring tokens for each other
     stages: int
     whole: bool  # units stay whole
     blocks: int
     extra: str  # of a measurement
 
 
-def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, team=None, multicast=False, stages=2,
-         whole=None, blocks=None, extra=""):  # fmt: skip
+def plan(use, n_items, queries, group, n_kv_heads, processors, *, rows=None, team=None, stages=2, whole=None,
+         blocks=None, extra=""):  # fmt: skip
     """The Plan for so many queries: APPEND: of each item; SHARED: of all. Lengths are not known, so units stay whole
     only where they come out even if all are alike. What is given by name is taken as it is, for measurements.
     """
     rows = rows or (64 if queries * group <= 64 else 128)
     tiles = -(-queries * group // rows)
     team = team or (min(2, tiles) if use == "SHARED" else 1)
-    multicast = multicast and team > 1
     teams, units = max(1, processors // team), n_items * n_kv_heads * -(-tiles // team)
     even = units >= EVEN * teams * -(-units // teams)
     whole = use == "APPEND" and even if whole is None else whole
     blocks = blocks or team * (min(units, teams) if whole else teams)
-    return Plan(rows, team, multicast, stages, whole, blocks, extra)
+    return Plan(rows, team, stages, whole, blocks, extra)
 
 
 def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
@@ -174,9 +176,7 @@ def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
     queries = len(rows) if shared else q.shape[1]
     sizes = len(items), n_queries if shared else queries, group, n_kv_heads
     p = plan(use, *sizes, multiprocessors(q.device), **(chosen or {}))
-    append, merge = _kernels(
-        DTYPES[q.dtype], head_dim, group, page_size, use, p.rows, p.stages, p.team, p.multicast, p.extra
-    )
+    append, merge = _kernels(DTYPES[q.dtype], head_dim, group, page_size, use, p.rows, p.stages, p.team, p.extra)
     maps = [_map(pages, tokens) for tokens in (page_size, 8) for pages in (k_pages, v_pages)]
     uncut = queries * n_heads if shared else 0
     parts = uncut + (0 if p.whole else PLACES * p.blocks * p.rows)
@@ -186,8 +186,7 @@ def launch(use, q, pool, listed, scale, out, pdl, chosen=None, **options):
     report = append.unchecked(
         p.blocks, THREADS, *maps, q, out, values, sums, memory, lasts, table, lens, items, count, rows, len(items),
         queries, n_queries, n_kv_heads, n_pages, max_pages, max_requests, int(p.whole), scale * LOG2_E, int(bool(pdl)),
-        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), cluster=(p.team, 1, 1) if p.multicast else None,
-        **options,
+        shared=shared_bytes(head_dim, p.stages), pdl=bool(pdl), **options,
     )  # fmt: skip
     if p.whole:
         return report, None
@@ -211,9 +210,9 @@ def _map(pages, tokens):
 
 
 @functools.cache
-def _kernels(dtype, head_dim, group, page_size, use, rows, stages, team, multicast, extra=""):
+def _kernels(dtype, head_dim, group, page_size, use, rows, stages, team, extra=""):
     """append.cu and append_merge.cu."""
-    sizes = dtype, head_dim, group, page_size, use, rows, stages, team, str(multicast).lower()
+    sizes = dtype, head_dim, group, page_size, use, rows, stages, team
     option = f"-DSHAPE=AppendShape<{', '.join(map(str, sizes))}>"
     append = cuda.load(HERE / "append.cu", (option,), arch="sm_90a").append
     return append, cuda.load(HERE / "append_merge.cu", (option,)).merge

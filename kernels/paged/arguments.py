@@ -10,15 +10,16 @@ from lab.tensors import expect, expect_apart, expect_first, expect_no_gradient, 
 DTYPES = (torch.float16, torch.bfloat16)
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 HEAD_DIMS = range(16, 257, 16)
+MOST_LEN = 1 << 30  # tokens of a request: kernels count them, and some behind, in 32 bits
 
 
 def expect_page_size(where, page_size):
-    if isinstance(page_size, bool) or page_size not in PAGE_SIZES:
+    if isinstance(page_size, (bool, float)) or page_size not in PAGE_SIZES:
         raise ValueError(f"{where}: page_size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size!r}")
 
 
 def expect_head_dim(where, head_dim):
-    if head_dim not in HEAD_DIMS:
+    if isinstance(head_dim, (bool, float)) or head_dim not in HEAD_DIMS:
         raise ValueError(f"{where}: head_dim must be a multiple of 16 and at most 256, got {head_dim}")
 
 
@@ -30,6 +31,11 @@ def expect_pool(where, k_pages, v_pages, table, lens):
     expect_head_dim(where, k_pages.shape[3])
     expect(where, "table", table, k_pages, ("max_requests", "max_pages"), (torch.int32,))
     expect(where, "lens", lens, k_pages, (table.shape[0],), (torch.int32,))
+    if table.shape[1] * k_pages.shape[2] > MOST_LEN:
+        raise ValueError(
+            f"{where}: table must have room for at most {MOST_LEN} tokens of a request, got {table.shape[1]} pages of "
+            f"{k_pages.shape[2]}"
+        )
     for name, value in (("k_pages", k_pages), ("v_pages", v_pages)):
         if value.data_ptr() % 16:
             raise ValueError(f"{where}: {name} must start at an address divisible by 16, got {value.data_ptr():#x}")
@@ -57,7 +63,7 @@ def expect_attention(where, q, k_pages, v_pages, table, lens, slots, scale, out,
     expect(where, "slots", slots, k_pages, (q.shape[0],), (torch.int32,))
     scale = expect_scale(where, scale, head_dim)
     if q.is_cpu and q.data_ptr():  # what stands for a tensor while code is traced has no numbers
-        expect_tables(where, k_pages, table, lens, slots)
+        expect_tables(where, *k_pages.shape[::2], table, lens, slots)
     result = output(where, out, q, q.shape, q=q, k_pages=k_pages, v_pages=v_pages, table=table, lens=lens, slots=slots)
     if out is not None and out.data_ptr() % 8:
         raise ValueError(f"{where}: out must start at an address divisible by 8, got {out.data_ptr():#x}")
@@ -71,24 +77,29 @@ def expect_write(where, slots, k, v, k_pages, v_pages, table, lens):
     expect(where, "k", k, k_pages, ("n_requests", "new", n_kv_heads, head_dim))
     expect(where, "v", v, k_pages, tuple(k.shape))
     expect(where, "slots", slots, k_pages, (k.shape[0],), (torch.int32,))
-    for name, value in (("k", k), ("v", v)):
-        if value.data_ptr() % 16:
-            raise ValueError(f"{where}: {name} must start at an address divisible by 16, got {value.data_ptr():#x}")
-    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
-        expect_no_gradient(where, pages, name)
-        expect_apart(where, name, pages, k=k, v=v, table=table, lens=lens, slots=slots)
+    expect_writable(where, k, v, k_pages, v_pages, table=table, lens=lens, slots=slots)
     if k.is_cpu and k.data_ptr():
-        expect_tables(where, k_pages, table, lens, slots)
+        expect_tables(where, *k_pages.shape[::2], table, lens, slots)
         short = [int(n) for n in lens[slots[slots >= 0].long()] if n < k.shape[1]]
         if short:
             raise ValueError(f"{where}: k must have no more new tokens than a request has in all, got {short[0]} of "
                              f"{k.shape[1]}: reserve comes first")  # fmt: skip
 
 
-def expect_tables(where, k_pages, table, lens, slots):
+def expect_writable(where, k, v, k_pages, v_pages, **others):
+    """Raise unless words of 16 bytes can go from k and v to pages, which must lie apart from all that is read."""
+    for name, value in (("k", k), ("v", v)):
+        if value.data_ptr() % 16:
+            raise ValueError(f"{where}: {name} must start at an address divisible by 16, got {value.data_ptr():#x}")
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        expect_no_gradient(where, pages, name)
+        expect_apart(where, name, pages, k=k, v=v, **others)
+
+
+def expect_tables(where, n_pages, page_size, table, lens, slots):
     """Raise unless slots are rows of the table, lengths are not beyond it, and each page lies in the pool, and once in
     a request."""
-    (n_pages, _, page_size, _), (max_requests, max_pages) = k_pages.shape, table.shape
+    max_requests, max_pages = table.shape
     slots, lens, table = (t.numpy() for t in (slots, lens, table))
     if len(bad := slots[(slots < -1) | (slots >= max_requests)]):
         raise ValueError(f"{where}: slots must be from -1 (nobody) to {max_requests - 1}, got {bad[0]}")

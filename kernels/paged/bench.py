@@ -39,7 +39,9 @@ def ladders(seconds=0.1):
     cuda_timing.expect_gpu("the ladders of paged attention")
     found = [_cell(cell, seconds) for cell in CELLS if running.wants(title_of(cell))]
     found += [_sizes(seconds)] if running.wants(sizes_title()) else []
-    return found + append_bench.ladders(seconds)
+    from kernels.paged import code_bench  # which stands on this module
+
+    return found + append_bench.ladders(seconds) + code_bench.ladders(seconds)
 
 
 def further(roof, versions):

@@ -37,3 +37,14 @@ def truth(q, cache, new=None):
             weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1).nan_to_num()
             out[slot, :, heads] = weights @ v[:, h].double()
     return out if new else out[:, 0]
+
+
+def attention_truth(q, k, v):
+    """What rows of q (new, n_heads, head_dim) must give, each of which sees all of k and v (tokens, n_kv_heads,
+    head_dim): in float64, KV head by KV head."""
+    out, group = torch.zeros(q.shape, dtype=torch.float64, device=q.device), q.shape[1] // k.shape[1]
+    for h in range(k.shape[1]):
+        heads = slice(h * group, (h + 1) * group)
+        scores = q[:, heads].double() @ k[:, h].double().T * q.shape[-1] ** -0.5
+        out[:, heads] = torch.softmax(scores, dim=-1) @ v[:, h].double()
+    return out

@@ -6,7 +6,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kernels.paged.arguments import DTYPES, expect_head_dim, expect_page_size, expect_write
+from kernels.paged import code_pages
+from kernels.paged.arguments import (
+    DTYPES,
+    MOST_LEN,
+    expect_head_dim,
+    expect_page_size,
+    expect_pool,
+    expect_writable,
+    expect_write,
+)
 from kernels.paged.pool import Pool, PoolFull, Request
 from kernels.paged.prefixes import Prefixes
 from lab import cuda
@@ -31,10 +40,13 @@ class PagedCache:
     max_requests  that live at the same time
     max_len       tokens of a request, at most; unless given, those of the pool, and at most 131,072. The table takes 4
                   bytes for each page of it and each request
+    bits          16; or 8 (int8), 4 (int4) or "fp8" (e4m3): tokens are quantised as they come, each with scales of its
+                  own, and take bits / 8 bytes a number and 2 a scale (code_pages.py). For pages of 16, 32 or 64 tokens
 
     What kernels see, on the device:
 
         k_pages, v_pages  (n_pages, n_kv_heads, page_size, head_dim): a page of one kv head lies in one piece
+                          (code_pages.py says what they are with fewer bits, when there are `scales`, too)
         table             int32 (max_requests, max_pages): the page of the pool for each page of a request
         lens              int32 (max_requests,): tokens
 
@@ -51,15 +63,17 @@ class PagedCache:
         expect_head_dim(where, head_dim)
         if dtype not in DTYPES:
             raise TypeError(f"{where}: dtype must be {' or '.join(map(str, DTYPES))}, got {dtype!r}")
-        if isinstance(bits, bool) or bits != 16:
-            raise ValueError(f"{where}: bits must be 16, got {bits!r}")
+        code_pages.expect_bits(where, bits, page_size)
         if max_len is None:
             max_len = min(n_pages * page_size, MAX_LEN)
-        expect_count(where, "max_len", max_len, low=1)
+        expect_count(where, "max_len", max_len, low=1, high=MOST_LEN)
         self.page_size, self.bits, self.pool = page_size, bits, Pool(n_pages, page_size, max_requests, max_len)
+        self.n_kv_heads, self.head_dim, self.dtype, self.scales = n_kv_heads, head_dim, dtype, None
         shape = n_pages, n_kv_heads, page_size, head_dim
-        self.k_pages = torch.zeros(shape, dtype=dtype, device=device)
-        self.v_pages = torch.zeros(shape, dtype=dtype, device=device)
+        if bits == 16:
+            self.k_pages, self.v_pages = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        else:
+            self.k_pages, self.v_pages, self.scales = code_pages.make(*shape, bits, device)
         # one tensor, so that what a step changes goes over in one piece
         room = -(-max_requests // 4) * 4  # the table, too, begins at a multiple of 16 bytes
         max_pages = -(-max_len // page_size)
@@ -67,14 +81,11 @@ class PagedCache:
         self.lens, self.table = self._words[:max_requests], self._words[room:].view(max_requests, max_pages)
         self._table_at = room
         self._slots, self._prefixes = {}, {}
+        self._in_graphs = {}  # of these, what a captured graph reads: kept as long as the cache
 
     @property
     def device(self):
         return self.k_pages.device
-
-    @property
-    def dtype(self):
-        return self.k_pages.dtype
 
     @property
     def free_pages(self):
@@ -82,10 +93,10 @@ class PagedCache:
         return len(self.pool.free_pages)
 
     def __repr__(self):
-        n_pages, n_kv_heads, page_size, head_dim = self.k_pages.shape
+        numbers = self.dtype if self.bits == 16 else f"bits={self.bits!r} of {self.dtype}"
         return (
-            f"PagedCache({n_pages} pages of {page_size} tokens, {self.free_pages} free, {n_kv_heads} kv heads of "
-            f"{head_dim}, {self.dtype}, {self.device})"
+            f"PagedCache({len(self.k_pages)} pages of {self.page_size} tokens, {self.free_pages} free, "
+            f"{self.n_kv_heads} kv heads of {self.head_dim}, {numbers}, {self.device})"
         )
 
     def new(self):
@@ -96,13 +107,25 @@ class PagedCache:
         return request
 
     def append(self, requests, k, v):
-        """Put new tokens behind those of each request: k, v (n_requests, new, n_kv_heads, head_dim), like the pool.
+        """Put new tokens behind those of each request: k, v (n_requests, new, n_kv_heads, head_dim), of the pool's
+        dtype.
+
+        With fewer than 16 bits they are quantised, with the codes that kernels.kv_cache.quantize gives a token, by at
+        most half a step of its scale, or 1/16 of a number in fp8. NaN, infinity, and what is too large for a scale of
+        float16 cannot be stored: on the CPU a ValueError names the first; a card is not waited for, and the result for
+        the request is then no number, or a wrong one. decode stays in float16's range for scales below 64: numbers
+        below 8,128 in 8 bits, 512 in 4, 28,672 in fp8.
 
         PoolFull says how many pages lack; nothing has changed then.
         """
-        (_, n_kv_heads, _, head_dim), requests = self.k_pages.shape, self._listed("append", requests)
-        expect("append", "k", k, self.k_pages, (len(requests), "new", n_kv_heads, head_dim))
-        expect("append", "v", v, self.k_pages, tuple(k.shape))
+        requests = self._listed("append", requests)
+        expect("append", "k", k, self.lens, (len(requests), "new", self.n_kv_heads, self.head_dim), (self.dtype,))
+        expect("append", "v", v, self.lens, tuple(k.shape), (self.dtype,))
+        if self.bits == 16:
+            expect_pool("append", self.k_pages, self.v_pages, self.table, self.lens)
+            expect_writable("append", k, v, self.k_pages, self.v_pages, table=self.table, lens=self.lens)
+        else:
+            code_pages.expect_new("append", self, k, v)
         self.reserve(requests, k.shape[1], _where="append")
         self.write(self.slots(requests), k, v)
 
@@ -123,6 +146,8 @@ class PagedCache:
         slots  int32 (n_requests,); -1: nobody, whose tokens go nowhere
         pdl    True: may start before the kernel ahead of it ends, for which it waits at once
         """
+        if self.bits != 16:
+            return code_pages.write(self, slots, k, v, pdl)
         pool = self.k_pages, self.v_pages, self.table, self.lens
         if WRITES.run((bool(pdl),), *pool[:2], k, v, *pool[2:], slots) is not None:
             return
@@ -159,7 +184,7 @@ class PagedCache:
             if len(self._slots) >= KEPT:
                 self._slots.clear()
             found = self._slots[slots] = self._sent(np.array(slots, np.int32))
-        return found
+        return self._kept_for_graph(found)
 
     def shared_prefixes(self, requests, groups=None, **options):
         """Which tokens these requests share, as Prefixes: what `decode` takes as `prefixes`, and what a graph's owner
@@ -173,8 +198,17 @@ class PagedCache:
             raise TypeError(f"{where}: requests must be a sequence of requests, got {type(requests).__name__}")
         return list(requests)
 
+    def _capturing(self):
+        return self.k_pages.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    def _kept_for_graph(self, found):
+        """What was found, of this cache: a graph that is captured now reads it in each replay."""
+        if self._capturing():
+            self._in_graphs[id(found)] = found
+        return found
+
     def _expect_no_capture(self, where):
-        if self.k_pages.is_cuda and torch.cuda.is_current_stream_capturing():
+        if self._capturing():
             raise RuntimeError(f"{where}: must not be captured in a graph: call it before each replay")
 
     def _sent(self, array):
@@ -186,7 +220,7 @@ class PagedCache:
         """Pages are copied, then lengths and tables set."""
         if changes.copies:
             source, target = (self._sent(np.array(numbers, np.int64)) for numbers in zip(*changes.copies))
-            for pages in (self.k_pages, self.v_pages):
+            for pages in (self.k_pages, self.v_pages, *([] if self.scales is None else [self.scales])):
                 pages.index_copy_(0, target, pages.index_select(0, source))
         max_pages = self.table.shape[1]
         words = {self._table_at + slot * max_pages + number: page for slot, number, page in changes.pages}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.paged import appending
+from kernels.paged import appending, code_decoding
 from kernels.paged.arguments import expect_attention
 from kernels.paged.cache import PagedCache
 from kernels.paged.plan import MOST_ROWS, card, options, plan
@@ -30,7 +30,7 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
 
     q          (n_requests, n_heads, head_dim), like the cache in dtype and device; n_heads is a multiple of its
                n_kv_heads
-    cache      a PagedCache
+    cache      a PagedCache. With fewer than 16 bits neither prefixes nor a variant are offered
     requests   a sequence of its requests; or their slots, int32 (n_requests,) on the device, -1 for nobody
     scale      head_dim**-0.5 unless given
     out        a tensor like q to write into, apart from all others
@@ -53,15 +53,19 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     A request without tokens, or nobody, gets zeros. Lengths, tables and slots are read by the card: a captured graph
     follows them when it is replayed, for as many requests as it was captured for. On a card they are not looked at
     beforehand: a slot out of range is nobody, a length the nearest that the table has room for, and a page number out
-    of the pool the last page's.
+    of the pool stands for one in it.
 
-    Moves 4 · tokens · head_dim bytes for each request and kv head, and little else. The same from run to run, bit for
-    bit. Scores and sums are float32; a weight is rounded to the dtype of q, for the sum that divides as for the values.
+    Moves 4 · tokens · head_dim bytes for each request and kv head (of codes, bits / 8 a number and 2 a scale), and
+    little else. The same from run to run, bit for bit. Scores and sums are float32; a weight is rounded to the dtype of
+    q, for the sum that divides as for the values (of codes, to float16, for the values alone).
     A head whose scores are all -inf gives zeros, as one without tokens.
 
     TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.
     """
     slots = slots_of("decode", cache, requests)
+    if cache.bits != 16:
+        _expect_plain("decode", cache, prefixes, variant)
+        return code_decoding.decode(q, cache, slots, scale, out, pdl, invariant)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
     if prefixes is not None:
         if variant is not None:
@@ -82,14 +86,28 @@ def append_attention(q, cache, requests, scale=None, *, out=None, pdl=False, inv
 
     All else as for `decode`. A row is a new token and a head of those that share a kv head. Up to 64 rows of a kv head,
     as in speculation, keys and values are read once, by decode.cu. More go to append.cu, on the tensor cores of compute
-    capability 9.0, for head_dim 64 or 128 and pages of 8 tokens or more: 4 · head_dim flops for each query, head and
-    token that it sees. Elsewhere decode.cu reads keys and values once for each 64 rows.
+    capability 9.0, for head_dim 64 or 128, pages of 8 tokens or more and `out` at a multiple of 16 bytes, as new ones
+    are: 4 · head_dim flops for each query, head and token that it sees. Elsewhere decode.cu reads keys and values once
+    for each 64 rows. With fewer bits decode_codes.cu reads codes once for each 16 rows, whatever there is to do: for a
+    long prompt much slower than append.cu.
     """
     slots = slots_of("append_attention", cache, requests)
+    if cache.bits != 16:
+        _expect_plain("append_attention", cache, None, variant)
+        return code_decoding.append_attention(q, cache, slots, scale, out, pdl, invariant)
     pool = cache.k_pages, cache.v_pages, cache.table, cache.lens
     if variant is not None:
         return _varied("append_attention", q, pool, slots, scale, out, pdl, invariant, variant)
     return append_tensors(q, *pool, slots, scale, out=out, pdl=pdl, invariant=invariant)
+
+
+def _expect_plain(where, cache, prefixes, variant):
+    """Raise for what is not offered over codes."""
+    for name, given in (("prefixes", prefixes), ("variant", variant)):
+        if given is not None:
+            raise ValueError(
+                f"{where}: {name} must be None over a cache with bits={cache.bits!r}: only pages of 16 bits take them"
+            )
 
 
 def _varied(where, q, pool, slots, scale, out, pdl, invariant, variant):
@@ -127,7 +145,7 @@ def append_tensors(q, k_pages, v_pages, table, lens, slots, scale=None, *, out=N
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             launch(q, *pool, slots, factor, result, q.shape[1], pdl, invariant)
         return result
-    if not appending.why_not(q, k_pages, factor):
+    if not appending.why_not(q, k_pages, factor, result):
         with APPENDS.preparing((scale, bool(pdl), bool(invariant)), (out,), (result,), (q, *pool, slots)):
             chosen = {"whole": True} if invariant else None  # a tile that is not cut hangs on its own request alone
             appending.launch("APPEND", q, pool, (slots,), factor, result, pdl, chosen)
@@ -159,6 +177,8 @@ def counters(q, cache, requests, scale=None, *, check_races=False, invariant=Fal
     slots, pool = slots_of("counters", cache, requests), (cache.k_pages, cache.v_pages, cache.table, cache.lens)
     if not q.is_cpu:
         raise ValueError(f"counters: q must be on the CPU, got a tensor on {q.device}")
+    if cache.bits != 16:
+        return code_decoding.counters(q, cache, slots, scale, invariant, check_races, chosen)
     scale, out = expect_attention("counters", q, *pool, slots, scale, None, "new" if q.ndim == 4 else None)
     new = q.shape[1] if q.ndim == 4 else 1
     return launch(q, *pool, slots, scale, out, new, False, invariant, chosen=chosen, check_races=check_races)

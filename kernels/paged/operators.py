@@ -48,6 +48,8 @@ def _attention(function, run, new, calls):
     ):
         if variant is not None:
             raise NotImplementedError(f"{where}: an operator, as torch.compile makes one of it, takes no variant")
+        if cache.bits != 16:
+            raise NotImplementedError(f"{where}: an operator, as torch.compile makes one of it, takes no bits but 16")
         if prefixes is not None:
             p = prefixes_of(where, cache, requests, prefixes)
             if not invariant and not appending.why_not(q, cache.k_pages, expect_scale(where, scale, q.shape[-1])):

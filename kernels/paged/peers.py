@@ -10,6 +10,7 @@ so is BatchAttention: `steps` counts that. A way that is not installed, or refus
 sentence.
 
     sixteen_bit(q, caches, requests)    yields (name, {mode: make}); make() returns a call for each cache
+    eight_bit(q, caches, requests)      the same over pages of e4m3 without scales, which BatchAttention does not take
     steps(q, cache, requests)           {name: plan and run, as they are called at each step}
 """
 
@@ -17,7 +18,7 @@ import functools
 
 import torch
 
-from kernels.attention.peers import _first, _flashinfer, _workspace
+from kernels.attention.peers import IN_FP8, _first, _flashinfer, _workspace
 
 LAYOUT = "HND"
 BATCH = {"batch, tensor cores": True, "batch, CUDA cores": False}
@@ -33,6 +34,17 @@ def sixteen_bit(q, caches, requests):
         if not pdl:
             modes["BatchAttention"] = functools.partial(_batch_attention, q, caches, requests)
         yield "FlashInfer, PDL" if pdl else "FlashInfer", modes
+
+
+def eight_bit(q, caches, requests):
+    """FlashInfer over pages of e4m3. XQA rounds q and the weights to e4m3, too: it is less exact."""
+    if _flashinfer() is None:
+        return
+    for pdl in (False, True):
+        also = ", PDL" if pdl else ""
+        modes = {mode: functools.partial(_batch, q, caches, requests, pdl, cores) for mode, cores in BATCH.items()}
+        yield f"FlashInfer{also}", modes
+        yield f"FlashInfer, {IN_FP8}{also}", {"XQA": functools.partial(_xqa, q, caches, requests, pdl)}
 
 
 def steps(q, cache, requests):

@@ -62,7 +62,7 @@ class Pool:
                 raise TypeError(
                     f"{where}: requests[{n}] must be a request that the cache gave, got {type(one).__name__}"
                 )
-            if generations[one.slot] != one.generation:
+            if not (-1 < one.slot < self.max_requests and 0 != one.generation == generations[one.slot]):
                 raise ValueError(f"{where}: requests[{n}] must be alive, got one that was freed, or is another cache's")
             slots.append(one.slot)
         return slots
@@ -95,7 +95,8 @@ class Pool:
         needed -= self._given_up(slots)
         if needed > len(self.free_pages):
             lacking, free = needed - len(self.free_pages), len(self.free_pages)
-            raise PoolFull(f"{where}: the pool lacks {lacking} pages: {needed} are needed, {free} are free", lacking)
+            pages = "1 page" if lacking == 1 else f"{lacking} pages"
+            raise PoolFull(f"{where}: the pool lacks {pages}: {needed} needed, {free} free", lacking)
         for slot in slots:
             self._reserve(slot, new, changes)
         return changes

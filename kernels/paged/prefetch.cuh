@@ -8,37 +8,11 @@
 #include "../attention/teams.cuh"
 #include "../attention/tile_products.cuh"
 #include "../device/hidden.cuh"
-#include "requests.cuh"
+#include "warp_tiles.cuh"
 
 static_assert(32 * PAGE % TILE == 0, "a tile's pages lie in one window");
 
-/* The tiles of a share that are one warp's: segment after segment, of each some neighbours. Which, hangs on the segment
-   alone. */
-struct WarpTiles {
-    TileCursor cursor; // tile: the next of this warp
-    int left;          // tiles of the share that follow this segment
-    int mine;          // tiles that the warp still has in it
-    int end;           // of the segment
-
-    /* begin: of the share; count: its tiles. */
-    __device__ __forceinline__ WarpTiles(const TileCursor &begin, int count, int member) : cursor(begin), left(count) {
-        enter(member);
-    }
-    __device__ __forceinline__ void enter(int member) {
-        const int tiles = min(left, cursor.to_end()), from = tiles * member / WARPS_PER_HEAD_TILE;
-        left -= tiles;
-        end = cursor.tile + tiles;
-        mine = tiles * (member + 1) / WARPS_PER_HEAD_TILE - from;
-        cursor.tile += from;
-    }
-    /* There must be one. */
-    __device__ __forceinline__ void next_segment(const Requests &requests, int member) {
-        cursor.tile = end;
-        if (end == cursor.tiles) cursor.next_row(requests);
-        enter(member);
-    }
-    __device__ __forceinline__ void next_tile() { cursor.tile++, mine--; }
-};
+using WarpTiles = TilesOfWarp<WARPS_PER_HEAD_TILE>;
 
 /* The pool, and the table of who has which pages. */
 struct PagePool {

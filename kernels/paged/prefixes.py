@@ -8,6 +8,8 @@ of its group; what a request has alone is an item, too.
 import numpy as np
 import torch
 
+from lab.arguments import expect_count
+
 LEVELS = 4  # groups that a request is in, one in the other
 LEAST = 128  # tokens that are worth a group, where groups are looked for
 TO_THE_END = 2**31 - 1
@@ -28,8 +30,10 @@ class Prefixes:
 
     def __init__(self, cache, requests, groups=None, *, levels=LEVELS):
         n = len(requests)
+        expect_count("shared_prefixes", "levels", levels, low=0)
         self.cache, self.n_requests, self.most_levels = cache, n, levels
-        sizes = (min(max(n - 1, 0), levels * (n // 2)) + n) * 5, 1, n * (levels + 1), n * (levels + 1)
+        rows = n * (levels + 1)  # and items, if each is of one request: groups that are given may be so small
+        sizes = 5 * rows, 1, rows, rows
         self._ends = np.cumsum(sizes)
         self._words = torch.zeros(int(self._ends[-1]), dtype=torch.int32, device=cache.device)
         parts = torch.tensor_split(self._words, self._ends[:-1].tolist())
@@ -52,8 +56,8 @@ class Prefixes:
             found = find_groups(pool, slots, self.most_levels)
         else:
             found = check_groups(_where, pool, requests, slots, groups, self.most_levels)
-        self.slots, self.groups = tuple(slots), [(members, end * pool.page_size) for members, _, end in found]
         words = torch.from_numpy(self._told(pool.page_size, slots, found))
+        self.slots, self.groups = tuple(slots), [(members, end * pool.page_size) for members, _, end in found]
         words = words.pin_memory() if self._words.is_cuda else words
         self._words.copy_(words, non_blocking=True)
 
@@ -118,11 +122,12 @@ def check_groups(where, pool, requests, slots, groups, levels):
     for place, one in enumerate(requests):
         if one is not None:
             places.setdefault(one, []).append(place)
-    for number, (some, tokens) in enumerate(groups):
+    for number, group in enumerate(groups):
         name = f"{where}: prefixes[{number}]"
+        some, tokens = _pair(name, group)
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1 or tokens % size:
             raise ValueError(f"{name} must be of whole pages, a multiple of {size} tokens, got {tokens!r}")
-        pool.expect(f"{where}: prefixes[{number}]", some)
+        pool.expect(name, some)
         if missing := [n for n, one in enumerate(some) if one not in places]:
             raise ValueError(f"{name} must have requests of the batch, got one that is not, number {missing[0]}")
         members = sorted({place for one in some for place in places[one]})
@@ -149,6 +154,12 @@ def check_groups(where, pool, requests, slots, groups, levels):
     return told
 
 
+def _pair(name, group):
+    if not (isinstance(group, (list, tuple)) and len(group) == 2 and isinstance(group[0], (list, tuple))):
+        raise TypeError(f"{name} must be (requests, tokens), got {group!r}")
+    return group
+
+
 def _expect_shared(name, pool, slots, members, tokens):
     count = tokens // pool.page_size
     for place in members:
@@ -171,7 +182,13 @@ def prefixes_of(where, cache, requests, asked):
     if isinstance(asked, Prefixes):
         if asked.cache is not cache:
             raise ValueError(f"{where}: prefixes must be of the same cache")
-        if not isinstance(requests, torch.Tensor) and tuple(cache.pool.expect(where, requests)) != asked.slots:
+        if isinstance(requests, torch.Tensor):
+            if requests.dtype is not torch.int32 or requests.shape != (asked.n_requests,):
+                raise TypeError(
+                    f"{where}: requests must be int32 slots of the {asked.n_requests} requests of prefixes, got "
+                    f"{requests.dtype} {tuple(requests.shape)}"
+                )
+        elif tuple(cache.pool.expect(where, requests)) != asked.slots:
             raise ValueError(f"{where}: prefixes must be of the same requests, in the same order")
         return asked
     if isinstance(asked, str) and asked != "shared" or not isinstance(asked, (str, list, tuple)):
@@ -181,14 +198,17 @@ def prefixes_of(where, cache, requests, asked):
             f"{where}: prefixes must be Prefixes (cache.shared_prefixes) where requests is a tensor of slots"
         )
     requests = cache._listed(where, requests)
-    groups = None if asked == "shared" else tuple((tuple(some), tokens) for some, tokens in asked)
+    groups = None
+    if asked != "shared":
+        pairs = [_pair(f"{where}: prefixes[{number}]", group) for number, group in enumerate(asked)]
+        groups = tuple((tuple(some), tokens) for some, tokens in pairs)
     key, version = (tuple(requests), groups), cache.pool.version
     found = cache._prefixes.get(key)
     if found is None or found[0] != version:
         if len(cache._prefixes) >= 16:
             cache._prefixes.clear()
         found = cache._prefixes[key] = version, Prefixes(cache, requests, groups)
-    return found[1]
+    return cache._kept_for_graph(found[1])
 
 
 __all__ = ["Prefixes", "prefixes_of"]

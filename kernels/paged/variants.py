@@ -137,8 +137,8 @@ def _member(name, value):
             raise ValueError(f"Variant: {name} must fit in 32 bits, got {value}")
         return f"static constexpr int {name} = {value}"
     if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"Variant: {name} must be finite, got {value}")
+        if not abs(value) <= torch.finfo(torch.float32).max:
+            raise ValueError(f"Variant: {name} must be finite as a float32, got {value}")
         return f"static constexpr float {name} = {value!r}f"
     raise TypeError(f"Variant: {name} must be a number or a tensor, got {type(value).__name__}")
 

@@ -76,17 +76,20 @@ def state_kernel(
     tl.store(to, acc, (p < HEADDIM)[:, None] & (n < DSTATE)[None, :])
 
 
-@triton.jit(do_not_specialize=["nchunks", "nheads", "heads_a_group"])
+@triton.jit(do_not_specialize=["seqlen", "nchunks", "nheads", "heads_a_group"])
 def varlen_kernel(
-    x, B, dt, cum, cu_seqlens, starts, states, nheads, nchunks, heads_a_group, x_token, x_head, b_token, b_group,
+    x, B, dt, cum, cu_seqlens, starts, states, seqlen, nheads, nchunks, heads_a_group, x_token, x_head, b_token,
+    b_group,
     HEADDIM: tl.constexpr, DSTATE: tl.constexpr, Q: tl.constexpr, P: tl.constexpr, N: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """grid (H * sequences, tiles of a state, 1). starts: the states at chunk starts."""
+    """grid (H * sequences, tiles of a state, 1). starts: the states at chunk starts. Of a sequence what lies in the row
+    counts, whatever cu_seqlens holds: on a card nobody has looked."""
     sequence, h = (tl.program_id(0) // nheads).to(tl.int64), (tl.program_id(0) % nheads).to(tl.int64)
     tiles: tl.constexpr = (DSTATE + N - 1) // N
     p = tl.program_id(1) // tiles * P + tl.arange(0, P)
     n = tl.program_id(1) % tiles * N + tl.arange(0, N)
     begin, end = tl.load(cu_seqlens + sequence).to(tl.int64), tl.load(cu_seqlens + sequence + 1).to(tl.int64)
+    begin, end = tl.maximum(begin, 0), tl.minimum(end, seqlen)
     there = (p < HEADDIM)[:, None] & (n < DSTATE)[None, :]
     cell = p[:, None] * DSTATE + n[None, :]
     acc = tl.full((P, N), 0, tl.float32)
@@ -155,17 +158,17 @@ def run(x, B, dt, cum, seq_idx, state_dtype, **chosen):
 def varlen_states(x, B, dt, cum, cu_seqlens, starts):
     """The state at the end of each sequence of a row of them: (sequences, H, P, N) float32. An empty one's is 0.
 
-    As chunk_state takes them, with a batch of 1; cum began anew at each sequence. cu_seqlens (sequences + 1,); starts
-    (1, chunks, H, P, N), as state_passing gives them.
+    As chunk_state takes them, with a batch of 1; cum began anew at each sequence. cu_seqlens (sequences + 1,), of which
+    what is out of range is clamped; starts (1, chunks, H, P, N), as state_passing gives them.
     """
-    _, _, nheads, headdim = x.shape
+    _, seqlen, nheads, headdim = x.shape
     ngroups, dstate = B.shape[2:]
     nchunks, chunk_size = dt.shape[2:]
     sequences = cu_seqlens.shape[0] - 1
     states = x.new_empty((sequences, nheads, headdim, dstate), dtype=torch.float32)
     P, N, SPAN, options = tiling(x, dstate, chunk_size)
     grid = nheads * sequences, -(-headdim // P) * -(-dstate // N), 1
-    numbers = nheads, nchunks, nheads // ngroups, *x.stride()[1:3], *B.stride()[1:3]
+    numbers = seqlen, nheads, nchunks, nheads // ngroups, *x.stride()[1:3], *B.stride()[1:3]
     constants = headdim, dstate, chunk_size, P, N, SPAN
     launch(varlen_kernel, grid, (x, B, dt, cum, cu_seqlens, starts, states), numbers, constants, **options)
     return states

@@ -11,6 +11,8 @@
     mamba2      its block, a convolution's window, lists of layers, costs over the context
     serving     padding, pages, who reads how long, a server's requests over time
     paging      what waits for a page's number, two warpgroups over time
+    latent      absorption, a tile that is keys and values, turns, where sums lie
+    slim        device code in libraries: shares, places in a file, copies without some of it
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
 """
@@ -20,6 +22,7 @@ from lab.plots.charts import curves, error_dots, grouped_bars, panels, stacked, 
 from lab.plots.chunks import DENSE, GONE, STATES, chunk_blocks, chunk_matrix, chunk_steps, token_matrices
 from lab.plots.fused import block_decays, role_picture, share_walk
 from lab.plots.ladders import bars, roof_over_context, roofline
+from lab.plots.latent import latent_forms, latent_tile, latent_turns, sums_at_home
 from lab.plots.launches import fused_operations, launch_timeline, waves
 from lab.plots.llm import (
     candidates,
@@ -41,6 +44,7 @@ from lab.plots.packing import cache_blocks, packing_order
 from lab.plots.paging import append_timeline, table_walk
 from lab.plots.schedules import decode_schedule, decode_timeline, row_stream, tile_shares
 from lab.plots.serving import block_loads, lateness, over_rates, padding, page_table, server_over_time
+from lab.plots.slim import container_layout, device_code, thin_copies
 from lab.plots.style import BLACK, BLUE, COLOURS, GREEN, ORANGE, PURPLE, RED, SKY, figure, finish, rectangle
 from lab.plots.warps import INSTRUCTIONS, block_transpose, instruction_order, mma_diagonals, shuffle_reduction
 
@@ -74,12 +78,14 @@ __all__ = [
     "code_layout",
     "code_values",
     "column_banks",
+    "container_layout",
     "conv_window",
     "curves",
     "decode_schedule",
     "decode_timeline",
     "dependent_launches",
     "dependent_runs",
+    "device_code",
     "error_dots",
     "figure",
     "finish",
@@ -88,6 +94,9 @@ __all__ = [
     "handover",
     "instruction_order",
     "lateness",
+    "latent_forms",
+    "latent_tile",
+    "latent_turns",
     "launch_timeline",
     "law",
     "layer_kinds",
@@ -127,9 +136,11 @@ __all__ = [
     "table_walk",
     "task_line",
     "task_schedule",
+    "thin_copies",
     "tile_levels",
     "tile_raster",
     "tile_shares",
+    "sums_at_home",
     "token_matrices",
     "token_shares",
     "two_passes",

@@ -83,7 +83,7 @@ def paired(function):
 
     def apply(*words):
         shape = np.broadcast_shapes(*(w.shape for w in words))
-        halves = [np.ascontiguousarray(np.broadcast_to(w, shape)).view(U16) for w in words]
+        halves = [np.ascontiguousarray(broadcast(w, shape)).view(U16) for w in words]
         return function(*halves).view(U32)
 
     return apply
@@ -197,7 +197,7 @@ def _fma_single(a, b, c):
     size -= U32(1)  # zero becomes the largest
     if size.min() < U32(0x01000000):
         middle |= size < U32(0x01000000)
-    if middle.any():
+    if np.count_nonzero(middle):
         a, b, c = (x.astype(F64) for x in _pick(middle, (a, b, c)))
         result[middle] = round_to(odd_sum(a * b, c), FLOAT32)
     return canonical(result)

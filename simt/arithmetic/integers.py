@@ -354,6 +354,8 @@ def _permute(name, modifiers, width, signed):
         if table is not None:
             selector = table[selector & U32(3)]
         both = (b.astype(U64) << U64(32)) | a
+        if selector.size == 1:
+            return _permuted(both, int(selector.item()))
         result = None
         for i in range(4):
             nibble = selector >> U32(4 * i)
@@ -366,6 +368,22 @@ def _permute(name, modifiers, width, signed):
         return result
 
     return permute, (U32,) * 3, U32
+
+
+def _permuted(both, selector):
+    """prmt where all lanes select the same: bytes that stay together move together."""
+    result, at = None, 0
+    while at < 4:
+        byte, length = selector >> 4 * at & 15, 1
+        while byte < 8 and at + length < 4 and selector >> 4 * (at + length) & 15 == byte + length < 8:
+            length += 1
+        part = (both >> U64(8 * (byte & 7))).astype(U32) & U32((1 << 8 * length) - 1)
+        if byte >= 8:  # its sign, in all of its bits
+            part = (part >> U32(7)) * U32(0xFF)
+        part = part << U32(8 * at)
+        result = part if result is None else result | part
+        at += length
+    return result
 
 
 def _bit_table(table, b, c):

@@ -37,7 +37,7 @@ def shuffle_alike(mode, value, lane_operand, clamp_operand):
     """The same where lane and clamp are numbers, one for all lanes."""
     source, in_range = known_sources(mode, lane_operand, clamp_operand)
     shape = value.shape[:-1] + (32,)
-    return broadcast(value, shape).take(source, axis=-1), np.broadcast_to(in_range, shape)
+    return broadcast(value, shape).take(source, axis=-1), broadcast(in_range, shape)
 
 
 def sources(mode, lane_operand, clamp_operand):

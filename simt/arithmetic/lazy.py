@@ -14,6 +14,8 @@ pays for that once.
 All values are unsigned, modulo 2**width, as in the hardware; `signed` says how an operation reads them.
 """
 
+import functools
+
 import numpy as np
 
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -89,9 +91,15 @@ def pack(array):
 
 def unpack(x, width):
     """A register as an array of unsigned integers; an int becomes shape (1, 1, 1)."""
-    if type(x) is int:
-        return np.full((1, 1, 1), x, UNSIGNED[width])
-    return x.array()
+    return one_value(x, width) if type(x) is int else x.array()
+
+
+@functools.lru_cache(maxsize=4096)
+def one_value(x, width):
+    """An int as an array (1, 1, 1) that nobody may write to: most come again."""
+    array = np.full((1, 1, 1), x, UNSIGNED[width])
+    array.flags.writeable = False
+    return array
 
 
 def as_signed(x, width):

@@ -83,7 +83,7 @@ def merge_mark(old, new, mask):
 
 def settled(marks):
     """0 where no lane has a mark: nothing needs to be looked at any more."""
-    return marks if marks.any() else 0
+    return marks if np.count_nonzero(marks) else 0
 
 
 def environment():

@@ -20,6 +20,7 @@ import functools
 import numpy as np
 
 from simt.arithmetic.rounding import F32, F64, U8, U16, U32, canonical, decode, encode
+from simt.ptx.types import broadcast
 
 KINDS = {"f16": 2, "bf16": 2, "tf32": 4, "s8": 1, "u8": 1, "e4m3": 1, "e5m2": 1}  # bytes of an element
 
@@ -81,7 +82,7 @@ def _product(left, right, c, lowest, half=False):
     K comes first and the warps last, so that NumPy works on long rows. c may have more warps than left and right.
     """
     warps = np.broadcast_shapes(left.shape[:-2], right.shape[:-2], c.shape[:-2])
-    left, right, c = (np.broadcast_to(x, (*warps, *x.shape[-2:])).reshape(-1, *x.shape[-2:]) for x in (left, right, c))
+    left, right, c = (broadcast(x, (*warps, *x.shape[-2:])).reshape(-1, *x.shape[-2:]) for x in (left, right, c))
     left, right = left.transpose(2, 1, 0).copy()[:, :, None], right.transpose(2, 1, 0).copy()[:, None]
     c = c.transpose(1, 2, 0).copy()
     exponents = _exponent(left, lowest) + _exponent(right, lowest)

@@ -135,7 +135,8 @@ def encode_exact(name, value):
 
 def canonical(value):
     """Make every NaN of a float32 result the hardware's. Changes `value` in place."""
-    if np.isnan(value.min()):  # one fast pass: min of anything and NaN is NaN
+    least = value.min()  # one fast pass: min of anything and NaN is NaN
+    if least != least:
         value.view(U32)[np.isnan(value)] = NAN32
     return value
 

@@ -503,15 +503,16 @@ class Part(Threads, Words, Company, Clusters):
         """Where the lanes go that have p (or not p): one number, or a split."""
         take = p if wanted else ~p
         if mask is None:
-            if take.all():
+            count = np.count_nonzero(take)  # several times faster than any() and all()
+            if count == take.size:
                 return target
-            if not take.any():
+            if not count:
                 return after
             return ("split", target, take, after, ~take)
         some, rest = take & mask, ~take & mask
-        if not some.any():
+        if not np.count_nonzero(some):
             return after
-        if not rest.any():
+        if not np.count_nonzero(rest):
             return target
         return ("split", target, some, after, rest)
 
@@ -531,4 +532,4 @@ class Part(Threads, Words, Company, Clusters):
             take = take & mask
         elif take.all():
             return None
-        return take if take.any() else False
+        return take if np.count_nonzero(take) else False

@@ -1,5 +1,6 @@
 """What threads know of themselves, and what they do together: special registers, shuffles' company, votes, barriers."""
 
+import functools
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,6 +12,7 @@ from simt.errors import LaneFault, MemoryFault, Unsupported
 from simt.memory import wavefronts
 from simt.memory.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from simt.ptx.special_registers import GRID_BARRIER
+from simt.ptx.types import broadcast
 
 EVERY = 0xFFFFFFFF  # a mask that names all lanes
 
@@ -86,8 +88,7 @@ class Threads:
 
     def member_lanes(self, members):
         """Is a lane named by its own mask? Truth values (.., .., 32)."""
-        bits = unpack(members, 32)
-        return (bits >> np.arange(32, dtype=np.uint32)) & np.uint32(1) != 0
+        return lanes_named(members) if type(members) is int else bits_of_lanes(members.array())
 
     def named_lanes(self, members, mask):
         """The lanes that some lane of `mask` names, warp by warp: each may have a mask of its own."""
@@ -99,7 +100,7 @@ class Threads:
     def of_whole_warps(self, mask):
         """Does a mask hold all 32 lanes of each warp that it holds any of?"""
         if mask is not self.whole_mask:
-            if (mask.any(axis=2) != mask.all(axis=2)).any():
+            if np.count_nonzero(mask.any(axis=2) != mask.all(axis=2)):
                 return False
             self.whole_mask = mask  # which goes from block to block, and is never written to
         return True
@@ -110,7 +111,7 @@ class Threads:
             return None
         alive = True if self.alive is None else self.alive
         absent = self.named_lanes(members, mask) & alive & ~mask & mask.any(axis=2, keepdims=True)
-        return absent if absent.any() else None
+        return absent if np.count_nonzero(absent) else None
 
     def together(self, members, mask, line):
         """The lanes that execute must be named, and all that are named must be here."""
@@ -333,7 +334,7 @@ class Threads:
             addresses = np.full(lanes.size, address + offset, np.int64)
         else:
             array = address.array()
-            array = np.broadcast_to(array, self.shape).reshape(-1)[lanes]
+            array = broadcast(array, self.shape).reshape(-1)[lanes]
             addresses = array.astype(np.int64) + offset
         if space == "generic":
             addresses = addresses - SHARED_WINDOW
@@ -394,6 +395,17 @@ class Threads:
         self.registers[slot] = np.where(ready, value, self.registers[slot])
 
 
+def bits_of_lanes(masks):
+    """Words, and for each lane its own: truth values (.., .., 32) of the lanes they name."""
+    return (masks >> np.arange(32, dtype=np.uint32)) & np.uint32(1) != 0
+
+
+@functools.cache
+def lanes_named(mask):
+    """The lanes that one word names, (1, 1, 32)."""
+    return bits_of_lanes(unpack(mask, 32))
+
+
 def lanes_as_bits(lanes):
     """Truth values (warps, 32) as a number for each warp."""
     return (lanes.astype(np.int64) << np.arange(32)).sum(axis=1)
@@ -410,4 +422,4 @@ def squeeze(a):
 def alike(value, active):
     """Both with all lanes spelled out."""
     shape = np.broadcast_shapes(value.shape, active.shape)
-    return np.broadcast_to(value, shape), np.broadcast_to(active, shape)
+    return broadcast(value, shape), broadcast(active, shape)

@@ -9,6 +9,7 @@ from simt.execute.printf import formatted
 from simt.memory.clocks import SYS
 from simt.memory.races import RaceError, lacking, strength
 from simt.memory.spaces import LOCAL_WINDOW, REGION
+from simt.ptx.types import broadcast
 from simt.ptx.unset import names_nan
 
 
@@ -26,7 +27,7 @@ class Words:
             )
 
     def lane_value(self, x, width, lane):
-        return int(np.broadcast_to(unpack(x, width), self.shape).reshape(-1)[lane])
+        return int(broadcast(unpack(x, width), self.shape).reshape(-1)[lane])
 
     def string(self, address):
         """A string of the module, up to its zero byte."""
@@ -64,7 +65,7 @@ class Words:
                 continue
             unset = self.whole(self.exist if mask is None else mask) & (mark != 0)
             unset = unset if guard is None else unset & guard
-            if unset.any():
+            if np.count_nonzero(unset):
                 lane = int(np.flatnonzero(unset)[0])
                 raise UnsetRegister(self.unset_text(number, int(self.whole(mark).reshape(-1)[lane]), lane))
 

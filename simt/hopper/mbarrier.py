@@ -13,6 +13,7 @@ import numpy as np
 from simt.arithmetic.lazy import pack
 from simt.errors import AsyncFault
 from simt.memory.clocks import together
+from simt.ptx.types import broadcast
 
 MOST = (1 << 20) - 1  # arrivals, and bytes to come
 FIELDS = ("live", "count", "left", "bytes", "phase", "waited")
@@ -140,7 +141,7 @@ class Barriers:
             out.reshape(-1)[lanes] = done
             part.race_at("atomic", blocks, address, 8, lanes, line)
             barrier.waited[blocks] = np.where(done, 0, line)
-            seen = np.unique(blocks[done])
+            seen = distinct(blocks[done])
             if seen.size:
                 part.bulk.land(address, seen, barrier.phase)
                 self.memory.land(address, seen, barrier.phase)
@@ -212,7 +213,7 @@ class Barriers:
         if type(x) is int:
             return np.full(lanes.size, x, np.int64)
         array = x.array()
-        return np.broadcast_to(array, self.part.shape).reshape(-1)[lanes].astype(np.int64)
+        return broadcast(array, self.part.shape).reshape(-1)[lanes].astype(np.int64)
 
     def text(self, address):
         return f"the mbarrier at byte {address} of shared memory{self.part.program.variable_at('shared', address)}"
@@ -244,7 +245,9 @@ class Barriers:
         races = self.part.launch.races
         if races is not None:
             own = self.blocks(lanes)  # who arrives may be another block of the cluster
-            for block, of in np.unique(np.stack([blocks, own], axis=1), axis=0).tolist():
+            one = distinct(blocks).size == distinct(own).size == 1  # as it mostly is
+            pairs = [(blocks[0], own[0])] if one else np.unique(np.stack([blocks, own], axis=1), axis=0)
+            for block, of in np.asarray(pairs).tolist():
                 number, threads = self.part.who(lanes[(blocks == block) & (own == of)])
                 held = barrier.clocks.setdefault(block, [None, None])
                 held[1] = together(held[1], races.released(number[0], threads))
@@ -252,8 +255,14 @@ class Barriers:
     def acquire(self, barrier, blocks, lanes):
         races = self.part.launch.races
         if races is not None:
-            for block in np.unique(blocks).tolist():
+            for block in distinct(blocks).tolist():
                 clock = barrier.clocks.get(block, (None, None))[0]
                 if clock is not None:
                     number, threads = self.part.who(lanes[blocks == block])
                     races.acquired_by(number[0], threads, clock)
+
+
+def distinct(numbers):
+    """np.unique, which takes its time also where all are the same."""
+    same = numbers[:1]
+    return same if np.count_nonzero(numbers == same) == numbers.size else np.unique(numbers)

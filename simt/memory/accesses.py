@@ -139,7 +139,7 @@ class Memory(Copies, Noting):
     def active_addresses(self, space, memory, pattern, shift, size, active, site):
         """(numbers, addresses) of the lanes that take part; a MemoryFault if one is out of bounds or misaligned."""
         addresses = broadcast(pattern.array, self.shape).astype(np.int64) + shift
-        lanes = np.flatnonzero(np.broadcast_to(True if active is None else active, self.shape))
+        lanes = np.arange(addresses.size) if active is None else np.flatnonzero(broadcast(active, self.shape))
         flat = addresses.reshape(-1)[lanes]
         if space == "global":
             regions = flat >> REGION
@@ -226,7 +226,7 @@ class Memory(Copies, Noting):
             marks = np.minimum(marks, gather(memory.written, pattern, shift, low, MARKS[8], 8))
         good = marks == ONES[min(size, 8)]
         if mask is None:
-            if good.all():
+            if np.count_nonzero(good) == good.size:
                 if len(pattern.verified) > 4096:
                     pattern.verified.clear()
                 pattern.verified.add(key)

@@ -596,6 +596,8 @@ class Grown:
             self.items[numbers] = value
 
     def get(self, numbers):
-        if len(numbers):
+        try:
+            return self.items[numbers]
+        except IndexError:
             self.reserve(int(numbers.max()) + 1)
-        return self.items[numbers]
+            return self.items[numbers]

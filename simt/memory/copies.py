@@ -86,19 +86,18 @@ class Copies:
         remaining = []
         for site, target, offset, values, lanes, group, number in self.copies:
             done = np.asarray(ready(group, number))
-            done = np.broadcast_to(done, self.shape) if done.ndim else done
-            if mask is None and done.ndim == 0:
-                if done:
-                    self.arrive(site, target, offset, values, lanes, number)
-                    continue
+            if mask is None and done.ndim == 0 and done:
+                self.arrive(site, target, offset, values, lanes, number)
+                continue
+            if done.ndim == 0 and not done:
                 remaining.append((site, target, offset, values, lanes, group, number))
                 continue
             everyone = np.ones(self.shape, bool)
-            now = everyone & done & (everyone if mask is None else mask) & (everyone if lanes is None else lanes)
-            later = everyone & ~now & (everyone if lanes is None else lanes)
-            if now.any():
+            now = everyone & done & (True if mask is None else mask) & (True if lanes is None else lanes)
+            later = ~now if lanes is None else ~now & lanes
+            if np.count_nonzero(now):
                 self.arrive(site, target, offset, values, now, number)
-            if later.any():
+            if np.count_nonzero(later):
                 remaining.append((site, target, offset, values, later, group, number))
         self.copies = remaining
 

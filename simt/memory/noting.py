@@ -1,9 +1,12 @@
 """What the race detector hears of accesses (simt/memory/races.py): put aside as a whole, or lane by lane."""
 
+import math
+
 import numpy as np
 
 from simt.memory.aside import Aside, Piece, one_each
 from simt.memory.spaces import REGION
+from simt.ptx.types import broadcast
 
 
 class Noting:
@@ -77,10 +80,10 @@ class Noting:
 
     def note_now(self, kind, memory, pattern, shift, size, mask, site, item, values, event=None):
         """event: given if it comes late; then memory still holds what was stored."""
-        lanes = np.flatnonzero(np.broadcast_to(True if mask is None else mask, self.shape))
+        lanes = np.flatnonzero(broadcast(mask, self.shape)) if mask is not None else np.arange(math.prod(self.shape))
         if not lanes.size:
             return
-        flat = np.broadcast_to(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
+        flat = broadcast(pattern.array, self.shape).astype(np.int64).reshape(-1)[lanes] + shift
         for buffer, chosen, where in self.parts(memory, lanes, flat):
             addresses = flat if buffer is self.shared else where + buffer.origin
             if event is None:
@@ -90,7 +93,7 @@ class Noting:
                 aside.blot(kind, addresses, where, size)
             held = None
             if values is not None:
-                held = np.stack([np.broadcast_to(v, self.shape).reshape(-1)[chosen] for v in values], axis=1)
+                held = np.stack([broadcast(v, self.shape).reshape(-1)[chosen] for v in values], axis=1)
             elif event is not None and kind == "store":
                 view = buffer.bytes[where[:, None] + np.arange(size)]
                 held = view.view(f"u{item}")

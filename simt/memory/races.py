@@ -243,7 +243,7 @@ class Races:
         self.event("load", line)
         shadow = self.memory.setdefault(None, Shadow(size))
         at, lane = shadow.items_of(places, size)
-        found, strong_writers, strong_events = shadow.strong_ones(at, self.stale, writes=True)
+        found, strong_writers, strong_events = shadow.strong_ones(at, self.stale, lambda kind: kind[0])
         writers = np.concatenate([shadow.writer[at], strong_writers])
         events = np.concatenate([shadow.write_event[at], strong_events])
         lane = np.concatenate([lane, lane[found]])
@@ -459,7 +459,14 @@ class Races:
             access.strong.scope and shadow.log.only(CTA if buffer is None else self.knowledge.widest, access.item)
         ):
             stale = self.stale if buffer is None else nothing_stale
-            which, others, events = shadow.strong_ones(at, stale, writes=access.kind == "load")
+            load, scope, item = access.kind == "load", access.strong.scope, access.item
+
+            def asked(kind):
+                """Not of loads to a load, and not those that need no order, wherever their threads are."""
+                writes, other, size, _ = kind
+                return (writes or not load) and (min(scope, other) < GPU or size != item)
+
+            which, others, events = shadow.strong_ones(at, stale, asked)
             other = others != threads[which]
             compare(which[other], others[other], events[other])
 

@@ -158,15 +158,15 @@ class Shadow:
             self.log.sort(self, stale)
             self.log.most = max(MOST_LOGGED, 2 * self.log.logged)
 
-    def strong_ones(self, at, stale, writes):
-        """(positions in `at`, threads, events) of the strong accesses since the last ordinary store; or of those that
-        write."""
+    def strong_ones(self, at, stale, asked):
+        """(positions in `at`, threads, events) of the strong accesses since the last ordinary store, of those kinds
+        (does it write, scope, size, line) that are asked for."""
         which = np.flatnonzero(self.strong[at])
         if not len(which):
             return which, which, which
         if self.log.index is None or self.log.behind > max(MOST_BEHIND, self.log.logged - self.log.behind):
             self.log.sort(self, stale)
-        found, threads, events = self.log.at(at[which], self, writes)
+        found, threads, events = self.log.at(at[which], self, asked)
         fresh = events > self.write_event[at[which[found]]]
         return which[found[fresh]], threads[fresh], events[fresh]
 
@@ -200,6 +200,7 @@ class Log:
         self.kinds = []  # (does it write, scope, size, line) of the accesses
         self.batches = []  # Batch; the first one is what the index has
         self.index = None  # (items, threads, events, kinds) sorted by items, then events
+        self.parts = {}  # those of them that somebody has asked for: {which kinds, as bytes: the same of these}
         self.logged, self.behind, self.most = 0, 0, MOST_LOGGED
         self.forget_items()
 
@@ -249,29 +250,38 @@ class Log:
         found = [np.concatenate(parts) for parts in zip(*facts)]
         items, threads, events, _ = found
         keep = (events > shadow.write_event[items]) & ~stale(threads, events)
-        self.index = items, threads, events, kinds = latest(*(a[keep] for a in found))
+        self.index, self.parts = latest(*(a[keep] for a in found)), {}
+        items, threads, events, kinds = self.index
         self.batches, self.logged = [Batch(items * shadow.item, threads, shadow.item, events, kinds)], len(items)
         self.behind = 0
         self.forget_items()
         shadow.strong[:] = 0
         shadow.strong[items] = 1
 
-    def at(self, wanted, shadow, writes):
-        """(positions in `wanted`, threads, events) of what is at these items; or of what writes there."""
-        found = self.look(self.index, wanted)
-        kinds = np.array([kind[0] or not writes for kind in self.kinds])  # those that are asked for
-        if not kinds.all():
-            found = [a[kinds[found[3]]] for a in found]
-        if self.behind:
+    def at(self, wanted, shadow, asked):
+        """(positions in `wanted`, threads, events) of what is at these items, of the kinds that are asked for."""
+        kinds = np.array([asked(kind) for kind in self.kinds])
+        found = self.look(self.part(kinds), wanted)
+        if self.behind and kinds.any():
             self.read_on(shadow.item)
-            asked = np.zeros(shadow.length, bool)
-            asked[wanted] = True
+            at = np.zeros(shadow.length, bool)
+            at[wanted] = True
             late = self.late[:, : self.filled]
-            late = late[:, asked[late[0]] & kinds[late[3]]]
+            late = late[:, at[late[0]] & kinds[late[3]]]
             if late.size:
                 late = self.look(by_item(*late), wanted)
                 found = [np.concatenate(both) for both in zip(found, late)]
         return found[:3]
+
+    def part(self, kinds):
+        """The index of some kinds."""
+        if kinds.all():
+            return self.index
+        key = kinds.tobytes()
+        if key not in self.parts:
+            keep = kinds[self.index[3]]
+            self.parts[key] = tuple(a[keep] for a in self.index)
+        return self.parts[key]
 
     @staticmethod
     def look(index, wanted):
