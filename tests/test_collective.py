@@ -8,6 +8,7 @@ import torch
 from kernels import collective
 from kernels.collective import group as groups
 from kernels.collective import stress
+from lab import cuda
 from ref import collective as ref
 
 RUNGS = {rung.name: rung.function for rung in collective.RUNGS}
@@ -269,3 +270,20 @@ def test_the_stress_run_sees_what_is_wrong(monkeypatch):
     monkeypatch.setitem(stress.RUNGS, "direct", lambda xs, **_: xs)
     wrong, _ = stress.run(["cpu"] * 2, "direct", 600, 6, in_graph=6)
     assert wrong > 1000
+
+
+def test_on_a_card_all_blocks_find_room_and_nothing_spills():
+    """512 blocks of 512 threads, 4 on each of 132 multiprocessors: that leaves 32 registers."""
+    for name, most, more in ("direct", 32, ()), ("residual_norm", 128, ("-DROW_WORDS=1",)), ("two_shot", 128, ()):
+        found = groups.module(name, torch.bfloat16, 2, groups.CARD_BLOCKS, *more).resources("sm_90a")
+        for kernel in found.values():
+            assert kernel["registers"] <= most and kernel["spill_stores"] == kernel["spill_loads"] == 0
+
+
+def test_cards_that_cannot_reach_each_other_are_told_what_works(monkeypatch):
+    def refuse(where, races):
+        raise cuda.NoPeerAccess("cuda:0 cannot read and write the memory of cuda:1")
+
+    monkeypatch.setattr(cuda, "Devices", refuse)
+    with pytest.raises(cuda.NoPeerAccess, match=r"of cuda:1; kernels.collective.copies works there, through the host"):
+        collective.Group(["cuda:0", "cuda:1"])

@@ -37,7 +37,10 @@ class Group:
     """
 
     def __init__(self, where, races=False):
-        self.devices = cuda.Devices(where, races)
+        try:
+            self.devices = cuda.Devices(where, races)
+        except cuda.NoPeerAccess as error:
+            raise cuda.NoPeerAccess(f"{error}; kernels.collective.copies works there, through the host") from None
         self.ranks = range(len(self.devices))
         on_cards = self.devices.on_cards
         self.blocks = CARD_BLOCKS if on_cards else MACHINE_BLOCKS

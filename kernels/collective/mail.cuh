@@ -3,7 +3,10 @@
    A device has [2 turns][rank of who writes][block][WORDS] words of 16 bytes. A block writes and reads the boxes of its
    own number only, and by turns, as its number of the exchange is even or odd. When a peer writes a box for the second
    time, it has had this block's words of the exchange between, which were sent when the launch of the first had ended:
-   the box has been read. */
+   the box has been read.
+
+   A block waits for the block of its number elsewhere, so that one must get to run. Cards begin blocks in the order of
+   their numbers: the first block that has not ended everywhere is under way on each device that has yet to end it. */
 #pragma once
 #include "exchange.cuh"
 

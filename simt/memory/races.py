@@ -464,7 +464,7 @@ class Races:
             def asked(kind):
                 """Not of loads to a load, and not those that need no order, wherever their threads are."""
                 writes, other, size, _ = kind
-                return (writes or not load) and (min(scope, other) < GPU or size != item)
+                return (writes or not load) and (min(scope, other) < self.knowledge.widest or size != item)
 
             which, others, events = shadow.strong_ones(at, stale, asked)
             other = others != threads[which]
