@@ -135,8 +135,9 @@ def _rate(weights, prompts):
 
 
 def _cells(run):
-    """(bytes, launches, seconds) of the stored cells of attention with Mistral-7B's heads, 16 bits, up to 4 GB."""
+    """(bytes, launches, seconds) of the stored cells of attention with Mistral-7B's heads, 16 bits, up to 4 GB. Not
+    those of a shared prefix, whose bytes are counted once, and read once for each request."""
     begins = "decode bf16, batch", "decode bf16, Llama-3.1-8B: 32/8 heads of 128", "paged decode bf16, "
-    ladders = [x for x in run.ladders if x.title.startswith(begins)]
+    ladders = [x for x in run.ladders if x.title.startswith(begins) and "prefix" not in x.title]
     figures = [f for x in ladders for f in x.figures if f.name == "decode, PDL" and f.bytes < 4e9]
     return [(f.bytes, 1, f.timing.median) for f in figures]
