@@ -15,6 +15,7 @@ course.
 
 from simt.arithmetic.lanes import shuffle
 from simt.counting import uncounted
+from simt.devices import Devices, together
 from simt.errors import (
     AsyncFault,
     BarrierFault,
@@ -24,6 +25,7 @@ from simt.errors import (
     LaneFault,
     LaunchError,
     MemoryFault,
+    ScopeFault,
     SimtError,
     StepLimit,
     Trap,
@@ -31,7 +33,7 @@ from simt.errors import (
     Unsupported,
 )
 from simt.hopper.tensor_map import TensorMap
-from simt.kernel import Buffer, Kernel, Module, compile, load
+from simt.kernel import Buffer, Kernel, Module, Pointers, compile, load
 from simt.memory.ahead import Ahead
 from simt.memory.races import RaceError
 from simt.memory.sectors import sectors_per_warp
@@ -44,12 +46,15 @@ __all__ = [
     "CompileError",
     "CompilerMissing",
     "Deadlock",
+    "Devices",
     "Kernel",
     "LaneFault",
     "LaunchError",
     "MemoryFault",
     "Module",
+    "Pointers",
     "RaceError",
+    "ScopeFault",
     "SimtError",
     "StepLimit",
     "TensorMap",
@@ -60,5 +65,6 @@ __all__ = [
     "load",
     "sectors_per_warp",
     "shuffle",
+    "together",
     "uncounted",
 ]

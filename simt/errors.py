@@ -41,6 +41,10 @@ class BarrierFault(SimtError):
     """Threads of a block wait at different barriers, or part of a warp at one that the others leave out."""
 
 
+class ScopeFault(SimtError):
+    """An access to another device's memory that is to order something, and whose scope stays on its own device."""
+
+
 class LaneFault(SimtError):
     """An instruction for lanes together (a shuffle, a vote) that not all the lanes it names have reached, or a shuffle
     that reads a lane which has no part in it."""

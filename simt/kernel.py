@@ -50,6 +50,13 @@ def load(text, source=""):
     return Module(text, source)
 
 
+class Pointers:
+    """Addresses of arrays, for a struct of as many pointers that a kernel takes by value. None: a null pointer."""
+
+    def __init__(self, arrays):
+        self.arrays = tuple(arrays)
+
+
 class Module:
     """Compiled code; module["name"] is a kernel. Its __device__ variables keep their values from launch to launch.
 
@@ -155,6 +162,7 @@ class Kernel:
     def __init__(self, module, program):
         self.module, self.program = module, program
         self.name = program.name
+        self.programs = {}  # device -> Program, where several devices run it: each counts by itself
 
     def __repr__(self):
         parameters = ", ".join(f"{n}: {p.type}" for n, p in zip(self.program.argument_names, self.program.parameters))
@@ -165,21 +173,13 @@ class Kernel:
         by_warp=False, ahead=None, step_limit=None, cluster=1,
     ):  # fmt: skip
         program = self.program
-        grid = dimensions("grid", grid, GRID_LIMITS)
-        block = dimensions("block", block, BLOCK_LIMITS)
-        self.check_block(block)
-        shared = whole("shared", shared)
+        grid, block, shared = self.check_shape(grid, block, shared)
         if step_limit is not None:
             step_limit = whole("step_limit", step_limit)
         places, order = room(places), sequence(order) if only is None else some_blocks(only, order, grid)
         cluster = blocks_of_cluster(cluster, grid, places, only)
         if not isinstance(ahead, (Ahead, type(None))):
             raise LaunchError(f"ahead: expected a simt.Ahead, or None; got {type(ahead).__name__} {short(ahead)}")
-        if program.shared_size + shared > SHARED_LIMIT:
-            raise LaunchError(
-                f"shared: expected at most {SHARED_LIMIT - program.shared_size} bytes ({SHARED_LIMIT} less the "
-                f"{program.shared_size} that {self.name} declares); got {shared}"
-            )
         values, spaces, maps = self.bind(args)
         races = None
         if check_races:
@@ -214,6 +214,26 @@ class Kernel:
             )
             return report
 
+    def on(self, device):
+        """The program for one of several devices, made once."""
+        if device not in self.programs:
+            parsed = self.module.parsed
+            self.programs[device] = Program(parsed.functions[self.name], parsed, self.module.source)
+        return self.programs[device]
+
+    def check_shape(self, grid, block, shared):
+        """(grid, block, bytes of dynamic shared memory), the first two as three ints each, or an error."""
+        grid = dimensions("grid", grid, GRID_LIMITS)
+        block = dimensions("block", block, BLOCK_LIMITS)
+        self.check_block(block)
+        shared, declared = whole("shared", shared), self.program.shared_size
+        if declared + shared > SHARED_LIMIT:
+            raise LaunchError(
+                f"shared: expected at most {SHARED_LIMIT - declared} bytes ({SHARED_LIMIT} less the "
+                f"{declared} that {self.name} declares); got {shared}"
+            )
+        return grid, block, shared
+
     def check_block(self, block):
         threads = block[0] * block[1] * block[2]
         if threads > THREADS_LIMIT:
@@ -226,9 +246,9 @@ class Kernel:
                     f"block: expected at most {most} threads, as {self.name}'s __launch_bounds__ says; got {threads}"
                 )
 
-    def bind(self, args):
-        """The arguments as bytes of parameters, and the buffers they point to."""
-        program = self.program
+    def bind(self, args, program=None, put=None):
+        """The arguments as bytes of parameters, and the buffers they point to. put: finds them a place; see place."""
+        program = program or self.program
         parameters, names = program.parameters, program.argument_names
         if len(args) != len(parameters):
             wanted = ", ".join(f"{n} ({describe(p)})" for n, p in zip(names, parameters))
@@ -243,6 +263,9 @@ class Kernel:
             if isinstance(a, np.ndarray):
                 check_array(p, name, a)
                 arrays.append((n, name, a, misalignment))
+            elif isinstance(a, Pointers):
+                arrays += check_pointers(p, n, name, a)
+                values[p.name] = a
             elif isinstance(a, TensorMap):
                 if p.size != BYTES:
                     raise LaunchError(f"{name}: expected {describe(p)}; got a TensorMap, a struct of {BYTES} bytes")
@@ -253,9 +276,14 @@ class Kernel:
                 values[p.name] = scalar_bytes(p, name, a)
             else:
                 raise LaunchError(f"{name}: expected {describe(p)}; got {type(a).__name__} {short(a)}{hint(a)}")
-        spaces, addresses = place(arrays, len(program.globals) + len(program.structs) + 1)
-        for n, address in addresses.items():
-            values[parameters[n].name] = int(address).to_bytes(8, "little")
+        spaces, addresses = (put or place)(arrays, len(program.globals) + len(program.structs) + 1)
+        addresses = {key: int(address).to_bytes(8, "little") for key, address in addresses.items()}
+        for n, p in enumerate(parameters):
+            if n in addresses:
+                values[p.name] = addresses[n]
+            elif isinstance(values[p.name], Pointers):
+                many = range(len(values[p.name].arrays))
+                values[p.name] = b"".join(addresses.get((n, k), bytes(8)) for k in many)
         for p, name in zip(parameters, names):
             if p.name in program.structs:
                 region, data = program.structs[p.name], np.frombuffer(values[p.name], np.uint8).copy()
@@ -407,6 +435,23 @@ def check_array(p, name, a):
         raise LaunchError(f"{name}: expected an array of numbers; got dtype {a.dtype}")
     if not a.dtype.isnative:
         raise LaunchError(f"{name}: expected the machine's own byte order; got dtype {a.dtype}")
+
+
+def check_pointers(p, n, name, pointers):
+    """Pointers for a struct, as arrays to place."""
+    found = []
+    if p.type != "b8" or p.size != 8 * len(pointers.arrays):
+        raise LaunchError(f"{name}: expected {describe(p)}; got {len(pointers.arrays)} pointers of 8 bytes each")
+    for k, a in enumerate(pointers.arrays):
+        misalignment = 0
+        if isinstance(a, Buffer):
+            misalignment, a = a.misalignment, a.array
+        if a is None:
+            continue
+        if not isinstance(a, np.ndarray) or not a.flags.c_contiguous or not a.dtype.isnative or a.dtype.hasobject:
+            raise LaunchError(f"{name}: pointer {k}: expected a C-contiguous array or None; got {short(a)}")
+        found.append(((n, k), f"{name}[{k}]", a, misalignment))
+    return found
 
 
 def scalar_bytes(p, name, a):

@@ -10,6 +10,7 @@ SHARED = "smsp__inst_executed_op_shared_{}.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum"
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{}.sum"
 THREADS = "simt__threads_mem_global_op_{}.sum"  # of the requests; a name of our own
+LINK = "simt__link_bytes_op_{}.sum"  # to and from another device's memory (simt/devices.py)
 INSTRUCTIONS = "smsp__inst_executed.sum"
 ACTIVE = "smsp__thread_inst_executed_per_inst_executed.ratio"
 GLOBAL_OPS = ("ld", "st", "red", "atom")

@@ -11,14 +11,17 @@ With pdl=True on the CPU, lab/stream.py knows what the launch ahead may still be
 
     module        compiled source, on a card and on the SIMT machine    signature    a kernel's parameters, from its PTX
     launch        a kernel: what a launch looks at, and the launch      disassembly  machine code as text
+    devices       launches over several devices that share memory       peers        their tensors as an argument
 """
 
 from pathlib import Path
 
+from lab.cuda.devices import Devices, NoPeerAccess
 from lab.cuda.launch import MAX_SHARED, Kernel
 from lab.cuda.module import Module, options_of
+from lab.cuda.peers import Peers
 
-__all__ = ["MAX_SHARED", "Kernel", "Module", "compile", "load"]
+__all__ = ["MAX_SHARED", "Devices", "Kernel", "Module", "NoPeerAccess", "Peers", "compile", "load"]
 
 
 def compile(source, options=(), name="kernel.cu", arch=None):

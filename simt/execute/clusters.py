@@ -86,7 +86,7 @@ class Clusters:
             own, threads = self.who(lanes)
             now = self.launch.races.event()
             for block, one, thread in zip(blocks.tolist(), own.tolist(), threads.tolist()):
-                if one != self.numbers[block]:
+                if one != self.race_numbers[block]:
                     self.visitors.setdefault(block, {})[one * WIDTH + thread] = now, line
 
     def check_visitors(self):
@@ -96,7 +96,7 @@ class Clusters:
         alive = self.whole(self.alive).any(axis=(1, 2))
         for block in [b for b in self.visitors if not alive[b]]:
             visitors = self.visitors.pop(block)
-            own = int(self.numbers[block]) * WIDTH + np.arange(self.launch.threads)
+            own = int(self.race_numbers[block]) * WIDTH + np.arange(self.launch.threads)
             for visitor, (when, line) in visitors.items():
                 many = len(own)
                 known = self.launch.races.knowledge.ordered(np.full(many, visitor), np.full(many, when), own)
@@ -124,7 +124,7 @@ class Clusters:
         if self.launch.races is not None:
             self.memory.aside.look_at("store", int(addresses.min()), int(addresses.max()) + size)
             numbers, threads = self.who(lanes)
-            there = self.numbers[blocks]
+            there = self.race_numbers[blocks]
             self.tell(lambda races: races.shared("store", addresses, size, numbers, threads, line, there=there))
         places = blocks * shared.steps[0] + addresses
         for k, value in enumerate(values):

@@ -42,7 +42,13 @@ ROOM = 1 << 28  # bytes of shared and local memory that a part may have, if it i
 
 
 class Launch:
-    """One launch: what all its parts share."""
+    """One launch: what all its parts share.
+
+    Where several devices have launches (simt/devices.py): device: which it is on; on: the same in words; race_base: its
+    first block's number among those of all launches; until: after how many steps others have their turn.
+    """
+
+    device, on, race_base, until = None, "", 0, None
 
     def __init__(
         self, program, grid, block, parameters, buffers, shared_size, races, step_limit, maps=None, places=None,
@@ -72,26 +78,42 @@ class Launch:
             self.sequence = (clusters[:, None] * cluster + np.arange(cluster)).reshape(-1)
         elif type(order) is np.ndarray:  # some of them
             self.sequence, self.blocks = order, len(order)
+        memory = program.shared_size + shared_size + program.local_size * self.warps * 32
+        self.together = self.whole_clusters(min(PART // (self.warps * 32), ROOM // max(memory, 1))) or cluster
+        self.waiting = []  # parts that have begun and not ended
 
     def run(self):
-        blocks = self.blocks
-        memory = self.program.shared_size + self.shared_size + self.program.local_size * self.warps * 32
-        together = self.whole_clusters(min(PART // (self.warps * 32), ROOM // max(memory, 1))) or self.cluster
-        waiting = []
         with np.errstate(all="ignore"):
-            while self.started < blocks or waiting:
-                room = blocks - self.started
-                if self.places is not None and room:
-                    room = self.whole_clusters(min(room, self.places - sum(p.running() for p in waiting)))
-                if room:
-                    waiting.append(Part(self, self.next_blocks(min(together, room))))
-                before = {p: p.memory.version for p in waiting}
-                waiting = [p for p in waiting if not self.go_on(p)]
-                unchanged = all(p.memory.version == version for p, version in before.items())
-                quiet = unchanged and not self.has_room(waiting)
-                if waiting and quiet and all(p.stuck for p in waiting):
-                    self.report_deadlock(waiting)
+            while not self.ended():
+                quiet = self.turn()
+                if self.stuck() and quiet:
+                    self.report_deadlock()
                 self.quiet = quiet
+
+    def ended(self):
+        return self.started == self.blocks and not self.waiting
+
+    def turn(self):
+        """What has room starts, and all parts run until they wait. Has nobody stored anything, and can nobody start?"""
+        waiting, room = self.waiting, self.blocks - self.started
+        if self.places is not None and room:
+            room = self.whole_clusters(min(room, self.places - sum(p.running() for p in waiting)))
+        if room:
+            waiting.append(Part(self, self.next_blocks(min(self.together, room))))
+        before = {p: p.memory.version for p in waiting}
+        self.waiting = [p for p in waiting if not self.go_on(p)]
+        return all(p.memory.version == version for p, version in before.items()) and not self.has_room(self.waiting)
+
+    def stuck(self):
+        return bool(self.waiting) and all(p.stuck for p in self.waiting)
+
+    def of_block(self, number):
+        """The launch that a block belongs to."""
+        return self
+
+    def lacking(self, race, first, second):
+        """What a race of two launches takes; "" where that says nothing more."""
+        return ""
 
     def go_on(self, part):
         """Let a part run; whatever goes wrong is an error with its line."""
@@ -130,8 +152,8 @@ class Launch:
             return False
         return self.places is None or sum(p.running() for p in waiting) + self.cluster <= self.places
 
-    def report_deadlock(self, waiting):
-        part = waiting[0]
+    def report_deadlock(self):
+        waiting, part = self.waiting, self.waiting[0]
         at, mask = min(part.yielded.items())
         line = next((i.line for i in self.program.blocks[at].instructions if i.line), 0)
         lacks = part.barriers.lacks()
@@ -164,6 +186,7 @@ class Part(Threads, Words, Company, Clusters):
     def __init__(self, launch, numbers):
         self.launch, self.program, self.numbers = launch, launch.program, numbers
         self.steps = self.work = self.seconds = self.began = 0  # began, seconds: processor time
+        self.race_numbers = numbers + launch.race_base
         self.shape = (len(numbers), launch.warps, 32)
         self.everyone = np.broadcast_to(True, self.shape)
         self.parameters = launch.parameters
@@ -201,6 +224,9 @@ class Part(Threads, Words, Company, Clusters):
         launch = self.launch
         counted, everyone = launch.counted, self.shape[0] * launch.threads
         while True:
+            if launch.until is not None and launch.steps >= launch.until:  # another device has its turn
+                self.stuck = False
+                return False
             if not groups:
                 if self.yielded:
                     if self.memory.version == self.seen_version:

@@ -249,7 +249,7 @@ class Threads:
         if self.launch.races is not None:
             blocks = self.whole(True if mask is None else mask).any(axis=(1, 2))
             self.memory.aside.settle(blocks | ~self.whole(self.alive).any(axis=(1, 2)), bool(self.memory.copies))
-            self.launch.races.barrier(self.numbers[blocks])
+            self.launch.races.barrier(self.race_numbers[blocks])
 
     def part_barrier(self, number, arriving, waiting):
         """A barrier for a part of the block: who comes, and who of them goes on (masks)."""
@@ -260,7 +260,7 @@ class Threads:
             races = self.launch.races
             for block in np.flatnonzero(arriving.any(axis=(1, 2))).tolist():
                 come, go, there = arriving[block], waiting[block], alive[block]
-                block_number = int(self.numbers[block])
+                block_number = int(self.race_numbers[block])
                 everyone = not (there & ~go).any()
                 if not everyone or races.has_come(block_number, number):
                     if any((m.any(axis=1) & (there & ~m).any(axis=1)).any() for m in (come, go)):
@@ -285,7 +285,7 @@ class Threads:
             found = np.argwhere(lanes.any(axis=2))
             if one != 0xFFFFFFFF:  # those that have left are not here
                 one = lanes_as_bits(alive[found[:, 0], found[:, 1]]) & one
-            self.launch.races.warp_barrier(self.numbers[found[:, 0]], found[:, 1], one)
+            self.launch.races.warp_barrier(self.race_numbers[found[:, 0]], found[:, 1], one)
 
     def tell_left(self, mask):
         """Threads have left. To simt/memory/races.py, if others of their blocks have not."""
@@ -321,10 +321,10 @@ class Threads:
         return np.flatnonzero(self.whole(self.exist if mask is None else mask))
 
     def who(self, lane):
-        """(block in the grid, thread in the block)"""
+        """(block, by the number that the race detector knows it by, thread in the block)"""
         many = self.shape[1] * 32
         block = lane // many  # np.divmod is slower
-        return self.numbers[block], lane - block * many
+        return self.race_numbers[block], lane - block * many
 
     def shared_lanes(self, where, mask, line, what):
         """(addresses in shared memory, numbers of the threads) of an operand (space, address, offset)."""
@@ -353,7 +353,7 @@ class Threads:
             self.memory.aside.look_at(kind, address, address + size)
             numbers, threads = self.who(lanes)
             places = np.full(len(lanes), address)
-            there = self.numbers[blocks]
+            there = self.race_numbers[blocks]
             self.tell(lambda races: races.shared(kind, places, size, numbers, threads, line, there=there, ends=ends))
 
     def race_async(self, kind, block, offsets, size, lanes, line):
@@ -362,7 +362,7 @@ class Threads:
         if self.launch.races is not None:
             self.memory.aside.look_at(kind, int(offsets.min()), int(offsets.max()) + size)
             numbers, threads = self.who(np.asarray(lanes))
-            there = int(self.numbers[block])
+            there = int(self.race_numbers[block])
             self.tell(lambda races: races.asynchronous(kind, offsets, size, int(numbers[0]), threads, line, there))
 
     def block_vote(self, operation, p):

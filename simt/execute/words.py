@@ -3,9 +3,10 @@
 import numpy as np
 
 from simt.arithmetic.lazy import unpack
-from simt.errors import Trap, UnsetRegister
+from simt.errors import ScopeFault, Trap, UnsetRegister
 from simt.execute.declarations import variables
 from simt.execute.printf import formatted
+from simt.memory.clocks import SYS
 from simt.memory.races import RaceError, lacking, strength
 from simt.memory.spaces import LOCAL_WINDOW, REGION
 from simt.ptx.types import broadcast
@@ -99,8 +100,7 @@ class Words:
 
     def grid_text(self, n):
         """Block number within the grid -> (x, y, z)."""
-        x, y, _ = self.launch.grid
-        return f"({n % x}, {n // x % y}, {n // (x * y)})"
+        return along(n, self.launch.grid)
 
     def first_text(self, mask):
         """The first thread of a mask, in words."""
@@ -108,8 +108,7 @@ class Words:
         return f"block {self.block_text(block)}, thread {self.thread_text(thread)}"
 
     def thread_text(self, thread):
-        x, y, _ = self.launch.block
-        return f"({thread % x}, {thread // x % y}, {thread // (x * y)})"
+        return along(thread, self.launch.block)
 
     def access(self, memory, kind, space, address, size, lane, site):
         """The sentence of a MemoryFault."""
@@ -161,6 +160,20 @@ class Words:
             found = self.program.race_facts[number] = self.program.counters[number].line, strength(parts)
         return found
 
+    def check_scope(self, site, memory):
+        """An access to another device's memory: one that is to order something must reach that device."""
+        if site is None:
+            return
+        line, strong = self.race_facts(site)
+        if 0 < strong.scope < SYS:
+            number = site[0] if type(site) is tuple else site
+            name = ".".join(self.program.flow.function.instructions[number].parts)
+            raise ScopeFault(
+                f"kernel {self.program.name}, line {line}{self.quote(line)}: {name} orders threads of one device, and "
+                f"{memory.name} is memory of device {memory.owner}; this thread is on device {self.launch.device}: "
+                "between devices it takes the scope .sys (atomicAdd_system, __threadfence_system)"
+            )
+
     def race(self, kind, space, flat, size, lanes, site, item, values, event):
         """Hand an access to one memory to the race detector. item: bytes of one element; event: given if it is late."""
         line, strong = self.race_facts(site)
@@ -199,7 +212,7 @@ class Words:
             reader = self.bulk.reader(block, pieces)
             if reader:
                 at, thread = int(flat[here][0]), int(threads[here][0])
-                access = "store", line, int(self.numbers[block]), thread
+                access = "store", line, int(self.race_numbers[block]), thread
                 raise RaceError(
                     "shared", None, at, access, access,
                     f"kernel {self.program.name}: race on shared memory{self.program.variable_at('shared', at)}: "
@@ -224,13 +237,19 @@ class Words:
             item = 1 if dtype is None else dtype.itemsize
             where = f"{race.buffer}[{race.offset // item}]"
         verbs = {"load": "reads", "store": "writes", "atomic": "updates"}
-        who = [
-            f"thread {self.thread_text(thread)} of block {self.grid_text(block)} {verbs[kind]} it at "
-            f"line {line}{self.quote(line)}"
-            for kind, line, block, thread in (race.first, race.second)
-        ]
-        need = race.need or lacking(race.first, race.second)
+        who, launches = [], [self.launch.of_block(access[2]) for access in (race.first, race.second)]
+        for launch, (kind, line, block, thread) in zip(launches, (race.first, race.second)):
+            thread, block = along(thread, launch.block), along(block - launch.race_base, launch.grid)
+            quoted = launch.program.quote(line)
+            who.append(f"thread {thread} of block {block}{launch.on} {verbs[kind]} it at line {line}{quoted}")
+        need = self.launch.lacking(race, *launches) or race.need or lacking(race.first, race.second)
         return f"kernel {self.program.name}: race on {where}: {who[0]}; {who[1]}; {need}"
+
+
+def along(n, sizes):
+    """A number as (x, y, z), in words."""
+    x, y, _ = sizes
+    return f"({n % x}, {n // x % y}, {n // (x * y)})"
 
 
 def spans(numbers):

@@ -15,6 +15,7 @@ import numpy as np
 
 from simt.errors import AsyncFault, MemoryFault, Unsupported
 from simt.memory.spaces import REGION
+from simt.report import LINK
 
 
 @dataclass(slots=True)
@@ -231,6 +232,8 @@ class Bulk:
         if buffer is None or address < buffer.origin or address + size > buffer.origin + buffer.size:
             what, owner = self.part.place_text("global", address, size)
             self.fault(line, lane, f"a bulk copy {verb} {what}, {owner}", MemoryFault)
+        if buffer.owner is not None and buffer.owner != self.part.launch.device:
+            self.part.program.tally(line, LINK.format("st" if verb == "writes" else "ld"), size)
         return buffer, address - buffer.origin, address
 
     def map(self, other, coordinates, lane, line, verb):

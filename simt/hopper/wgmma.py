@@ -130,7 +130,9 @@ class Warpgroups:
                     if done[block, warp]:
                         reader = "wgmma", flight.number, name, group
                         lanes = range(32 * warp, 32 * warp + 32)
-                        self.part.launch.races.waited(reader, where, int(self.part.numbers[block]), lanes, flight.line)
+                        self.part.launch.races.waited(
+                            reader, where, int(self.part.race_numbers[block]), lanes, flight.line
+                        )
 
     def multiply(self, what, d, a, b, accumulates, signs, trans, deferred, mask, line):
         """One wgmma.mma_async. d: registers; a: a descriptor, or registers; b: a descriptor. -> registers."""

@@ -26,7 +26,7 @@ from simt.memory.spaces import (
     scatter,
 )
 from simt.ptx.types import broadcast
-from simt.report import REQUESTS, SHARED, THREADS
+from simt.report import LINK, REQUESTS, SHARED, THREADS
 
 KEPT = 64  # costs of a pattern
 MARKS = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)}
@@ -43,7 +43,7 @@ class Memory(Copies, Noting):
         self.shape = shape  # (blocks, warps, 32) of this part of the grid
         blocks, warps, lanes = shape
         self.describe, self.races = describe, races
-        self.numbers = describe.numbers  # of the blocks, in the grid
+        self.numbers = describe.race_numbers  # of the blocks, by which races are known
         self.sites, self.is_counted = sites, describe.launch.counted
         step = -(-shared_size // 128) * 128
         self.shared = Space(
@@ -62,7 +62,7 @@ class Memory(Copies, Noting):
         self.version = 0  # grows with every store: how a waiting loop knows that looking again may help
         self.arriving = {}  # for simt/hopper/tma.py: loads that nobody has seen arrive
         self.aside = Aside(self.shared if describe.program.only_threads_share else None, True)  # for races.py
-        self.warp_numbers = self.numbers[:, None] * WARPS + np.arange(warps)  # in the grid
+        self.warp_numbers = self.numbers[:, None] * WARPS + np.arange(warps)
 
     def free(self):
         """The threads have left: give up what was theirs alone, which may be large."""
@@ -368,6 +368,9 @@ class Memory(Copies, Noting):
 
     def count(self, site, memory, pattern, shift, size, mask):
         """Add what an access costs to its instruction's counters: requests and sectors, or wavefronts."""
+        far = memory.owner is not None and memory.owner != self.describe.launch.device
+        if far:
+            self.describe.check_scope(site, memory)
         if site is None or type(site) is tuple or not self.is_counted:
             return
         counter = self.sites[site]
@@ -383,6 +386,8 @@ class Memory(Copies, Noting):
         counter.requests += found[0]
         counter.sectors += found[1]
         counter.ideal += found[2]
+        if far:
+            self.describe.program.tally(counter.line, LINK.format(counter.kind), sectors.BYTES * found[1])
         if self.describe.launch.by_warp is not None:
             self.count_by_warp(counter.kind, shared, mask)
 

@@ -14,10 +14,10 @@ A release publishes what a thread knows at a place in memory; an acquire by one 
     release   a store or atomic with .release, or a fence and behind it a strong store or atomic of the same thread
     acquire   a load or atomic with .acquire, or a strong load or atomic and behind it a fence of the same thread
 
-Both have a scope, and each must reach the other's thread: that of a block (.cta) does not leave the block. So a fence
-by thread 0 behind a barrier speaks for its whole block, since thread 0 knows it then; one before the barrier does not.
-An atomic adds what it releases to what is held at its place; a plain strong store replaces it, but for what its own
-thread has released there.
+Both have a scope, and each must reach the other's thread: that of a block (.cta) does not leave the block, that of a
+GPU (.gpu) not the device, where there are several (simt/devices.py). So a fence by thread 0 behind a barrier speaks for
+its whole block, since thread 0 knows it then; one before the barrier does not. An atomic adds what it releases to what
+is held at its place; a plain strong store replaces it, but for what its own thread has released there.
 
 A thread that has left has no part in the barriers that come: they say nothing of what it did behind its last one.
 """
@@ -103,15 +103,19 @@ def together(*clocks):
 
 
 class Held:
-    """What is published at a place: `wide` for all, `own[block]` for that block. by: whose it is, -1 if of several."""
+    """What is published at a place: `wide` for all, `near[device]` for that device where there are several,
+    `own[block]` for that block. by: whose it is, -1 if of several threads."""
 
-    __slots__ = ("wide", "own", "by")
+    __slots__ = ("wide", "near", "own", "by")
 
     def __init__(self):
-        self.wide, self.own, self.by = None, {}, -1
+        self.wide, self.near, self.own, self.by = None, {}, {}, -1
 
-    def add(self, clock, block, wide):
+    def add(self, clock, block, wide, device=None):
+        """device: None where what it releases does not leave the block, or there is one device."""
         self.own[block] = clock.join(self.own.get(block))
+        if device is not None:
+            self.near[device] = clock.join(self.near.get(device))
         if wide:
             self.wide = clock.join(self.wide)
 
@@ -119,16 +123,23 @@ class Held:
 class Pending:
     """What a thread has read and not yet acquired. line: where it read last."""
 
-    __slots__ = ("wide", "own", "line")
+    __slots__ = ("wide", "near", "own", "line")
 
-    def __init__(self, wide, own, line):
-        self.wide, self.own, self.line = wide, own, line
+    def __init__(self, wide, near, own, line):
+        self.wide, self.near, self.own, self.line = wide, near, own, line
+
+    def within(self, scope, widest):
+        """What an acquire of this scope takes over."""
+        return together(self.own, self.near if scope >= GPU else None, self.wide if scope >= widest else None)
 
 
 class Knowledge:
-    """What all threads of a launch know."""
+    """What all threads of a launch know; of several launches, where several devices have them (device: block -> its
+    device, ended: block -> when its launch ended)."""
 
-    def __init__(self):
+    def __init__(self, several=False):
+        self.several, self.widest = several, SYS if several else GPU  # the scope that reaches everybody
+        self.device, self.ended = Grown(np.int32), Grown()
         self.barriers = Grown()  # block -> time of its last barrier
         self.met = Grown()  # warp -> time of its last __syncwarp with all its lanes
         self.last_barrier = self.last_of_warps = 0  # the time of the last of both, and of the last of a warp
@@ -136,7 +147,7 @@ class Knowledge:
         self.parts = {}  # block -> [warp, other warp] -> time, by barriers for a part of the block
         self.arrived = {}  # (block, number of a barrier) -> [times of warps, Clock]: bar.arrive
         self.of_block, self.of_warp, self.of_thread = {}, {}, {}  # block -> Clock; block -> {warp or thread: Clock}
-        self.fences = {CTA: Fences(), GPU: Fences()}
+        self.fences = {level: Fences() for level in range(CTA, self.widest + 1)}
         self.pending = {}  # thread -> Pending
         self.held = {}  # buffer -> {place: Held}
         self.told = False  # has any block stored what another may look at, a flag?
@@ -201,7 +212,11 @@ class Knowledge:
         out = times <= known
         if self.fewer:
             left = self.left.get(threads)
-            out &= (left == 0) | (known <= left) | (times <= self.until.get(threads))
+            there = (left == 0) | (known <= left) | (times <= self.until.get(threads))
+            if self.several:  # who knows that the launch has ended knows of all its threads
+                ended = self.ended.get(threads // WIDTH)
+                there |= (ended > 0) & (known >= ended)
+            out &= there
         return out
 
     def row(self, block, warp):
@@ -326,18 +341,19 @@ class Knowledge:
                 seen = self.pending.get(thread)
                 if seen is None:
                     continue
-                clock = together(seen.own, seen.wide if scope >= GPU else None)
+                clock = seen.within(scope, self.widest)
                 if clock is not None:
                     self.acquire(thread, clock)
-                if scope >= GPU:
+                if scope >= self.widest:
                     del self.pending[thread]
         blocks, warps = threads // WIDTH, threads // WARP
         barriers, met = self.barriers.get(blocks), self.met.get(warps)
         more = {}
         if self.of_block or self.of_warp or self.of_thread or self.parts or len(self.lanes):
             more = {t: m for t in threads.tolist() if (m := self.more(t)) is not None}
-        for level in (CTA, GPU)[: 2 if scope >= GPU else 1]:
-            self.fences[level].note(threads, now, barriers, met, more)
+        for level, fences in self.fences.items():
+            if level <= scope:
+                fences.note(threads, now, barriers, met, more)
 
     def strong(self, buffer, kind, places, threads, how, line, now, wrote=None):
         """A strong access to these places, one each. how: Strong; wrote: has it written (None: as its kind does)?"""
@@ -364,9 +380,10 @@ class Knowledge:
                 if times[n]:
                     more = self.fences[level].more.get(thread)
                     clock = self.clock_at(thread, int(times[n]), int(barriers[n]), int(met[n]), more)
-                    there.add(clock, block, level == GPU)
+                    there.add(clock, block, level >= self.widest, self.device_within(level, block))
             if how.release:
-                there.add(self.now(thread, now), block, how.scope >= GPU)
+                wide, device = how.scope >= self.widest, self.device_within(how.scope, block)
+                there.add(self.now(thread, now), block, wide, device)
             if there.by != thread:
                 there.by = -1
             if there.own:
@@ -376,18 +393,44 @@ class Knowledge:
 
     def read(self, thread, there, how, line):
         """A thread has read what is held here."""
-        own, wide = there.own.get(thread // WIDTH), there.wide
+        block = thread // WIDTH
+        found = Pending(there.wide, there.near.get(self.device_within(GPU, block)), there.own.get(block), line)
         if how.acquire:
-            clock = together(own, wide if how.scope >= GPU else None)
+            clock = found.within(how.scope, self.widest)
             if clock is not None:
                 self.acquire(thread, clock)
-            if how.scope >= GPU:
+            if how.scope >= self.widest:
                 return
         seen = self.pending.get(thread)
         if seen is not None:
-            own, wide = together(own, seen.own), together(wide, seen.wide)
-        if own is not None or wide is not None:
-            self.pending[thread] = Pending(wide, own, line)
+            found.own, found.near = together(found.own, seen.own), together(found.near, seen.near)
+            found.wide = together(found.wide, seen.wide)
+        if not (found.own is found.near is found.wide is None):
+            self.pending[thread] = found
+
+    def device_within(self, scope, block):
+        """The device that a block is on, if there are several and a release of this scope leaves the block."""
+        return int(self.device.items[block]) if self.several and scope >= GPU else None
+
+    # Launches, one after the other on each of several devices.
+
+    def begin_launch(self, blocks, device, clock):
+        """A launch of these blocks begins. clock: what all of it knows, that of the launch ahead; None: the first."""
+        self.device.set(blocks, device)
+        if clock is not None:
+            self.of_block.update(dict.fromkeys(blocks.tolist(), clock))
+
+    def end_launch(self, blocks, now):
+        """It has ended: the Clock of all that its threads have done and known."""
+        base = np.zeros(int(blocks.max()) + 1, np.int64)
+        base[blocks] = now
+        self.ended.set(blocks, now)
+        clocks = [Clock(base)]
+        for block in blocks.tolist():
+            for held in (self.of_warp.pop(block, {}), self.of_thread.pop(block, {})):
+                clocks += held.values()
+            clocks.append(self.of_block.get(block))
+        return together(*{id(clock): clock for clock in clocks}.values())
 
     def weak_store(self, buffer, places):
         """An ordinary store replaces what was published there."""
@@ -443,7 +486,7 @@ class Knowledge:
 
         for thread in sorted((t for t in self.pending if t // WIDTH == block), key=lambda t: t != now):
             seen = self.pending[thread]
-            if covers(seen.wide) or covers(seen.own):
+            if covers(seen.wide) or covers(seen.near) or covers(seen.own):
                 who = "it" if thread == now else f"thread {thread % WIDTH} of its block"
                 return (
                     f"{who} has read the flag in line {seen.line}, but there is no acquire: behind that read it takes "
@@ -461,6 +504,11 @@ class Knowledge:
         everything = [there for held in self.held.values() for there in held.values()]
         if any(covers(there.wide) for there in everything):
             return "it was released, but the other thread has not read the flag, nor met one that has"
+        if any(covers(clock) for there in everything for clock in there.near.values()):
+            return (
+                "it was released for its own device only: between devices it takes __threadfence_system(), or a "
+                "release of scope sys"
+            )
         if any(covers(clock) for there in everything for clock in there.own.values()):
             return (
                 "it was released for its own block only: between blocks it takes __threadfence(), or a release of "

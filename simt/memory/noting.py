@@ -52,9 +52,9 @@ class Noting:
     def aside_of(self, memory):
         if memory is self.shared:
             return self.aside
-        found = self.races.aside.get(memory.origin)
+        found = self.races.aside.get(memory)
         if found is None:
-            found = self.races.aside[memory.origin] = Aside(memory)
+            found = self.races.aside[memory] = Aside(memory)
         return found
 
     def set_aside(self, aside, kind, memory, pattern, shift, size, span, whole, mask, site, item):

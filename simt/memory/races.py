@@ -35,6 +35,10 @@ ORDINARY = (
     "one of the two is an ordinary access, the other is not: a flag is set and read by atomics, or through volatile"
 )
 TOO_NARROW = "one of the two has the scope of a block (.cta) only, and they are in different blocks"
+NOT_SYSTEM = (
+    "they are on different devices, and one of the two has the scope of one device (.gpu) or less: between devices it "
+    "takes .sys"
+)
 NOT_WAITED = "the first is an asynchronous copy that nothing has waited for: it writes until cp.async.wait_group"
 KINDS = [None, "load", "store", "atomic"]
 
@@ -142,15 +146,16 @@ def scope_of_fence(parts):
 
 
 class Races:
-    """What all threads of a launch have done to memory so far. See the file's head."""
+    """What all threads of a launch have done to memory so far. See the file's head. several: of launches on several
+    devices (simt/devices.py), whose blocks have numbers of their own."""
 
-    def __init__(self):
+    def __init__(self, several=False):
         self.now = 0
         self.kinds, self.lines, self.scopes, self.sizes = (Grown(np.int32) for _ in range(4))  # by event
         self.when = Grown()  # event -> its time, NEVER while an asynchronous copy is under way
-        self.knowledge = Knowledge()
+        self.knowledge = Knowledge(several)
         self.memory = {}  # buffer -> Shadow; None: shared memory
-        self.aside = {}  # where a buffer begins -> Aside (simt/memory/aside.py)
+        self.aside = {}  # Space of a buffer -> Aside (simt/memory/aside.py)
         self.rows, self.row_bytes = {}, 0  # block -> its row in the shadow of shared memory
         self.proxy = Grown()  # thread -> time of its last fence.proxy.async
         self.read = {}  # block -> {reader: (16-byte pieces, line, {its first thread: (its threads, time of the wait)})}
@@ -451,7 +456,7 @@ class Races:
             if found:
                 compare(*map(np.concatenate, zip(*found)))
         if shadow.log.logged and not (
-            access.strong.scope and shadow.log.only(CTA if buffer is None else GPU, access.item)
+            access.strong.scope and shadow.log.only(CTA if buffer is None else self.knowledge.widest, access.item)
         ):
             stale = self.stale if buffer is None else nothing_stale
             load, scope, item = access.kind == "load", access.strong.scope, access.item
@@ -459,7 +464,7 @@ class Races:
             def asked(kind):
                 """Not of loads to a load, and not those that need no order, wherever their threads are."""
                 writes, other, size, _ = kind
-                return (writes or not load) and (min(scope, other) < GPU or size != item)
+                return (writes or not load) and (min(scope, other) < self.knowledge.widest or size != item)
 
             which, others, events = shadow.strong_ones(at, stale, asked)
             other = others != threads[which]
@@ -482,6 +487,10 @@ class Races:
         if access.strong.scope and len(now):
             scopes = self.scopes.get(events)
             near = (before // WIDTH == now // WIDTH) | ((scopes >= GPU) & (access.strong.scope >= GPU))
+            if self.knowledge.several and access.strong.scope < SYS:
+                near &= self.on_one_device(before, now)
+            elif self.knowledge.several:
+                near &= (scopes == SYS) | self.on_one_device(before, now)
             which = np.flatnonzero((scopes == 0) | ~near | (self.sizes.get(events) != access.item))
             narrow = ((scopes > 0) & ~near)[which]
             before, events, now = before[which], events[which], now[which]
@@ -499,12 +508,17 @@ class Races:
         if time == NEVER:
             need = NOT_WAITED
         elif narrow is not None and narrow[n]:
-            need = TOO_NARROW
+            apart = self.knowledge.several and not self.on_one_device(before[n : n + 1], now[n : n + 1])[0]
+            need = NOT_SYSTEM if apart else TOO_NARROW
         else:
             need = self.knowledge.missing(int(before[n]), time, int(now[n]))
             if need == NO_RELEASE and bool(access.strong.scope) != bool(self.scopes.get(events)[n]):
                 need = ORDINARY
         return int(which[n]), need
+
+    def on_one_device(self, threads, others):
+        device = self.knowledge.device
+        return device.get(threads // WIDTH) == device.get(others // WIDTH)
 
     def access_of(self, event, thread):
         return KINDS[self.kinds.items[event]], int(self.lines.items[event]), thread

@@ -11,7 +11,8 @@ A load or store of a warp is one request. The L1 cache serves it in sectors of 3
 import numpy as np
 
 LANES = 32
-SECTOR_SHIFT = 5  # 32 bytes
+SECTOR_SHIFT = 5
+BYTES = 1 << SECTOR_SHIFT
 FAR = np.iinfo(np.int64).max  # stands for no address; sorts last
 WIDTHS = (1, 2, 4, 8, 16)
 

@@ -77,6 +77,8 @@ def pattern_of(known):
 class Space:
     """Some bytes of memory. `steps` are bytes from one block's, warp's, lane's copy to the next (0: the same copy)."""
 
+    owner = None  # the device whose memory it is, where there are several (simt/devices.py)
+
     def __init__(self, name, data, origin, size, steps=(0, 0, 0), shape=(1, 1, 1), writable=True, dtype=None):
         self.name, self.bytes, self.origin, self.size = name, data, origin, size
         self.steps, self.shape, self.writable, self.dtype = steps, shape, writable, dtype

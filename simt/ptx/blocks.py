@@ -51,7 +51,7 @@ class Flow:
 
 def analyse(function, module, source=""):
     """ptx.Function -> Flow. `source` is the CUDA C++ that it was made of, where it is known."""
-    function = inline_calls(function, module)
+    function = by_address(inline_calls(function, module))
     function = contract(function, sources, destinations, ENDS | BARRIERS)
     code = function.instructions
     blocks = split_blocks(function)
@@ -190,6 +190,18 @@ def registers(operand):
         case tuple():
             return set().union(*map(registers, operand)) if operand else set()
     return set()
+
+
+def by_address(function):
+    """Parameters that are read by an address in a register, elements of a __grid_constant__ struct: constant memory."""
+
+    def is_one(i):
+        return i.parts[:2] == ("ld", "param") and parameter_name(i) is None
+
+    if not any(map(is_one, function.instructions)):
+        return function
+    code = [replace(i, opcode=i.opcode.replace(".param", ".const")) if is_one(i) else i for i in function.instructions]
+    return replace(function, instructions=code)
 
 
 def parameter_name(i):

@@ -1,0 +1,221 @@
+"""What others take for the same sums: NCCL and PyTorch's symmetric memory, and where FlashInfer is installed, vLLM's
+custom kernel and TensorRT-LLM's one-shot.
+
+Each needs a process for each card: `measure` starts them, and this file is what they run. Each peer is checked before
+it is timed, in a CUDA graph like ours. One that is missing, refuses or is wrong is left out with a printed sentence.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+PATIENCE = 400  # seconds of all peers together
+
+
+def measure(devices, sizes, rows, hidden):
+    """({peer: {size: µs}}, {peer: {rows: µs}})."""
+    with tempfile.TemporaryDirectory() as folder:
+        ask = json.dumps({"devices": devices, "sizes": sizes, "rows": rows, "hidden": hidden, "folder": folder})
+        command = [sys.executable, "-m", "kernels.collective.peers", ask]
+        runs = [subprocess.Popen([*command, str(rank)], env=dict(os.environ)) for rank in range(devices)]
+        try:
+            for run in runs:
+                run.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            print("the peers took too long; what they have measured until then counts")
+        finally:
+            for run in runs:
+                run.kill()
+        found = Path(folder) / "found.json"
+        if not found.exists():
+            print("no peer could be measured")
+            return {}, {}
+        return tuple(json.loads(found.read_text()))
+
+
+def size_text(nbytes):
+    return f"{nbytes >> 20}M" if nbytes >= 1 << 20 else f"{nbytes >> 10}K"
+
+
+def timed(call, calls, replays=9):
+    """Microseconds of a call, in a graph of so many."""
+    import torch.distributed as dist
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        for _ in range(calls):
+            call()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    for k in range(-2, replays):
+        if k == 0:
+            marks[0].record()
+        graph.replay()
+        if k >= 0:
+            marks[k + 1].record()
+    torch.cuda.synchronize()
+    taken = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+    return 1e3 * taken[len(taken) // 2] / calls
+
+
+def process(ask, rank):
+    """One rank of all peers."""
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    dist.init_process_group(
+        "nccl", init_method=f"file://{ask['folder']}/meet", rank=rank, world_size=ask["devices"],
+        device_id=torch.device("cuda", rank),
+    )  # fmt: skip
+    found, norms = {}, {}
+
+    def keep():
+        if rank == 0:
+            path = Path(ask["folder"]) / "found.json"
+            path.with_suffix(".new").write_text(json.dumps([found, norms]))
+            path.with_suffix(".new").replace(path)
+
+    for name, make in PEERS.items():
+        for nbytes in ask["sizes"]:
+            calls = 64 if nbytes <= 1 << 20 else 8
+            try:
+                call, x, out = make(nbytes, rank, ask["devices"])
+                x.fill_(rank + 1)
+                call()
+                torch.cuda.synchronize()
+                want = float(sum(r + 1 for r in range(ask["devices"])))
+                if not bool((out == want).all()):
+                    raise RuntimeError(f"its sums are wrong: {out[:4].tolist()}, not {want}")
+                x.zero_()
+                found.setdefault(name, {})[size_text(nbytes)] = timed(call, calls)
+            except Exception as error:
+                if rank == 0:
+                    print(f"{name}, {size_text(nbytes)}: left out: {type(error).__name__}: {error}", flush=True)
+                break
+            keep()
+    for rows in ask["rows"]:
+        try:
+            call = trtllm_norm(rows, ask["hidden"], rank, ask["devices"])
+            norms.setdefault("TensorRT-LLM, PDL", {})[str(rows)] = timed(call, 64)
+        except Exception as error:
+            if rank == 0:
+                print(f"TensorRT-LLM with a norm, {rows} rows: left out: {type(error).__name__}: {error}", flush=True)
+            break
+        keep()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def nccl(nbytes, rank, devices):
+    import torch.distributed as dist
+
+    x = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device="cuda")
+    return (lambda: dist.all_reduce(x)), x, x
+
+
+def symmetric(operator):
+    def make(nbytes, rank, devices):
+        import torch.distributed as dist
+        import torch.distributed._symmetric_memory as memory
+
+        x = memory.empty(nbytes // 2, dtype=torch.bfloat16, device=torch.device("cuda", rank))
+        memory.rendezvous(x, dist.group.WORLD)
+        run, name = getattr(torch.ops.symm_mem, operator), dist.group.WORLD.group_name
+        if operator.endswith("_"):
+            return (lambda: run(x, "sum", name)), x, x
+        out = torch.empty_like(x)
+        return (lambda: run_into(run, x, name, out)), x, out
+
+    return make
+
+
+def run_into(run, x, name, out):
+    """one_shot_all_reduce returns a new tensor; the copy would be timed too, so only the look pays for it."""
+    got = run(x, "sum", name)
+    if not torch.cuda.is_current_stream_capturing():
+        out.copy_(got)
+    return got
+
+
+def vllm(nbytes, rank, devices):
+    """vLLM's custom kernel, as FlashInfer packs it."""
+    import flashinfer.comm as comm
+    import torch.distributed as dist
+
+    group = dist.group.WORLD
+    meta = comm.create_shared_buffer(comm.vllm_meta_size() + nbytes, group=group)
+    buffer = comm.create_shared_buffer(nbytes, group=group)
+    rank_data = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+    handle = comm.vllm_init_custom_ar(meta, rank_data, rank, True)
+    comm.vllm_register_buffer(handle, buffer)
+    x = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(x)
+    return (lambda: comm.vllm_all_reduce(handle, x, out, buffer[rank], nbytes, 36)), x, out
+
+
+def trtllm_fusion(tokens, hidden, rank, devices, pattern, **tensors):
+    """A call of TensorRT-LLM's fused exchange, one-shot, with PDL, as FlashInfer packs it."""
+    import flashinfer.comm as comm
+    import torch.distributed as dist
+
+    _, workspace = comm.trtllm_create_ipc_workspace_for_all_reduce_fusion(
+        rank, devices, tokens, hidden, group=dist.group.WORLD
+    )
+    given = {
+        "allreduce_in": None, "world_size": devices, "world_rank": rank, "token_num": tokens, "hidden_dim": hidden,
+        "workspace_ptrs": workspace, "launch_with_pdl": True, "trigger_completion_at_end": False, "fp32_acc": True,
+        "pattern_code": pattern, "use_oneshot": True, "allreduce_out": None, "residual_in": None, "residual_out": None,
+        "norm_out": None, "quant_out": None, "scale_out": None, "rms_gamma": None, "rms_eps": None,
+        "scale_factor": None, "layout_code": None,
+    } | tensors  # fmt: skip
+    return lambda: comm.trtllm_allreduce_fusion(**given)
+
+
+def trtllm(nbytes, rank, devices):
+    import flashinfer.comm as comm
+
+    hidden = min(4096, nbytes // 2)
+    if nbytes > 1 << 20:
+        raise ValueError("one-shot is for short messages")
+    x = torch.zeros(nbytes // 2 // hidden, hidden, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(x)
+    pattern = comm.AllReduceFusionPattern.kAllReduce
+    call = trtllm_fusion(len(x), hidden, rank, devices, pattern, allreduce_in=x, allreduce_out=out)
+    return call, x.view(-1), out.view(-1)
+
+
+def trtllm_norm(rows, hidden, rank, devices):
+    import flashinfer.comm as comm
+
+    x, residual, kept, out = (torch.zeros(rows, hidden, dtype=torch.bfloat16, device="cuda") for _ in range(4))
+    weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
+    pattern = comm.AllReduceFusionPattern.kARResidualRMSNorm
+    return trtllm_fusion(
+        rows, hidden, rank, devices, pattern, allreduce_in=x, residual_in=residual, residual_out=kept, norm_out=out,
+        rms_gamma=weight, rms_eps=1e-5,
+    )  # fmt: skip
+
+
+PEERS = {
+    "NCCL": nccl,
+    "PyTorch symm_mem, one shot": symmetric("one_shot_all_reduce"),
+    "PyTorch symm_mem, two shots": symmetric("two_shot_all_reduce_"),
+    "vLLM's kernel, 36 blocks": vllm,
+    "TensorRT-LLM, one shot, PDL": trtllm,
+}
+
+
+if __name__ == "__main__":
+    process(json.loads(sys.argv[1]), int(sys.argv[2]))
