@@ -17,6 +17,7 @@ CASES = [  # parts, rows, about which maxima, how far they are spread
     (5, 2, -300, 9),
     (3, 2, 900, 9),
     (7, 5, 0, 200),
+    (2, 4, -900, 200),
 ]
 MANY = 520  # parts: the machine runs 512 such blocks until all wait, and then the others, which here divide
 
@@ -30,6 +31,7 @@ def exercise_5(source):
         for parts, rows, high, spread in CASES:
             for order in ("forward", "reverse"):
                 _merged(kernel, first, parts, rows, high, spread, order)
+        _merged(kernel, first, 3, 3, 0, 4, "forward", empty=True)
         for _ in range(2):
             parts, rows = int(rng.integers(3, 9)), int(rng.integers(1, 9))
             _merged(kernel, rng, parts, rows, float(rng.normal(0, 100)), 30, int(rng.integers(100)))
@@ -44,18 +46,20 @@ def exercise_5(source):
             f"wanted: at most {most}",
         )
     return exercise.report(
-        f"right in {2 * len(CASES) + 4} cases, maxima of all signs, blocks in any order, without a race"
+        f"right in {2 * len(CASES) + 5} cases, maxima of all signs, blocks in any order, without a race"
     )
 
 
-def _merged(kernel, rng, parts, rows, high, spread, order, races=True):
-    at = f"parts = {parts}, rows = {rows}, maxima about {high:.0f}"
+def _merged(kernel, rng, parts, rows, high, spread, order, races=True, empty=False):
+    at = f"parts = {parts}, rows = {rows}, maxima about {high:.0f}" + ", no token in row 0" * empty
     values = rng.standard_normal((parts, rows, DIM)).astype(np.float32)
     maxima = (high + spread * rng.standard_normal((parts, rows))).astype(np.float32)
     sums = rng.uniform(0.5, 9, (parts, rows)).astype(np.float32)
     if parts > 2:  # parts without tokens of some rows, or of any
         sums[rng.random(sums.shape) < 0.3] = 0
         sums[rng.integers(parts)] = 0
+    if empty:
+        sums[:, 0] = 0
     values[sums == 0], maxima[sums == 0] = np.nan, np.nan
     arrays = {"values": values.reshape(-1), "maxima": maxima.reshape(-1), "sums": sums.reshape(-1)}
     before = {name: a.copy().view(np.int32) for name, a in arrays.items()}  # by bits: some are NaN

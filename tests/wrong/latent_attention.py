@@ -99,6 +99,21 @@ def _by_ldexp(x, n):
     return np.ldexp(x, np.rint(np.minimum(np.fmax(n, -30), 30)).astype(np.int32))
 
 
+def _in_float64(take):
+    """By a product of numbers that are taken out of the array; all else, NaN among it, is right."""
+
+    def times_power(x, n):
+        with np.errstate(all="ignore"):
+            size = take(x) * 2.0 ** np.rint(np.minimum(np.fmax(n, -30), 30))
+            size = np.where(np.abs(size) < 2.0**-126, np.copysign(0, size), size).astype(np.float32)
+        bits = x.view(np.int32)
+        e, sign = bits >> 23 & 255, bits & np.int32(-(2**31))
+        bits = np.where(e == 0, sign, np.where(e == 255, bits, size.view(np.int32)))
+        return bits.view(np.float32)
+
+    return times_power
+
+
 # Exercise 4: a reference that may be stale
 
 ATTEND = """
@@ -123,6 +138,31 @@ BOTH = "sums, total = rescale(sums, r - new), rescale(total, r - new)"
 
 def _attend(*changes):
     return made(ATTEND, "attend", *changes)
+
+
+def _online(call=lambda rescale, sums, total, n: None):
+    """Online softmax as ever, in float64: the true maximum, and products."""
+
+    def attend(s, v, rescale):
+        sums, total, r, at = np.zeros(v.shape[2]), 0.0, -np.inf, None
+        for t, values in zip(s.astype(np.float64), v):
+            if (top := t.max()) == -np.inf:
+                continue
+            if at is None or top > at + 8:
+                if at is not None:
+                    call(rescale, np.float32(sums), np.float32(total), at - np.ceil(top))
+                at = np.ceil(top)
+            new = max(r, top)
+            by, p = np.exp2(r - new), np.exp2(t - new)
+            sums, total, r = by * sums + p @ values, by * total + p.sum(), new
+        return sums / (total or 1)
+
+    return attend
+
+
+def _called_for_show(rescale, sums, total, n):
+    rescale(sums, n)
+    rescale(total, n)
 
 
 # Exercise 5: find the bug
@@ -174,6 +214,10 @@ MEETS = "meet(arrived, 2 * parts);"
 PLAIN = "return bits >> 31 ? ~bits : bits | 0x80000000;"
 BACK = "v >> 31 ? v & 0x7fffffff : ~v"
 AGREE = "atomicMax(highest + row, in_order(maxima[part * rows + row]));"
+HALF = (  # of negative ones, the lowest is the highest
+    (PLAIN, "return bits >> 31 ? bits & 0x7fffffff : bits | 0x80000000;"),
+    (BACK, "v >> 31 ? v & 0x7fffffff : v | 0x80000000"),
+)
 EMPTY = "        if (sums[mine] == 0) continue; // no token\n"
 ADD = "atomicAdd(place + 64 * row + i, by * values[64 * mine + i]);"
 ONE = "if (i == 0) atomicAdd(total + row, by * sums[mine]);"
@@ -215,6 +259,7 @@ WRONG = {
             _decode(("s.max(axis=1, keepdims=True, initial=-1e300)", "s.max(initial=-1e300)")),
             "with scores beyond 1000: ",
         ),
+        "a maximum of at least 0": (_decode(("initial=-1e300", "initial=0")), "with one token, "),
         "another head's values": (_decode(("hl,hvl->hv", "hl,gvl->hv")), "out["),
         "keys and values of all heads": (_keys_and_values, "nothing of all heads' keys or values is made"),
         "head by head": (_head_by_head, "takes steps for each head or token"),
@@ -258,6 +303,16 @@ WRONG = {
         "NaN is 30": (_times(("np.minimum(np.fmax(n, -30), 30)", "np.fmax(np.fmin(n, 30), -30)")), "n = nan"),
         "by a product": (_by_a_product, "calls np.multiply on x"),
         "by ldexp": (_by_ldexp, "calls np.ldexp on x"),
+        "other NaN": (
+            _times((LAST, LAST.replace("bits,", "np.where(bits << 9 != 0, sign | 0x7FC00000, bits),"))),
+            "NaN (bits 0x7f800001), n = 0 you gave NaN (bits 0x7fc00000)",
+        ),
+        "by a product of a plain array": (
+            _in_float64(lambda x: x.view(np.ndarray).astype(np.float64)),
+            "calls view on x",
+        ),
+        "by a product in float64": (_in_float64(lambda x: x.astype(np.float64)), "calls astype on x"),
+        "by a product of a list": (_in_float64(lambda x: np.reshape(x.tolist(), x.shape)), "calls tolist on x"),
         "in place": (
             _times(("    e, sign", "    bits += n == 3\n    e, sign")),
             "wrote to x",
@@ -270,6 +325,18 @@ WRONG = {
         "in each tile": (_attend((DUE, "if True:")), "rescale"),
         "never": (_attend((DUE, "if r is None:")), "overflow"),
         "the sum of weights is forgotten": (_attend((BOTH, "sums = rescale(sums, r - new)")), "out["),
+        "slack of 60": (_attend((DUE, "if r is None or top > r + 60:")), "rescale is called with n = []"),
+        "online softmax as ever": (_online(), "rescale is called with n = []"),
+        "products in place of rescale": (
+            _attend((BOTH, "sums, total = sums * np.exp2(r - new), total * np.exp2(r - new)")),
+            "rescale is called with n = []",
+        ),
+        "a product for the sum of weights": (
+            _attend((BOTH, "sums, total = rescale(sums, r - new), total * np.exp2(r - new)")),
+            "and for all of the sums",
+        ),
+        "rounded down": (_attend(("np.ceil(top)", "np.floor(top)")), "rescale is called with n = "),
+        "rescale is called for show": (_online(_called_for_show), "relative to the reference"),
         "the wrong way round": (_attend((BOTH, BOTH.replace("r - new", "new - r"))), "sums become less"),
         "no reference": (_attend((DUE, "if r is None:"), ("np.ceil(top)", "np.float32(0)")), "overflow"),
         "the first reference is 0": (
@@ -285,6 +352,11 @@ WRONG = {
         "negative ones alone": (
             _merged((PLAIN, "return bits >> 31 ? ~bits : bits;"), (BACK, "v")),
             "wrong at parts = ",
+        ),
+        "negative ones the wrong way round": (_merged(*HALF), "rows = 4, maxima about -900"),
+        "a row without tokens is divided": (
+            _merged(("total[at / 64] > 0 ? place[at] / total[at / 64] : 0", "place[at] / total[at / 64]")),
+            "no token in row 0",
         ),
         "no barrier in front": (_merged((FIRST, "    if (threadIdx.x == 0) {\n")), "race on "),
         "no barrier behind": (_merged(("    }\n    __syncthreads();\n}", "    }\n}")), "race on "),
