@@ -40,10 +40,10 @@ class Exchange:
 
 
 def exchanges(config, count, how="memory", element=2):
-    """The kinds of exchanges of a token's step over `count` devices. element: bytes of a logit."""
+    """The kinds of exchanges of a token's step over `count` devices. element: bytes of a number, or a logit."""
     by_memory = how == "memory"
-    # In memory a float and its number to each other device; as messages float32 by a ring, there and back
-    hidden = config.hidden * (8 if by_memory else 4)
+    # In memory a float and its number to each other device; as messages numbers by a ring, there and back
+    hidden = config.hidden * (8 if by_memory else element)
     logits = config.vocab * element
     sent = (lambda n: (count - 1) * n) if by_memory else (lambda n: 2 * (count - 1) * n // count)
     found = [Exchange(name, config.n_layers, hidden, sent(hidden)) for name in ("W_o", "W_down")]

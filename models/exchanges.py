@@ -20,7 +20,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from kernels import collective, gemv
+from kernels import collective, fusion, gemv
 from lab import cuda
 from models.config import BadModel
 from models.shares import MOST
@@ -124,30 +124,37 @@ class Processes:
             collective.product(Ws, xs, residuals, out=out, group=self.group, pdl=pdl)
             return
         (W,), (x,), (residual,), (result,) = Ws, xs, residuals, out
-        part, total = self._sums(result)
-        gemv.gemv(W, x, out=part, pdl=pdl)
-        total.copy_(part)
+        if result.shape not in self.sums:
+            self.sums[result.shape] = torch.empty_like(result)
+        part = gemv.gemv(W, x, out=self.sums[result.shape], pdl=pdl)
+        if self.on_cards:
+            dist.all_reduce(part, group=self.process_group)
+            fusion.add(residual, part, out=result, pdl=pdl)
+            return
+        total = part.float()  # gloo does not add all types
         dist.all_reduce(total, group=self.process_group)
         torch.add(residual, total, out=result)
-
-    def _sums(self, like):
-        """Memory for a product and its sum, which is of float32."""
-        key = tuple(like.shape)
-        if key not in self.sums:
-            self.sums[key] = torch.empty_like(like), torch.empty_like(like, dtype=torch.float32)
-        return self.sums[key]
 
     def all_reduce(self, tensors, pdl):
         if self.group is not None:
             collective.all_reduce(tensors, group=self.group, pdl=pdl)
         else:
-            dist.all_reduce(tensors[0], group=self.process_group)
+            self._reduce(tensors[0])
+
+    def _reduce(self, tensor):
+        """torch.distributed's sum, in place. gloo does not add all types."""
+        if self.on_cards or tensor.dtype == torch.float32:
+            dist.all_reduce(tensor, group=self.process_group)
+        else:
+            total = tensor.float()
+            dist.all_reduce(total, group=self.process_group)
+            tensor.copy_(total)
 
     def add_up(self, tensors):
         if self.on_cards and self.group is not None:
             collective.all_reduce(tensors, group=self.group)
         else:
-            dist.all_reduce(tensors[0], group=self.process_group)
+            self._reduce(tensors[0])
 
     def gather(self, parts, vocab, first):
         (part,) = parts

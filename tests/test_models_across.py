@@ -13,8 +13,9 @@ import torch
 from tiny_models import write
 
 import models
+from kernels.llm import shapes
 from lab import cuda
-from models import exchange_costs, exchanges, generate, shares
+from models import exchange_costs, exchanges, generate, measure_gpus, shares
 from models.across import Meeting
 from models.config import BadModel, read_config
 from models.tokens import Tokens
@@ -206,9 +207,9 @@ def test_what_exchanges_must_cost():
     memory = exchange_costs.exchanges(config, 2)
     assert [(e.times, e.message, e.sent) for e in memory] == [(32, 32768, 32768)] * 2 + [(1, 64000, 64000)]
     ring = exchange_costs.exchanges(config, 4, "messages")
-    assert [(e.times, e.message, e.sent) for e in ring] == [(32, 16384, 24576)] * 2 + [(1, 64000, 96000)]
+    assert [(e.times, e.message, e.sent) for e in ring] == [(32, 8192, 12288)] * 2 + [(1, 64000, 96000)]
     law = exchange_costs.Law(1e-5, 1e9)
-    assert exchange_costs.seconds(config, 4, "messages", law) == pytest.approx(64 * 26.384e-6 + 74e-6)
+    assert exchange_costs.seconds(config, 4, "messages", law) == pytest.approx(64 * 18.192e-6 + 74e-6)
     row = [(1024, 2e-6), (8192, 3e-6), (65536, 5e-6)]
     times = [exchange_costs._between(row, n) for n in (1, 1024, 4608, 8192, 65536, 122880)]
     assert times == pytest.approx([2e-6, 2e-6, 2.5e-6, 3e-6, 5e-6, 7e-6])
@@ -241,3 +242,38 @@ def test_two_processes_write_the_same_text(exchange, tmp_path):
         assert run.returncode == 0, errors[-2000:]
     assert found[0][0].startswith("Once upon a time" + wanted) and "exchanges   9 a token" in found[0][0]
     assert found[1][0] == ""
+
+
+def test_what_is_measured_is_a_token_of_one_device():
+    """Weights and cache of models/measure_gpus.py, cut into shares, of a small shape."""
+    shape = shapes.Shape("small", 64, 2, 4, 2, 16, 48, 101, torch.float16)
+    weights, cache = shapes.random_weights(shape, 16, "cpu"), shapes.RandomCache(shape, 20, 32, device="cpu")
+    wanted = shapes.wanted_logits(shape, weights, cache, 7)
+    over_two = exchanges.Devices(["cpu", "cpu"])
+    steps, caches = measure_gpus.over(over_two, shape, weights, cache, token=7, length=20)
+    assert measure_gpus.expect_right(steps, caches, over_two, wanted, 2e-2) < 1e-2
+    steps.steps[1].weights.layers[1].Wo.zero_()
+    with pytest.raises(ValueError, match="a token over 2 devices is not right"):
+        measure_gpus.expect_right(steps, caches, over_two, wanted, 2e-2)
+    of_parts = {"qkv": 1, "attention": 2, "W_o": 3, "GLU": 4, "W_down": 5, "head": 6}
+    law = exchange_costs.seconds(shape, 2)
+    assert measure_gpus.predicted(shape, of_parts, 2) == pytest.approx(36 + 1e6 * law)
+    if CARDS < 2:
+        assert measure_gpus.main([]) == 2
+
+
+@pytest.mark.skipif(CARDS < 2, reason="needs two NVIDIA GPUs that reach each other's memory")
+@pytest.mark.parametrize("kind", ["llama3", "qwen2", "llama2"])
+def test_over_cards(kind, tmp_path):
+    """In CUDA graphs, greedy and drawn; a text behind another."""
+    folder = write(tmp_path, kind, torch.float16, seed=3)
+    there = models.load(folder, device="cpu")
+    for count in [n for n in (2, 4) if n <= CARDS and there.config.n_kv_heads % n == 0]:
+        here = models.load(folder, device="cuda", gpus=count)
+        assert off(here.logits(TOKENS), there.logits(TOKENS)) < 2e-2
+        assert list(here.generate(TOKENS, 64)) == list(there.generate(TOKENS, 64))
+        expect_same_bits(here.engine)
+        drawn = {"temperature": 1.0, "top_k": 20, "seed": 3}
+        assert list(here.generate(TOKENS, 32, **drawn)) == list(here.generate(TOKENS, 32, **drawn))
+        assert list(here.generate(TOKENS[:2], 100)) == list(here.generate(TOKENS[:2], 100))
+        here.engine.exchange.synchronize()
