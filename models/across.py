@@ -2,7 +2,8 @@
 
 Each device has its share of the weights (models/shares.py) and of the cache, and runs the launches of
 kernels/llm/step.py on it. What differs from one device: W_o and W_down, whose sums go to all devices from the epilogue
-of the product (kernels.collective.product), and the logits, of which each device makes its rows. Sums are the same bits
+of the product (kernels.collective.product), and the logits, of which each device makes its rows; or, in one launch,
+the same inside of it (kernels/collective/one_launch.py). Sums are the same bits
 everywhere, so all devices choose the same token; the host speaks to the first one.
 """
 
@@ -14,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from kernels import llm
+from kernels.collective.one_launch import OneLaunches, OneLaunchShare
+from kernels.llm.one_launch import refusal
 from kernels.llm.step import Step
 from models import gpu
 from models.cache import Cache
@@ -22,14 +25,24 @@ from models.prefill import CARD_CHUNK, prefill
 from models.shares import ShareLoader, expect_divisible, rows_of, share_of
 
 
-class ShareStep(Step):
-    """One device's launches of a token, but for the two that exchange. all_logits (vocab,): those of all devices, once
-    they have been added up; logits: its own, a part of these."""
+class AllLogits:
+    """What a share's step has beside its own: all_logits (vocab,), those of all devices, once they have been added up.
+    logits: its own, a part of these."""
+
+    def make_room(self, config, rank, count):
+        self.all_logits = torch.zeros(config.vocab, dtype=self.logits.dtype, device=self.device)
+        self.logits = self.all_logits[slice(*rows_of(config.vocab, rank, count))]
+
+    def choose(self):
+        llm.greedy(self.all_logits, self.token, self.kv_len, self.state, pdl=self.pdl)
+
+
+class ShareStep(AllLogits, Step):
+    """One device's launches of a token, but for the two that exchange."""
 
     def __init__(self, config, weights, dtype, device, rank, count, **options):
         super().__init__(share_of(config, rank, count), weights, dtype, device, **options)
-        self.all_logits = torch.zeros(config.vocab, dtype=dtype, device=device)
-        self.logits = self.all_logits[slice(*rows_of(config.vocab, rank, count))]
+        self.make_room(config, rank, count)
 
     def begin(self):
         """Step 1; and zeros for the other devices' logits, so that a sum brings them all. In front of the first
@@ -43,12 +56,19 @@ class ShareStep(Step):
         yield from (self.begin, self.end, functools.partial(self.attend, layer, *cache.layer(0)))
         yield from (functools.partial(self.project, layer), functools.partial(self.feed, layer))
 
-    def choose(self):
-        llm.greedy(self.all_logits, self.token, self.kv_len, self.state, pdl=self.pdl)
+
+class WholeStep(AllLogits, OneLaunchShare):
+    """One device's one launch of a token."""
+
+    def __init__(self, config, weights, dtype, device, rank, count, **options):
+        super().__init__(share_of(config, rank, count), weights, dtype, device, rank, count, **options)
+        self.make_room(config, rank, count)
 
 
 class Steps:
-    """One token's launches on all devices of this process."""
+    """One token's launches on all devices of this process. steps: a ShareStep for each."""
+
+    kind = ShareStep
 
     def __init__(self, steps, exchange, pdl=True):
         self.steps, self.exchange, self.pdl = steps, exchange, pdl
@@ -83,6 +103,28 @@ class Steps:
     def choose(self):
         for step in self.steps:
             step.choose()
+
+
+class WholeSteps(Steps):
+    """One launch of a token on each device, and a sum of their logits. steps: a WholeStep for each."""
+
+    kind = WholeStep
+
+    def __init__(self, steps, exchange, pdl=True):
+        super().__init__(steps, exchange, pdl)
+        self.launches = OneLaunches(steps, exchange.group, exchange.meet)
+
+    def launch(self, cache):
+        for step in self.steps:
+            step.all_logits.zero_()
+        self.launches.launch(cache.parts)
+        self.exchange.all_reduce([step.all_logits for step in self.steps], self.pdl)
+
+    def parts(self, cache):
+        """Nothing is launched ahead: it would wait. But compiled it can be."""
+        for step in self.steps:
+            if step.device.type == "cuda":
+                yield functools.partial(step.kernel._function, step.device.index)
 
 
 class Caches:
@@ -126,9 +168,11 @@ class Engine(gpu.Engine):
     """Steps of one sequence over the devices of an exchange (models/exchanges.py). `device`, `token`, `kv_len` and
     `logits` are the first one's of this process; bytes are those of one device."""
 
-    def __init__(self, config, checkpoint, progress, exchange, pdl=True):
+    def __init__(self, config, checkpoint, progress, exchange, pdl=True, engine="graph"):
         self.config, self.exchange, self.bits, self.kv_bits = config, exchange, 16, 16
         expect_divisible(config, exchange.count)
+        if engine == "one_launch":
+            _expect_one_launch(config, exchange)
         self.device, self.dtype = exchange.where[0], gpu._dtype(checkpoint)
         if config.head_dim % 8 or config.head_dim > 256:
             raise BadModel(f"load: head_dim must be a multiple of 8 and at most 256 there, got {config.head_dim}")
@@ -141,11 +185,12 @@ class Engine(gpu.Engine):
         self.shares = [loader.all() for loader in loaders]
         self.weights = self.shares[0]
         self.read_bytes = self.weights.read_bytes
+        kind = WholeSteps if engine == "one_launch" else Steps
         steps = [
-            ShareStep(config, weights, self.dtype, device, rank, exchange.count, pdl=pdl)
+            kind.kind(config, weights, self.dtype, device, rank, exchange.count, pdl=pdl)
             for weights, (device, rank) in zip(self.shares, self.places)
         ]
-        self.token_step = Steps(steps, exchange, pdl)
+        self.token_step = kind(steps, exchange, pdl)
         self.token, self.kv_len, self.logits = self.token_step.token, self.token_step.kv_len, self.token_step.logits
         self.reset()
         if exchange.on_cards:
@@ -261,6 +306,17 @@ class Meeting:
         self.parts[n] = part
         self.barrier.wait()
         return part
+
+
+def _expect_one_launch(config, exchange):
+    if exchange.group is None:
+        raise BadModel("load: engine must be 'graph' where devices exchange messages, got 'one_launch'")
+    why = refusal(share_of(config, 0, exchange.count), device=exchange.where[0])
+    if why is not None:
+        raise BadModel(
+            f"load: engine='one_launch' does not run this model over {exchange.count} devices, as engine='graph' does: "
+            f"{why}"
+        )
 
 
 def _expect_room(config, rank, count, device):

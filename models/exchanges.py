@@ -12,7 +12,8 @@ What models/across.py wants of either:
     add_up(tensors)                the same of many tokens: on the CPU by PyTorch, as their products are
     gather(parts, vocab, first)    logits (n, vocab), on the first device, of each device's columns
     pass_on(tensor, others)        what the host has written to the first device's tensor, on the others
-    graph(step)                    what step() launches, to be replayed;  synchronize()
+    graph(step)                    what step() launches, to be replayed;  synchronize();  meet(): of all processes
+    group                          of kernels.collective; None: by messages
 """
 
 import os
@@ -61,6 +62,9 @@ class Devices:
     def pass_on(self, tensor, others):
         for other in others:
             other.copy_(tensor)
+
+    def meet(self):
+        """There is one process."""
 
     def graph(self, step):
         return self.group.devices.graph(step)
@@ -165,6 +169,9 @@ class Processes:
 
     def pass_on(self, tensor, others):
         """Each process's host writes the same."""
+
+    def meet(self):
+        dist.barrier(self.process_group)
 
     def graph(self, step):
         """A CUDA graph: all processes make it, and replay it, at the same steps."""

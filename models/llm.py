@@ -34,8 +34,8 @@ def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=N
     progress  called with (bytes so far, bytes in all) while weights are read; None: nothing is shown
     gpus      over how many cards, 2 to 8 of this host that reach each other's memory, by heads and columns
               (models/shares.py): a number, which divides those of heads, kv heads and ffn; or a
-              models.exchanges.Processes, where each process of torch.distributed has one. In 16 bits, with
-              engine="graph", for models without states; one text at a time
+              models.exchanges.Processes, where each process of torch.distributed has one. In 16 bits, for
+              models without states; one text at a time
 
     models.config.BadModel, a ValueError, says what a folder lacks or holds otherwise than its config says.
     """
@@ -61,11 +61,13 @@ def _over_several(folder, device, bits, kv_bits, engine, progress, gpus):
         device = _expect_place(device or ("cuda" if torch.cuda.is_available() else "simt"), bits, kv_bits, engine)
         exchange = exchanges.several(gpus, device)
     config = read_config(folder)
-    shares.expect_divisible(config, exchange.count, bits, kv_bits, engine)
+    if engine not in ENGINES:
+        raise ValueError(f"load: engine must be {' or '.join(map(repr, ENGINES))}, got {engine!r}")
+    shares.expect_divisible(config, exchange.count, bits, kv_bits)
     with Checkpoint(folder, config) as checkpoint:
         parts = [shares.CheckpointShare(checkpoint, rank, exchange.count) for rank in exchange.ranks]
         total = sum(part.bytes(exchange.on_cards) for part in parts)
-        return Model(config, across.Engine(config, checkpoint, _counting(total, progress), exchange))
+        return Model(config, across.Engine(config, checkpoint, _counting(total, progress), exchange, engine=engine))
 
 
 def _processor(config):

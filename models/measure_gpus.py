@@ -24,13 +24,14 @@ import torch
 
 from kernels import benching, llm
 from kernels.bench import versions
+from kernels.collective.one_launch import SOURCES as SHARE
 from kernels.llm import bench, one_launch, shapes
 from kernels.llm.step import Step
 from lab import cuda_timing, results
 from lab.roof_gpu import gpu_roof
 from lab.table import Table
 from models import exchange_costs
-from models.across import Caches, ShareStep, Steps
+from models.across import Caches, ShareStep, Steps, WholeSteps
 from models.exchanges import Devices, Processes
 from models.shares import rows_of, share_of
 
@@ -40,7 +41,7 @@ PATIENCE = 60  # seconds that a peer may take
 SOURCES = (
     "models/across.py", "models/shares.py", "models/exchanges.py", "kernels/collective/product.cu",
     "kernels/collective/fused.py", "kernels/collective/direct.cu", "kernels/collective/launches.py",
-    "kernels/collective/group.py", "lab/cuda/devices.py", *bench.STEP, *bench.FUSION, *bench.ATTEND,
+    "kernels/collective/group.py", "lab/cuda/devices.py", *SHARE, *bench.STEP, *bench.FUSION, *bench.ATTEND,
 )  # fmt: skip
 
 
@@ -72,26 +73,31 @@ class PartOfCache:
     """One device's heads of a kernels.llm.shapes.RandomCache."""
 
     def __init__(self, cache, rank, count, device):
-        self.layers = []
-        for pair in cache.layers:
-            heads = slice(*rows_of(pair[0].shape[1], rank, count))
-            self.layers.append(tuple(part[:, heads].contiguous().to(device) for part in pair))
+        heads = slice(*rows_of(cache.layers[0][0].shape[1], rank, count))
+        both = (torch.stack([pair[n][:, heads].to(device) for pair in cache.layers]) for n in range(2))
+        self.layers = list(zip(*both))
 
     def layer(self, index):
         return self.layers[index]
 
 
-def over(exchange, shape, weights, cache, token=TOKEN, length=LENGTH, pdl=True):
-    """(Steps, Caches) of this process's devices: weights and a cache of one device, cut into shares."""
-    steps, parts = [], []
+def over(exchange, shape, weights, cache, token=TOKEN, length=LENGTH, kinds=(Steps, WholeSteps)):
+    """([Steps, WholeSteps], Caches) of this process's devices: weights and a cache of one device, cut into shares."""
+    steps, parts = [[] for _ in kinds], []
     for device, rank in zip(exchange.where, exchange.ranks):
         share = weights_of(weights, shape, rank, exchange.count, device)
-        step = ShareStep(shape, share, shape.dtype, device, rank, exchange.count, pdl=pdl)
-        step.token.fill_(token)
-        step.kv_len.fill_(length)
-        steps.append(step)
         parts.append(PartOfCache(cache, rank, exchange.count, device))
-    return Steps(steps, exchange, pdl), Caches(parts)
+        for each, kind in zip(steps, kinds):
+            each.append(kind.kind(shape, share, shape.dtype, device, rank, exchange.count, pdl=True))
+            said(each[-1], token, length)
+    return [kind(each, exchange) for each, kind in zip(steps, kinds)], Caches(parts)
+
+
+def said(step, token=TOKEN, length=LENGTH):
+    """The step, with a token at the end of so many."""
+    step.token.fill_(token)
+    step.kv_len.fill_(length)
+    return step
 
 
 def expect_right(steps, caches, exchange, wanted, tolerance):
@@ -182,14 +188,14 @@ def measure(count, shape=shapes.MISTRAL_7B, quick=False):
     weights = shapes.random_weights(shape, 16, device)
     cache = shapes.RandomCache(shape, LENGTH, ROOM, device=device)
     wanted = shapes.wanted_logits(shape, weights, cache, TOKEN)
-    ours = {"one card": Step(shape, weights, shape.dtype, device)}
-    if one_launch.takes(shape):
-        ours["one card, one launch"] = one_launch.OneLaunch(shape, weights, shape.dtype, device)
-    steps, caches = over(exchange, shape, weights, cache)
-    for step in ours.values():
-        step.token.fill_(TOKEN)
-        step.kv_len.fill_(LENGTH)
-    benching.ahead([*(part for step in ours.values() for part in step.parts(cache)), *steps.parts(caches)])
+    ours = {"one card": said(Step(shape, weights, shape.dtype, device))}
+    kinds = [Steps]
+    if one_launch.takes(shape) and one_launch.takes(share_of(shape, 0, count)):
+        ours["one card, one launch"] = said(one_launch.OneLaunch(shape, weights, shape.dtype, device))
+        kinds.append(WholeSteps)
+    both, caches = over(exchange, shape, weights, cache, kinds=kinds)
+    ahead = [(step, cache) for step in ours.values()] + [(steps, caches) for steps in both]
+    benching.ahead(part for step, of_step in ahead for part in step.parts(of_step))
     exchange.synchronize()
     found = {}
     for name, step in ours.items():
@@ -198,19 +204,19 @@ def measure(count, shape=shapes.MISTRAL_7B, quick=False):
         print(f"{name}: {found[name]:,.1f} µs", flush=True)
     best = min(found.values())
     rows = {name: row(micros, best) for name, micros in found.items()}
-    expect_right(steps, caches, exchange, wanted, tolerance)
-    with cuda_timing.no_garbage_collected():
-        graph = exchange.graph(functools.partial(steps.launch, caches))
-    name = f"{count} cards, sums in the epilogue"
-    micros = timed(graph.replay, exchange.where)
-    expect_right(steps, caches, exchange, wanted, tolerance)
-    print(f"{name}: {micros:,.1f} µs", flush=True)
-    of_parts = {
-        "one card": parts(ours["one card"], cache),
-        "a share": parts(steps.steps[0], caches.parts[0]),
-    }
-    rows[name] = row(micros, best, **{"predicted, µs": predicted(shape, of_parts["a share"], count)})
-    del graph, steps, caches, ours, weights, cache
+    names = f"{count} cards, sums in the epilogue", f"{count} cards, one launch on each"
+    for name, steps in zip(names, both):
+        expect_right(steps, caches, exchange, wanted, tolerance)
+        with cuda_timing.no_garbage_collected():
+            graph = exchange.graph(functools.partial(steps.launch, caches))
+        micros = timed(graph.replay, exchange.where)
+        expect_right(steps, caches, exchange, wanted, tolerance)
+        print(f"{name}: {micros:,.1f} µs, {1e6 / micros:,.1f} tokens/s, {best / micros:.3f} of one card", flush=True)
+        rows[name] = row(micros, best)
+        del graph
+    of_parts = {"one card": parts(ours["one card"], cache), "a share": parts(both[0].steps[0], caches.parts[0])}
+    rows[names[0]]["predicted, µs"] = predicted(shape, of_parts["a share"], count)
+    del steps, both, caches, ours, weights, cache, ahead
     benching.empty()
     if not quick and (peer := nccl(count)) is not None:
         rows[f"{count} cards, NCCL's all-reduce"] = row(peer, best)
@@ -255,9 +261,7 @@ def process(rank, count, folder, shape=shapes.MISTRAL_7B):
     share = share_of(shape, rank, count)
     weights = shapes.random_weights(share, 16, device)
     cache = shapes.RandomCache(share, LENGTH, ROOM, device=device)
-    step = ShareStep(shape, weights, shape.dtype, device, rank, count)
-    step.token.fill_(TOKEN)
-    step.kv_len.fill_(LENGTH)
+    step = said(ShareStep(shape, weights, shape.dtype, device, rank, count))
     steps, caches = Steps([step], exchange), Caches([cache])
     with cuda_timing.no_garbage_collected():
         graph = exchange.graph(functools.partial(steps.launch, caches))

@@ -23,15 +23,13 @@ BY_ROWS = tuple(f"{name}_proj.{part}" for name in ("q", "k", "v", "gate", "up") 
 MOST = 8  # devices
 
 
-def expect_divisible(config, count, bits=16, kv_bits=16, engine="graph"):
+def expect_divisible(config, count, bits=16, kv_bits=16):
     """BadModel unless a model can be split over so many devices, with these options of models.load."""
     if isinstance(config, Mamba2Config):
         raise BadModel(f"load: a model with states runs on one device, got gpus={count}")
     for name, value in (("bits", bits), ("kv_bits", kv_bits)):
         if value != 16:
             raise BadModel(f"load: {name} must be 16 over several devices, got {value}")
-    if engine != "graph":
-        raise BadModel(f"load: engine must be 'graph' over several devices, got {engine!r}")
     for name in ("n_heads", "n_kv_heads", "ffn"):
         if getattr(config, name) % count:
             fit = [str(n) for n in range(1, MOST + 1) if not any(getattr(config, k) % n for k in ("n_kv_heads", "ffn"))]

@@ -1,6 +1,7 @@
 """A model over several devices: its shares, the same text as on one, the same bits everywhere; processes; what is
 refused. Devices of the SIMT machine stand for cards; on two cards the same in CUDA graphs."""
 
+import functools
 import os
 import socket
 import subprocess
@@ -143,6 +144,7 @@ def test_what_one_thread_raises_ends_all():
 def test_what_is_not_offered_is_said(tmp_path, monkeypatch):
     folder = write(tmp_path / "a", "llama2")
     load = lambda folder=folder, **how: models.load(folder, **{"device": "simt", "gpus": 2} | how)  # noqa: E731
+    one, dim24 = functools.partial(load, engine="one_launch"), write(tmp_path / "c", "mistral_head_dim")
     one_kv_head = write(tmp_path / "b", "qwen3_one_kv_head")
     for error, wanted, call in [
         (ValueError, "gpus must be a whole number from 1 to 8, got 9", lambda: load(gpus=9)),
@@ -156,7 +158,8 @@ def test_what_is_not_offered_is_said(tmp_path, monkeypatch):
         (BadModel, "n_kv_heads must be a multiple of .*, got 1 and 2; this model goes on 1", lambda: load(one_kv_head)),
         (BadModel, "bits must be 16 over several devices, got 8", lambda: load(bits=8)),
         (BadModel, "kv_bits must be 16 over several devices, got 4", lambda: load(kv_bits=4)),
-        (BadModel, "engine must be 'graph' over several devices, got 'one_launch'", lambda: load(engine="one_launch")),
+        (ValueError, "engine must be 'graph' or 'one_launch', got 'fast'", lambda: load(engine="fast")),
+        (BadModel, "does not run this model over 2 devices.* head_dim .* multiple of 16, got 24", lambda: one(dim24)),
         (BadModel, "a model with states runs on one device", lambda: load(write(tmp_path / "m", "mamba2"))),
         (BadModel, "over 2 devices keeps one text at a time", lambda: load().generate_several([[1], [2]], 1)),
         (BadModel, "torch.distributed must be initialised", exchanges.Processes),
@@ -250,8 +253,9 @@ def test_what_is_measured_is_a_token_of_one_device():
     weights, cache = shapes.random_weights(shape, 16, "cpu"), shapes.RandomCache(shape, 20, 32, device="cpu")
     wanted = shapes.wanted_logits(shape, weights, cache, 7)
     over_two = exchanges.Devices(["cpu", "cpu"])
-    steps, caches = measure_gpus.over(over_two, shape, weights, cache, token=7, length=20)
-    assert measure_gpus.expect_right(steps, caches, over_two, wanted, 2e-2) < 1e-2
+    (steps, whole), caches = measure_gpus.over(over_two, shape, weights, cache, token=7, length=20)
+    for each in (steps, whole):
+        assert measure_gpus.expect_right(each, caches, over_two, wanted, 2e-2) < 1e-2
     steps.steps[1].weights.layers[1].Wo.zero_()
     with pytest.raises(ValueError, match="a token over 2 devices is not right"):
         measure_gpus.expect_right(steps, caches, over_two, wanted, 2e-2)

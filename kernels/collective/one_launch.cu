@@ -124,28 +124,28 @@ struct Share : Worker {
     template <Site SITE, class R, class Load>
     __device__ __forceinline__ void summed_up(Task first, Load load, const Dated *residual, Dated *to, unsigned now,
                                               unsigned then) {
-        int pending = -1; // the row, of which these are
-        float own, before;
+        int pending = -1; // the row, of which this is
+        float own;
         const auto finish = [&] {
-            if (pending >= 0)
-                publish(to + Spread<8>::place(pending), before + link.sum(SITE, pending, own, now), then);
+            if (pending >= 0) {
+                const int place = Spread<8>::place(pending);
+                const Dated seen = look(residual + place); // it has been there for long
+                const float total = link.sum(SITE, pending, own, now);
+                publish(to + place, wait_for(residual + place, now, seen) + total, then);
+            }
             pending = -1;
         };
         stage<R>(
             first, load,
-            [=](Task task) { // it has been there for long
-                return look(residual + Spread<8>::place(task.number * R::ROWS + min(thread % 32, task.count - 1)));
-            },
+            [](Task) { return Dated(0); },
             [](Task task, int r) { return r < task.count; },
-            [&](Task task, Sums<R> sums, Dated seen) {
+            [&](Task task, Sums<R> sums, Dated) {
 #pragma unroll
                 for (int n = 0; n < Sums<R>::SIZE; n++) {
                     const int r = thread % 32 + 32 * n, row = task.number * R::ROWS + r;
                     if (r >= task.count) break;
                     link.send(SITE, row, sums.at[n], now);
                     finish();
-                    const int place = Spread<8>::place(row);
-                    before = wait_for(residual + place, now, n == 0 ? seen : look(residual + place));
                     own = sums.at[n], pending = row;
                 }
             });
