@@ -13,6 +13,7 @@ What models/across.py wants of either:
     gather(parts, vocab, first)    logits (n, vocab), on the first device, of each device's columns
     pass_on(tensor, others)        what the host has written to the first device's tensor, on the others
     graph(step)                    what step() launches, to be replayed;  synchronize();  meet(): of all processes
+    check()                        PeerTimeout where a device has waited for another in vain
     group                          of kernels.collective; None: by messages
 """
 
@@ -68,6 +69,9 @@ class Devices:
 
     def graph(self, step):
         return self.group.devices.graph(step)
+
+    def check(self):
+        self.group.check("generate")
 
     def synchronize(self):
         self.group.synchronize()
@@ -182,6 +186,10 @@ class Processes:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
         return graph
+
+    def check(self):
+        if self.group is not None:
+            self.group.check("generate")
 
     def synchronize(self):
         if self.group is not None:

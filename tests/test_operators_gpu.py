@@ -24,7 +24,10 @@ def layer(tokens=TOKENS):
     return x, dt, -rand(4, dtype=torch.float32).abs(), rand(1, tokens, 1, 128), rand(1, tokens, 1, 128)
 
 
-@pytest.mark.parametrize("name", sorted(n for n in on_machine.CASES if n != "attention_split_triton" and "collective" not in n))
+ON_A_CARD = sorted(name for name in on_machine.CASES if name != "attention_split_triton" and "collective" not in name)
+
+
+@pytest.mark.parametrize("name", ON_A_CARD)
 def test_pytorchs_own_checks_pass(name):
     given = layer() if name == "ssd_fused" else on_machine.CASES[name]()
     given = [value.cuda() if isinstance(value, torch.Tensor) else value for value in given]
