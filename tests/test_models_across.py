@@ -275,6 +275,8 @@ def test_over_cards(kind, engine, tmp_path):
     folder = write(tmp_path, kind, torch.float16, seed=3)
     there = models.load(folder, device="cpu")
     for count in [n for n in (2, 4) if n <= CARDS and there.config.n_kv_heads % n == 0]:
+        if engine == "one_launch" and shares.share_of(there.config, 0, count).ffn % 8:
+            continue
         here = models.load(folder, device="cuda", gpus=count, engine=engine)
         assert off(here.logits(TOKENS), there.logits(TOKENS)) < 2e-2
         assert list(here.generate(TOKENS, 64)) == list(there.generate(TOKENS, 64))
