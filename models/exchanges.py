@@ -199,12 +199,17 @@ class Processes:
 
 
 def several(gpus, device):
-    """The Devices that models.load is asked for by a number."""
+    """The Devices that models.load is asked for by a number. device: "cuda", "simt"; None: cards."""
     if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST:
         raise ValueError(f"load: gpus must be a whole number from 1 to {MOST}, got {gpus!r}")
+    if device is None and not torch.cuda.is_available():
+        raise ValueError(
+            f"load: gpus={gpus} needs as many NVIDIA GPUs, and PyTorch finds none here; with device='simt' the SIMT "
+            "machine stands for them"
+        )
     if device == "simt":
         return Devices(["cpu"] * gpus)
-    if device != "cuda":
+    if device not in (None, "cuda"):
         raise ValueError(f"load: device must be 'cuda' or 'simt' for gpus={gpus}, got {device!r}")
     there = torch.cuda.device_count()
     if there < gpus:

@@ -167,6 +167,9 @@ def test_what_is_not_offered_is_said(tmp_path, monkeypatch):
     ]:
         with pytest.raises(error, match=wanted):
             call()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="gpus=2 needs as many NVIDIA GPUs, and PyTorch finds none here"):
+        load(device=None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(
@@ -203,6 +206,15 @@ def test_the_command(capsys, monkeypatch):
         monkeypatch.delenv("RANK", raising=False)
         assert generate.main(["llama", "--prompt", "Once", *arguments]) == 2
         assert wanted in capsys.readouterr().err
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert generate.main(["llama", "--prompt", "Once", "--distributed", "--device", "cpu"]) == 2
+    assert (
+        "an NVIDIA GPU for each process, or --device simt, whose devices stand for them; got --device cpu"
+        in capsys.readouterr().err
+    )
+    assert generate.main(["llama", "--prompt", "Once", "--distributed", *OVER_TWO]) == 2
+    assert "--gpus must be 1 with --distributed, got 2" in capsys.readouterr().err
 
 
 def test_what_exchanges_must_cost():
