@@ -208,7 +208,10 @@ class Engine(gpu.Engine):
             self.exchange.synchronize()
 
     def prefill(self, tokens, every=False):
-        """As on one device: each runs the prompt on its share, and their parts meet behind W_o and W_down."""
+        """As on one device: each runs the prompt on its share, and their parts meet behind W_o and W_down.
+
+        What is compiled ahead is waited for: nothing is loaded onto a card while a kernel there waits for another."""
+        self._compiled()
         self._reserve(self.cache.length + len(tokens))
         self.told = False
         streams = (
@@ -255,10 +258,10 @@ class Engine(gpu.Engine):
         the choice of the likeliest token at its end each device knows the next one itself."""
         if not self.exchange.on_cards:
             return self._launch(greedy)
+        self.exchange.check()
         if not (greedy and self.told):
             self._tell()
         if greedy not in self.graphs:
-            self._compiled()
             before = [(tensor, tensor.clone()) for tensor in self.changed_by_a_step()]
             self.graphs[greedy] = self.exchange.graph(functools.partial(self._launches, greedy))
             for tensor, was in before:

@@ -13,6 +13,7 @@ What models/across.py wants of either:
     gather(parts, vocab, first)    logits (n, vocab), on the first device, of each device's columns
     pass_on(tensor, others)        what the host has written to the first device's tensor, on the others
     graph(step)                    what step() launches, to be replayed;  synchronize();  meet(): of all processes
+    check()                        PeerTimeout where a device has waited for another in vain
     group                          of kernels.collective; None: by messages
 """
 
@@ -68,6 +69,9 @@ class Devices:
 
     def graph(self, step):
         return self.group.devices.graph(step)
+
+    def check(self):
+        self.group.check("generate")
 
     def synchronize(self):
         self.group.synchronize()
@@ -183,6 +187,10 @@ class Processes:
             step()
         return graph
 
+    def check(self):
+        if self.group is not None:
+            self.group.check("generate")
+
     def synchronize(self):
         if self.group is not None:
             self.group.synchronize()
@@ -191,12 +199,17 @@ class Processes:
 
 
 def several(gpus, device):
-    """The Devices that models.load is asked for by a number."""
+    """The Devices that models.load is asked for by a number. device: "cuda", "simt"; None: cards."""
     if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST:
         raise ValueError(f"load: gpus must be a whole number from 1 to {MOST}, got {gpus!r}")
+    if device is None and not torch.cuda.is_available():
+        raise ValueError(
+            f"load: gpus={gpus} needs as many NVIDIA GPUs, and PyTorch finds none here; with device='simt' the SIMT "
+            "machine stands for them"
+        )
     if device == "simt":
         return Devices(["cpu"] * gpus)
-    if device != "cuda":
+    if device not in (None, "cuda"):
         raise ValueError(f"load: device must be 'cuda' or 'simt' for gpus={gpus}, got {device!r}")
     there = torch.cuda.device_count()
     if there < gpus:

@@ -32,7 +32,14 @@ def run(args, show):
     if args.gpus != 1:
         print(f"generate: --gpus must be 1 with --distributed, got {args.gpus}", file=sys.stderr)
         return 2
-    simulated = args.device in ("cpu", "simt") or not torch.cuda.is_available()
+    simulated = args.device == "simt"
+    if args.device not in (None, "cuda", "simt") or not (simulated or torch.cuda.is_available()):
+        print(
+            "generate: --distributed wants an NVIDIA GPU for each process, or --device simt, whose devices stand for "
+            f"them; got {'no GPU' if args.device in (None, 'cuda') else '--device ' + args.device}",
+            file=sys.stderr,
+        )
+        return 2
     if not simulated:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     dist.init_process_group("gloo" if simulated else "cpu:gloo,cuda:nccl")

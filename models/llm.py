@@ -56,10 +56,10 @@ def _over_several(folder, device, bits, kv_bits, engine, progress, gpus):
     from models import across, exchanges, shares
 
     if isinstance(gpus, exchanges.Processes):
-        device, exchange = "cuda" if gpus.on_cards else "simt", gpus
+        exchange = gpus
     else:
-        device = _expect_place(device or ("cuda" if torch.cuda.is_available() else "simt"), bits, kv_bits, engine)
-        exchange = exchanges.several(gpus, device)
+        place = _expect_place(device or "simt", bits, kv_bits, engine)
+        exchange = exchanges.several(gpus, device and place)
     config = read_config(folder)
     if engine not in ENGINES:
         raise ValueError(f"load: engine must be {' or '.join(map(repr, ENGINES))}, got {engine!r}")

@@ -217,6 +217,9 @@ def measure(count, shape=shapes.MISTRAL_7B, quick=False):
         del graph
     of_parts = {"one card": parts(ours["one card"], cache), "a share": parts(both[0].steps[0], caches.parts[0])}
     rows[names[0]]["predicted, µs"] = predicted(shape, of_parts["a share"], count)
+    if len(both) > 1:  # the one launch waits for little but memory: its share of one card's time, and the exchanges
+        of_one = found["one card, one launch"] / count
+        rows[names[1]]["predicted, µs"] = of_one + 1e6 * exchange_costs.seconds(shape, count)
     del steps, both, caches, ours, weights, cache, ahead
     benching.empty()
     if not quick and (peer := nccl(count)) is not None:

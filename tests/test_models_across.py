@@ -14,6 +14,7 @@ import torch
 from tiny_models import write
 
 import models
+from kernels.collective import PeerTimeout
 from kernels.llm import shapes
 from lab import cuda
 from models import exchange_costs, exchanges, generate, measure_gpus, shares
@@ -166,6 +167,9 @@ def test_what_is_not_offered_is_said(tmp_path, monkeypatch):
     ]:
         with pytest.raises(error, match=wanted):
             call()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="gpus=2 needs as many NVIDIA GPUs, and PyTorch finds none here"):
+        load(device=None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(
@@ -202,6 +206,15 @@ def test_the_command(capsys, monkeypatch):
         monkeypatch.delenv("RANK", raising=False)
         assert generate.main(["llama", "--prompt", "Once", *arguments]) == 2
         assert wanted in capsys.readouterr().err
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert generate.main(["llama", "--prompt", "Once", "--distributed", "--device", "cpu"]) == 2
+    assert (
+        "an NVIDIA GPU for each process, or --device simt, whose devices stand for them; got --device cpu"
+        in capsys.readouterr().err
+    )
+    assert generate.main(["llama", "--prompt", "Once", "--distributed", *OVER_TWO]) == 2
+    assert "--gpus must be 1 with --distributed, got 2" in capsys.readouterr().err
 
 
 def test_what_exchanges_must_cost():
@@ -267,13 +280,16 @@ def test_what_is_measured_is_a_token_of_one_device():
 
 
 @pytest.mark.skipif(CARDS < 2, reason="needs two NVIDIA GPUs that reach each other's memory")
+@pytest.mark.parametrize("engine", models.llm.ENGINES)
 @pytest.mark.parametrize("kind", ["llama3", "qwen2", "llama2"])
-def test_over_cards(kind, tmp_path):
+def test_over_cards(kind, engine, tmp_path):
     """In CUDA graphs, greedy and drawn; a text behind another."""
     folder = write(tmp_path, kind, torch.float16, seed=3)
     there = models.load(folder, device="cpu")
     for count in [n for n in (2, 4) if n <= CARDS and there.config.n_kv_heads % n == 0]:
-        here = models.load(folder, device="cuda", gpus=count)
+        if engine == "one_launch" and shares.share_of(there.config, 0, count).ffn % 8:
+            continue
+        here = models.load(folder, device="cuda", gpus=count, engine=engine)
         assert off(here.logits(TOKENS), there.logits(TOKENS)) < 2e-2
         assert list(here.generate(TOKENS, 64)) == list(there.generate(TOKENS, 64))
         expect_same_bits(here.engine)
@@ -281,3 +297,12 @@ def test_over_cards(kind, tmp_path):
         assert list(here.generate(TOKENS, 32, **drawn)) == list(here.generate(TOKENS, 32, **drawn))
         assert list(here.generate(TOKENS[:2], 100)) == list(here.generate(TOKENS[:2], 100))
         here.engine.exchange.synchronize()
+
+
+def test_a_device_that_gives_up_is_told_of(tmp_path, monkeypatch):
+    """On cards nobody waits for a replay, so the next one looks whether a device has waited in vain."""
+    engine = models.load(write(tmp_path, "llama2", torch.float16), device="simt", gpus=2).engine
+    engine.exchange.on_cards = True
+    engine.exchange.group.seen[1][0] = 1
+    with pytest.raises(PeerTimeout, match="generate: device 1 waited for device 0, which did not come"):
+        engine._replay(True)
