@@ -25,7 +25,7 @@ WAYS = {  # of telling a peer a number
     "data_and_flag": "data, then a flag, release and acquire",
 }
 BLOCKS, THREADS = (1, 2, 4, 8, 16, 32, 64, 128), 512
-STREAMED = 128 << 20  # bytes that many threads load or store
+STREAMED = 256 << 20  # bytes that many threads load or store; and half of them, for the difference
 NEAR, FAR = (8192, 32), (32768, 2048)  # links of a chain, and numbers of 4 bytes between them: 1 MB, 256 MB
 FLUSHED = 256 << 20  # bytes, more than an L2 cache has
 FEW, MANY = 2000, 8000  # steps of two runs; their difference has no launch in it
@@ -158,8 +158,11 @@ def bandwidths(link):
         for both in (False, True):
             row = found.setdefault(f"{name.split('_')[0]}s{', both cards at a time' * both}", {})
             for blocks in BLOCKS:
-                took = seconds(link.devices, functools.partial(link.stream, name, words, blocks, both))
-                row[str(blocks)] = 1e-9 * STREAMED / took
+                whole, half = (
+                    seconds(link.devices, functools.partial(link.stream, name, part, blocks, both))
+                    for part in (words, [tensor[: tensor.numel() // 2] for tensor in words])
+                )
+                row[str(blocks)] = 1e-9 * STREAMED / 2 / (whole - half)  # no launch in it
     return found
 
 
