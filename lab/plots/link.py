@@ -29,7 +29,7 @@ def split_layer():
             y = 1.15 - 1.05 * card
             axis.add_patch(rectangle(at + 0.06, y, 0.88, 0.85, OWN if share != "whole" else "#F2F2F2"))
             axis.text(at + 0.5, y + 0.54, what, ha="center", va="center", fontsize=9.5)
-            axis.text(at + 0.5, y + 0.24, share, ha="center", va="center", fontsize=7, color="#555555")
+            axis.text(at + 0.5, y + 0.24, share, ha="center", va="center", fontsize=6.4, color="#555555")
     for card in (0, 1):
         axis.text(-0.1, 1.57 - 1.05 * card, f"card {card}", ha="right", va="center", fontsize=10)
     axis.set(xlim=(-0.75, len(LAYER)), ylim=(0, 2.45))
