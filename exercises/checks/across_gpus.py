@@ -6,7 +6,7 @@ import simt
 from exercises.checks import call_text, close, counted, number_from, shown, time_limit
 from exercises.checks.exchanges import (
     HELPERS,
-    TURNS,
+    by_turns,
     numbers,
     over_link,
     run_together,
@@ -89,9 +89,9 @@ def exercise_2(source):
     rng = np.random.default_rng(19)  # the stub's verdict is the same on every run
     with exercise, time_limit(60):
         kernel = compiled(source, "push")
-        for n, count in ((1, 2), (64, 3), (150, 3)):
-            for turns in TURNS:
-                _push(kernel, rng, n, count, turns)
+        for turns, n, count in by_turns((1, 2), (64, 3), (150, 3)):
+            _push(kernel, rng, n, count, turns)
+        _peer_has_gone_on(kernel)
         for turns in np.random.default_rng().integers(100, 1000, 2):
             _push(kernel, np.random.default_rng(), 96, 6, int(turns))
     return exercise.report("right, whoever is ahead, without a race; one flag an exchange goes over the link")
@@ -122,6 +122,19 @@ def _push(kernel, rng, n, count, turns):
             )
 
 
+def _peer_has_gone_on(kernel):
+    """The other device has ended the first exchange, and told its number in the second, before this one looks."""
+    at, n = "1 exchange, in which the other device has told its next number already", 8
+    x, boxes, flag = np.ones(n, np.float32), [unset(2 * n) for _ in (0, 1)], np.full(1, 2, np.uint32)
+    boxes[0][:] = 4
+    try:
+        args = x, *boxes, flag, np.zeros(1, np.uint32), np.zeros(1, np.uint32), np.int32(n)
+        kernel(1, THREADS, *args, step_limit=STEPS)
+    except (simt.StepLimit, simt.Deadlock):
+        raise Wrong(f"at {at}: the flag is 2, and the kernel waits on and on for a 1") from None
+    compare("x", x, np.full(n, 5, np.float32), at)
+
+
 def _right_sums(xs, wanted, at):
     for e, (pair, sums) in enumerate(zip(xs, wanted), 1):
         for device, x in enumerate(pair):
@@ -138,12 +151,11 @@ def exercise_3(source):
     with exercise, time_limit(90):
         kernels = {name: compiled(source, name, behind=HELPERS) for name in ("pulled", "halves")}
         for name, kernel in kernels.items():
-            for n, count in ((2, 2), (66, 3)):
-                for turns in TURNS:
-                    _meetings(name, kernel, rng, n, count, turns)
+            for turns, n, count in by_turns((2, 2), (66, 3)):
+                _meetings(name, kernel, rng, n, count, turns)
         for name, kernel in kernels.items():
-            for turns in np.random.default_rng().integers(100, 1000, 2):
-                _meetings(name, kernel, np.random.default_rng(), 130, 4, int(turns))
+            turns = int(np.random.default_rng().integers(100, 1000))
+            _meetings(name, kernel, np.random.default_rng(), 130, 4, turns)
         written = max(over_link(r)[0] for r in _meetings("pulled", kernels["pulled"], rng, 64, 3, "forward"))
         exercise.require(
             written <= 32,
@@ -187,11 +199,10 @@ def exercise_4(source):
     rng = np.random.default_rng(19)
     with exercise, time_limit(60):
         kernel, most = compiled(source, "sent", behind=HELPERS), 0
-        for words, count, block in ((1, 2, 32), (33, 4, 32), (70, 4, 64)):
-            for turns in TURNS:
-                reports = _sent(kernel, rng, words, count, block, turns)
-                if words % 2 == 0:  # else a warp's words begin within a sector
-                    most = max(most, *(sum(over_link(report)) / (16 * words) for report in reports))
+        for turns, words, count, block in by_turns((1, 2, 32), (33, 4, 32), (70, 4, 64)):
+            reports = _sent(kernel, rng, words, count, block, turns)
+            if words % 2 == 0:  # else a warp's words begin within a sector
+                most = max(most, *(sum(over_link(report)) / (16 * words) for report in reports))
         for turns in np.random.default_rng().integers(100, 1000, 2):
             _sent(kernel, np.random.default_rng(), 50, 6, 64, int(turns))
         exercise.require(
@@ -258,9 +269,8 @@ def exercise_5(source):
     rng = np.random.default_rng(19)
     with exercise, time_limit(60):
         kernel = compiled(source, "add_sums", behind=HELPERS)
-        for sites, n, tokens, block in ((2, 64, 3, 32), (4, 70, 2, 32), (3, 1, 2, 32)):
-            for turns in TURNS:
-                _sites(kernel, rng, sites, n, tokens, block, turns)
+        for turns, *shape in by_turns((3, 1, 2, 32), (2, 64, 3, 32), (4, 70, 2, 32)):
+            _sites(kernel, rng, *shape, turns)
         for turns in np.random.default_rng().integers(100, 1000, 2):
             _sites(kernel, np.random.default_rng(), 3, 33, 3, 64, int(turns))
     return exercise.report("right for every site and token, whoever is ahead; 8 bytes over the link for each number")

@@ -36,6 +36,11 @@ def run_together(launches, owned, turns, at, races=True):
         raise Wrong(f"at {at}: {error}") from None
 
 
+def by_turns(small, *shapes):
+    """(turns, *shape): the smallest one with each device ahead, the others by all turns."""
+    return [(turns, *small) for turns in TURNS[:2]] + [(turns, *shape) for shape in shapes for turns in TURNS]
+
+
 def over_link(report):
     """(bytes written to the other device's memory, bytes loaded from it)"""
     return sum(report.counters[name] for name in WRITTEN), report.counters[LOADED]

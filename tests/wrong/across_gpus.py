@@ -221,7 +221,7 @@ WRONG = {
             _push(("    }\n    __syncthreads();\n    for", "    }\n    for")), "race on box",
         ),
         "a flag that must be equal": (
-            _push((LOOK, LOOK.replace("(int)(", "(").replace("- now) < 0", "!= now)"))), "Each of the two waits",
+            _push((LOOK, LOOK.replace("(int)(", "(").replace("- now) < 0", "!= now)"))), "waits on and on for a 1",
         ),
         "an atomic of one card": (_push((TELL, "atomicExch(their_flag, now);")), "atomicAdd_system"),
         "looking over the link": (
