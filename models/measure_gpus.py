@@ -38,6 +38,7 @@ from models.shares import rows_of, share_of
 LENGTH, ROOM, TOKEN = 4096, 5120, 17  # tokens with this one; room in the cache; the token
 TURNS, REPLAYS = 9, 20
 PATIENCE = 60  # seconds that a peer may take
+NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_GRAPH_MIXING_SUPPORT": "0"}  # no multicast; all its calls are in graphs
 SOURCES = (
     "models/across.py", "models/shares.py", "models/exchanges.py", "kernels/collective/product.cu",
     "kernels/collective/fused.py", "kernels/collective/direct.cu", "kernels/collective/launches.py",
@@ -231,9 +232,7 @@ def nccl(count):
     """Microseconds of a token with NCCL's all-reduce, a process for each card; None, after a sentence, without."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "models.measure_gpus", "--gpus", str(count), "--folder", folder, "--rank"]
-        runs = [
-            subprocess.Popen([*command, str(rank)], env=os.environ | {"NCCL_NVLS_ENABLE": "0"}) for rank in range(count)
-        ]
+        runs = [subprocess.Popen([*command, str(rank)], env=os.environ | NCCL) for rank in range(count)]
         end = time.monotonic() + PATIENCE
         try:
             for run in runs:

@@ -65,6 +65,8 @@ def timed(call, calls, replays=9):
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(calls):
             call()
+    if captured := getattr(call, "captured", None):
+        captured()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     for k in range(-2, replays):
         if k == 0:
@@ -155,12 +157,12 @@ def run_into(run, x, name, out):
 
 
 def vllm(nbytes, rank, devices):
-    """vLLM's custom kernel, as FlashInfer packs it."""
+    """vLLM's custom kernel, as FlashInfer packs it. In a graph it reads its input where it lies, which all processes
+    must have been told before the graph is replayed."""
     import flashinfer.comm as comm
     import torch.distributed as dist
 
-    group = dist.group.WORLD
-    room = max(nbytes, LEAST)
+    group, room = dist.group.WORLD, max(nbytes, LEAST)
     meta = comm.create_shared_buffer(comm.vllm_meta_size() + room, group=group)
     buffer = comm.create_shared_buffer(room, group=group)
     rank_data = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
@@ -168,7 +170,19 @@ def vllm(nbytes, rank, devices):
     comm.vllm_register_buffer(handle, buffer)
     x = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(x)
-    return (lambda: comm.vllm_all_reduce(handle, x, out, buffer[rank], room, 36)), x, out
+
+    def call():
+        place = 0 if torch.cuda.is_current_stream_capturing() else buffer[rank]
+        comm.vllm_all_reduce(handle, x, out, place, room, 36)
+
+    def captured():
+        mine = [list(part) for part in comm.vllm_get_graph_buffer_ipc_meta(handle)]
+        all_of_them = [None] * devices
+        dist.all_gather_object(all_of_them, mine)
+        comm.vllm_register_graph_buffers(handle, [h for h, _ in all_of_them], [o for _, o in all_of_them])
+
+    call.captured, call.keep = captured, rank_data
+    return call, x, out
 
 
 def trtllm_fusion(tokens, hidden, rank, devices, pattern, **tensors):
