@@ -33,12 +33,13 @@ TESTS = {
     "16": "exercises_latent_attention lab_plots_latent latent* ref_latent_attention",
     "17": "cpu_llm exercises_llm lab_law lab_plots_llm lab_plots_serving llm_* models_* ref_llm",
     "18": "cpu_mamba2 exercises_mamba2 lab_plots_mamba2 mamba2_* models_* ref_mamba2",
+    "19": "collective* exercises_across_gpus lab_devices lab_plots_link",
     "20": "exercises_in_your_torch fatbin lab_plots_slim slim*",
     "21": "exercises_training ref_ssd_backward ssd_backward* ssd_gradients* ssd_training_step models_small",
 }
 HOUSE = """
-    bench_run collective* compiling copies exercises_costs forked_kernels house imports lab_as_called
-    lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing lab_devices lab_interpreter lab_ladder
+    bench_run compiling copies exercises_costs forked_kernels house imports lab_as_called
+    lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder
     lab_misc lab_prepared* lab_results lab_source lab_table lab_tensor_map* lab_timing_roof mutations
     notebook_tools notebooks offsets operators* readme roof_cuda simt_* suite trials wheel
 """  # what all chapters stand on

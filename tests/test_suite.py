@@ -67,7 +67,7 @@ def test_make_test_of_all_names_no_file(target):
 
 
 @pytest.mark.parametrize(
-    "chapter", ["19", "0", "99", "seven", "07 08", "-7", "7.0", "'", '"', "`echo 07`", "*", "$(pwd)"]
+    "chapter", ["22", "0", "99", "seven", "07 08", "-7", "7.0", "'", '"', "`echo 07`", "*", "$(pwd)"]
 )
 def test_what_is_no_chapter_gets_a_sentence(chapter):
     said = make_test(chapter)

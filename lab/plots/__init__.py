@@ -12,6 +12,7 @@
     serving     padding, pages, who reads how long, a server's requests over time
     paging      what waits for a page's number, two warpgroups over time
     latent      absorption, a tile that is keys and values, turns, where sums lie
+    link        a layer over two cards, ways to tell a peer, steps of an exchange
     slim        device code in libraries: shares, places in a file, copies without some of it
 
 Every picture is a function of this package, whatever file draws it: `plots.waves(...)`.
@@ -24,6 +25,7 @@ from lab.plots.fused import block_decays, role_picture, share_walk
 from lab.plots.ladders import bars, roof_over_context, roofline
 from lab.plots.latent import latent_forms, latent_tile, latent_turns, sums_at_home
 from lab.plots.launches import fused_operations, launch_timeline, waves
+from lab.plots.link import exchange_steps, handovers, split_layer
 from lab.plots.llm import (
     candidates,
     dependent_launches,
@@ -87,11 +89,13 @@ __all__ = [
     "dependent_runs",
     "device_code",
     "error_dots",
+    "exchange_steps",
     "figure",
     "finish",
     "fused_operations",
     "grouped_bars",
     "handover",
+    "handovers",
     "instruction_order",
     "lateness",
     "latent_forms",
@@ -131,6 +135,7 @@ __all__ = [
     "shared_scales",
     "shuffle_reduction",
     "slices_meet",
+    "split_layer",
     "stacked",
     "stacked_rows",
     "table_walk",
