@@ -24,7 +24,12 @@ html_copy_source = False
 html_show_sphinx = False
 html_favicon = str(HERE / "static/favicon.svg")
 pygments_style = "a11y-high-contrast-light"
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_theme_options = {
+    "navbar_start": [],  # the sidebar has the search
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_navbar_depth": 1,
