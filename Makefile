@@ -98,7 +98,7 @@ browser-test:
 site-test:
 	$(call ready,site-test,--site site site-test)
 	.venv-site/bin/python -m book
-	.venv-site/bin/python -m pytest --noconftest -q tests/site.py $(ARGS)
+	.venv-site/bin/python -m pytest --noconftest -q tests/site_pages.py $(ARGS)
 
 # ARGS="PDL ring": those with one of these words in their names.
 mutations:

@@ -58,12 +58,26 @@ def math_font(out):
             used |= set(re.sub(r"&#x([0-9A-Fa-f]+);", lambda c: chr(int(c[1], 16)), formula))
     # A browser slants single letters by itself: x is drawn as the italic letter of the font.
     italic = {chr(0x1D434 + i) for i in range(52)} | {chr(0x1D6A8 + i) for i in range(228)} | {"ℎ"}
-    options = subset.Options(flavor="woff2", layout_features=["*"], notdef_outline=True, ignore_missing_unicodes=True)
+    options = subset.Options(flavor="woff2", layout_features=["*"], notdef_outline=True, name_IDs=["*"])
     font = subset.load_font(str(next(Path(ziamath.__file__).parent.rglob(FONT))), options)
     cut = subset.Subsetter(options)
     cut.populate(text="".join(used | italic))
     cut.subset(font)
     subset.save_font(font, str(out / "_static" / "math.woff2"), options)
+
+
+def finish(out):
+    """Mend what the theme makes: its script with two thousand icons, of which the pages show ten (book.css has them),
+    and buttons without a name."""
+    for page in out.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        text = re.sub(r"[ \t]*<script[^>]*fontawesome\.js[^>]*></script>\n?", "", text)
+        text = text.replace('<summary><span class="toctree-toggle"', '<summary aria-label="exercises"><span class="toctree-toggle"')
+        page.write_text(text, encoding="utf-8")
+    static = out / "_static"
+    for path in [*static.glob("*macros.html"), *static.glob("scripts/fontawesome*"), *static.rglob("*.map")]:
+        path.unlink()
+    shutil.rmtree(static / "locales", ignore_errors=True)  # the theme's words in other languages, for building only
 
 
 def build(out, repository=""):
@@ -85,6 +99,7 @@ def build(out, repository=""):
             drawing.terminate()
     shutil.copytree(work / "pictures", out / "pictures", dirs_exist_ok=True)
     math_font(out)
+    finish(out)
     (out / ".nojekyll").touch()  # GitHub's pages leave out folders with an underscore otherwise
     return len(list(out.rglob("*.html")))
 

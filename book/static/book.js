@@ -58,3 +58,5 @@ function reachable() {
 }
 window.addEventListener("load", reachable);
 window.addEventListener("resize", reachable);
+document.addEventListener("toggle", reachable, true);
+document.fonts.ready.then(reachable);
