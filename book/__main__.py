@@ -72,7 +72,9 @@ def finish(out):
     for page in out.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         text = re.sub(r"[ \t]*<script[^>]*fontawesome\.js[^>]*></script>\n?", "", text)
-        text = text.replace('<summary><span class="toctree-toggle"', '<summary aria-label="exercises"><span class="toctree-toggle"')
+        text = text.replace(
+            '<summary><span class="toctree-toggle"', '<summary aria-label="exercises"><span class="toctree-toggle"'
+        )
         page.write_text(text, encoding="utf-8")
     static = out / "_static"
     for path in [*static.glob("*macros.html"), *static.glob("scripts/fontawesome*"), *static.rglob("*.map")]:
@@ -112,7 +114,9 @@ def main(argv=None):
     if args.repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.repository):
         parser.error(f"expected OWNER/NAME as the repository and found {args.repository!r}")
     if absent := missing():
-        print(f"python -m book: expected the site's packages and found no {', '.join(absent)}: `make site` installs them")
+        print(
+            f"python -m book: expected the site's packages and found no {', '.join(absent)}: `make site` installs them"
+        )
         return 1
     start = time.perf_counter()
     try:
@@ -120,7 +124,9 @@ def main(argv=None):
     except pages.PageError as e:
         print(f"python -m book: {e}")
         return 1
-    print(f"{number} pages in {args.out}, after {time.perf_counter() - start:.0f} s: open index.html there in a browser")
+    print(
+        f"{number} pages in {args.out}, after {time.perf_counter() - start:.0f} s: open index.html there in a browser"
+    )
     return 0
 
 

@@ -24,7 +24,9 @@ PARTS = {
     "VI · Whole systems": "17 18 19 20 21",
 }
 ENTRY = re.compile(r'<a id="([a-z0-9-]+)"></a>(.+?) \(\[\d\d\]\([^)]*\)\): (.+)')
-CODE = re.compile(r"(^(`{3,}|~{3,}).*?^\2[ \t]*$|(`+)(?!`).+?(?<!`)\3(?!`)|\$\$.+?\$\$|(?<![\\$])\$[^$\n]+\$)", re.M | re.S)
+CODE = re.compile(
+    r"(^(`{3,}|~{3,}).*?^\2[ \t]*$|(`+)(?!`).+?(?<!`)\3(?!`)|\$\$.+?\$\$|(?<![\\$])\$[^$\n]+\$)", re.M | re.S
+)
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^][]*\])*)\]\(\s*([^)\s]+)\s*\)")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".cu": "cuda", ".cuh": "cuda", ".json": "json", ".cpp": "cuda"}
 FOLDER = " (in the course’s folder)"
@@ -69,7 +71,16 @@ def plain(markdown):
 def _spoken(formula):
     """A short formula without its commands, as good as plain text gets."""
     names = {"cdot": "·", "circ": "∘", "infty": "∞", "sum": "Σ", "le": "≤", "ge": "≥", "times": "×", "approx": "≈"}
-    names |= {"lambda": "λ", "sigma": "σ", "mu": "μ", "top": "T", "to": "→", "leftarrow": "←", "dots": "…", "oplus": "⊕"}
+    names |= {
+        "lambda": "λ",
+        "sigma": "σ",
+        "mu": "μ",
+        "top": "T",
+        "to": "→",
+        "leftarrow": "←",
+        "dots": "…",
+        "oplus": "⊕",
+    }
     names |= {"varepsilon": "ε", "lceil": "⌈", "rceil": "⌉", "lfloor": "⌊", "rfloor": "⌋", "cdots": "…", "pm": "±"}
     formula = re.sub(r"\\(?:text|mathrm|mathrel)\{([^{}]*)\}", r"\1", formula)
     formula = re.sub(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", formula)
@@ -100,7 +111,7 @@ class Site:
             held.append(self.link(found[1], found[2], found[3], page))
             return f"\x02{len(held) - 1}\x02"
 
-        # Code is hidden first, so that nothing in it is taken for a link; a link whose text is code is found all the same.
+        # Code is hidden first, so that nothing in it is taken for a link; a link whose text is code is found even so.
         codes = []
 
         def hide(found):
@@ -161,9 +172,11 @@ class Site:
             raise PageError(f"expected a page in notebooks or exercises and found {folder}/{name}")
         said = []
         for at, cell in enumerate(cells):
+            if "colab" in cell["metadata"].get("tags", []):
+                continue  # the page says in its own words where it runs
             if cell["cell_type"] == "markdown":
                 said.append(self.links(cell["source"], page))
-            elif cell["cell_type"] == "code" and "colab" not in cell["metadata"].get("tags", []):
+            elif cell["cell_type"] == "code":
                 said += self.code(cells, at, page, name)
         said[0] = self.with_badge(said[0], folder, name)
         if folder == "notebooks" and (ROOT / "exercises" / f"{name}.ipynb").is_file():
@@ -269,7 +282,9 @@ def table(shown):
     else:
         name = "counters, line by line"
     if "<thead>" not in bare:
-        bare = re.sub(r"(<table>(?:<caption>.*?</caption>)?)(<tr>.*?</tr>)", r"\1<thead>\2</thead><tbody>", bare, flags=re.S)
+        bare = re.sub(
+            r"(<table>(?:<caption>.*?</caption>)?)(<tr>.*?</tr>)", r"\1<thead>\2</thead><tbody>", bare, flags=re.S
+        )
         bare = bare.replace("</table>", "</tbody></table>")
     bare = bare.replace("<th></th>", "<td></td>").replace("<th>", '<th scope="col">').replace("\n", " ")
     bare = re.sub(r"<td>((?:(?!</td>).)*?)</td>", _kept_space, bare)

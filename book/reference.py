@@ -9,7 +9,10 @@ from lab.cells import ROOT
 
 # What each page holds: modules, in order. A module shows what its __all__ lists, or else what has no underscore.
 PAGES = {
-    "kernels": ["kernels", *(f"kernels.{p.parent.name}" for p in sorted((ROOT / "kernels").glob("[a-z]*/__init__.py")))],
+    "kernels": [
+        "kernels",
+        *(f"kernels.{p.parent.name}" for p in sorted((ROOT / "kernels").glob("[a-z]*/__init__.py"))),
+    ],
     "simt": ["simt"],
     "lab": ["lab", "lab.cuda", "lab.cuda_timing", "lab.operators", "lab.results", "lab.table", "lab.law", "lab.fatbin"]
     + ["lab.tensor_map", "lab.triton_on_simt", "lab.interpreter", "lab.plots"],
@@ -44,14 +47,23 @@ class Module:
     def read(self, name):
         self.name, self.path = name, file_of(name)
         tree = ast.parse(self.path.read_text(encoding="utf-8"))
-        self.doc, self.defined, self.taken, self.listed = ast.get_docstring(tree) or "", {}, {}, None
+        self.doc, self.listed = ast.get_docstring(tree) or "", None
+        self.defined, self.taken, self.made = {}, {}, {}  # made: {name: the call that wraps a function}
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 self.defined[node.name] = node
             elif isinstance(node, ast.ImportFrom) and node.module and file_of(node.module):
                 self.taken.update({alias.asname or alias.name: (node.module, alias.name) for alias in node.names})
-            elif isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets):
-                self.listed = [constant.value for constant in ast.walk(node.value) if isinstance(constant, ast.Constant)]
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+                targets = node.targets[0].elts
+                values = getattr(node.value, "elts", [node.value] * len(targets))
+                self.made.update({t.id: v for t, v in zip(targets, values) if isinstance(t, ast.Name)})
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.made[node.targets[0].id] = node.value
+            if isinstance(node, ast.Assign) and any(getattr(t, "id", "") == "__all__" for t in node.targets):
+                self.listed = [
+                    constant.value for constant in ast.walk(node.value) if isinstance(constant, ast.Constant)
+                ]
 
     def public(self):
         """[(name, its tree)], in the order of the file that defines them."""
@@ -64,9 +76,24 @@ class Module:
             return self.defined[name]
         if name in self.taken and depth:
             module, other = self.taken[name]
-            if file_of(module):
-                return Module(module).find(other, depth - 1)
+            return Module(module).find(other, depth - 1) if file_of(module) else None
+        if (
+            isinstance(self.made.get(name), (ast.Call, ast.GeneratorExp, ast.Attribute)) and depth
+        ):  # an operator made from a function: that one
+            found = [f for f in (self._meant(node, depth) for node in ast.walk(self.made[name])) if f]
+            named = [f for f in found if f.name == name]
+            return (named or found or [None])[0]
         return None
+
+    def _meant(self, node, depth):
+        """The function that a name, or module.name, in a call means, if it is the course's and says what it does."""
+        found = None
+        if isinstance(node, ast.Name):
+            found = self.find(node.id, depth - 1)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.taken:
+            inner = ".".join(self.taken[node.value.id])
+            found = Module(inner).find(node.attr, depth - 1) if file_of(inner) else None
+        return found if isinstance(found, ast.FunctionDef) and not found.name.startswith("_") else None
 
 
 def signature(name, node):
@@ -99,7 +126,10 @@ def methods(node):
         for part in node.body:
             if isinstance(part, ast.FunctionDef) and not part.name.startswith("_") and ast.get_docstring(part):
                 shown = [ast.unparse(d) for d in part.decorator_list]
-                yield (part.name if "property" in shown or "cached_property" in shown else signature(part.name, part)), part
+                yield (
+                    (part.name if "property" in shown or "cached_property" in shown else signature(part.name, part)),
+                    part,
+                )
 
 
 def laid_out(doc):

@@ -104,7 +104,8 @@ def markup(slider):
         key = f"{slider.cell}-{name}"
         if len(texts) == 2 or not all(isinstance(value, (int, float)) for value in labels.values()):
             options = "".join(
-                f'<option value="{i}"{" selected" * (i == first)}>{html.escape(text)}</option>' for i, text in enumerate(texts)
+                f'<option value="{i}"{" selected" * (i == first)}>{html.escape(text)}</option>'
+                for i, text in enumerate(texts)
             )
             control = f'<select id="{key}">{options}</select>'
         else:
@@ -122,14 +123,13 @@ def markup(slider):
         f'<div class="slider" data-pictures="../pictures/{slider.chapter}/{slider.cell}-">'
         f'<div class="controls" hidden>{"".join(controls)}</div>'
         f'<img class="picture" src="../pictures/{shown}" alt="{alt}" loading="lazy" aria-live="polite">'
-        f'<p class="note"><span class="still">A slider needs JavaScript; this is one of its settings.</span>{note}</p></div>'
+        '<p class="note"><span class="still">A slider needs JavaScript; this is one of its settings.</span>'
+        f"{note}</p></div>"
     )
 
 
 def _said(value):
-    return {True: "yes", False: "no", None: "nothing"}.get(value, value) if not isinstance(value, int) or isinstance(
-        value, bool
-    ) else value
+    return {"True": "yes", "False": "no", "None": "nothing"}.get(str(value), value)
 
 
 def draw(slider, folder):

@@ -64,8 +64,19 @@ def used(tree):
 
 def needed(before, names):
     """Of the statements in `before`, those on which the names rest, in order."""
+    before, names = list(before), set(names)
+    while True:
+        kept = _needed(before, names)
+        # What a function refers to, it looks up when it is called, at the end: later meanings count too.
+        later = set().union(*(used(s) for s in kept if isinstance(s, (ast.FunctionDef, ast.ClassDef))))
+        if later <= names:
+            return kept
+        names |= later
+
+
+def _needed(before, names):
     kept, names = [], set(names)
-    for statement in reversed(list(before)):
+    for statement in reversed(before):
         given = bound(statement) & names
         if given:
             kept.append(_part(statement, given))

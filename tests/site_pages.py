@@ -1,7 +1,7 @@
 """The built site, looked at: `make site-test` builds it and runs this file, `make test` does not.
 
-Its files are read as they are, then Chromium opens every page from a server on this machine, as wide as a telephone, and
-once more with neither scripts nor light. What a page asks of any other server is refused, and is a fault.
+Its files are read as they are, then Chromium opens every page from a server on this machine, as wide as a telephone,
+and some once more in the dark, or without scripts. What a page asks of any other server is refused, and is a fault.
 """
 
 import functools
@@ -86,7 +86,11 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(page):
             file /= "index.html"
         if not file.is_file() or SITE.resolve() not in file.parents:
             wrong.append(target)
-        elif anchor and file.suffix == ".html" and anchor not in read(file.relative_to(SITE.resolve()).as_posix()).anchors:
+        elif (
+            anchor
+            and file.suffix == ".html"
+            and anchor not in read(file.relative_to(SITE.resolve()).as_posix()).anchors
+        ):
             wrong.append(target)
     assert wrong == [] and read(page).unnamed == []
 
@@ -200,7 +204,9 @@ WIDE = {"width": 1400, "height": 900}
 def test_a_page_in_the_dark_and_wide(page, look):
     opened = look(f"{page}.html", viewport=WIDE, scheme="dark")
     assert opened.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert sum(map(int, re.findall(r"\d+", opened.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])) < 200
+    assert (
+        sum(map(int, re.findall(r"\d+", opened.evaluate("getComputedStyle(document.body).backgroundColor"))[:3])) < 200
+    )
     assert audit(opened) == []
 
 
@@ -231,7 +237,9 @@ def test_every_setting_of_every_slider_has_its_picture():
     for page in PAGES:
         text = (SITE / page).read_text(encoding="utf-8")
         for start, controls in re.findall(r'data-pictures="([^"]+)"><div class="controls"[^>]*>(.*?)</div><img', text):
-            counts = [len(json.loads(t.replace("&quot;", '"'))) if t else c.count("<option") for t, c in settings(controls)]
+            counts = [
+                len(json.loads(t.replace("&quot;", '"'))) if t else c.count("<option") for t, c in settings(controls)
+            ]
             names = [""]
             for count in counts:
                 names = [f"{name}{'-' * bool(name)}{i}" for name in names for i in range(count)]
