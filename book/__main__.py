@@ -77,7 +77,7 @@ def finish(out):
         )
         page.write_text(text, encoding="utf-8")
     static = out / "_static"
-    for path in [*static.glob("*macros.html"), *static.glob("scripts/fontawesome*"), *static.rglob("*.map")]:
+    for path in {*static.glob("*macros.html"), *static.glob("scripts/fontawesome*"), *static.rglob("*.map")}:
         path.unlink()
     shutil.rmtree(static / "locales", ignore_errors=True)  # the theme's words in other languages, for building only
 

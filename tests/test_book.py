@@ -177,6 +177,20 @@ def test_a_docstring_keeps_columns_and_lets_paragraphs_flow():
     )
 
 
+# The command
+
+
+def test_missing_packages_and_a_wrong_repository_get_a_sentence(monkeypatch, capsys):
+    from book import __main__ as book
+
+    monkeypatch.setattr(book, "NEEDED", ("json", "no_such_package"))
+    assert book.main([]) == 1
+    assert "expected the site's packages and found no no_such_package: `make site`" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        book.main(["--repository", "no slash"])
+    assert "expected OWNER/NAME as the repository and found 'no slash'" in capsys.readouterr().err
+
+
 # The settings that the workflow and the Makefile share
 
 
