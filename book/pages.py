@@ -30,6 +30,7 @@ CODE = re.compile(
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^][]*\])*)\]\(\s*([^)\s]+)\s*\)")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".cu": "cuda", ".cuh": "cuda", ".json": "json", ".cpp": "cuda"}
 FOLDER = " (in the course’s folder)"
+MOVES = re.compile(r"The (?:sliders?|controls) needs? a running notebook\.\s+")  # not so here
 LISTING = re.compile(r"<div>\s*<code>([^<]*)</code>\s*<pre")
 
 
@@ -175,7 +176,9 @@ class Site:
             if "colab" in cell["metadata"].get("tags", []):
                 continue  # the page says in its own words where it runs
             if cell["cell_type"] == "markdown":
-                said.append(self.links(cell["source"], page))
+                before = (name, cells[at - 1].get("id"))
+                text = MOVES.sub("", cell["source"]) if before in self.sliders else cell["source"]
+                said.append(self.links(text, page))
             elif cell["cell_type"] == "code":
                 said += self.code(cells, at, page, name)
         said[0] = self.with_badge(said[0], folder, name)

@@ -146,7 +146,7 @@ def laid_out(doc):
 
 def page(name):
     """A page of functions as MyST Markdown."""
-    said = [f"# `{name}`", WORDS[name]]
+    said = [f"# {name}", WORDS[name]]
     for module in PAGES[name]:
         read = Module(module)
         if module != name:
@@ -156,7 +156,7 @@ def page(name):
             doc = ast.get_docstring(node)
             kind = "class " if isinstance(node, ast.ClassDef) else ""
             anchor = f"{module}.{public}"
-            said.append(f'<a id="{anchor}"></a>\n\n### {module}.{public}')
+            said.append(f'<a id="{anchor}"></a>\n\n### {public}')
             said.append(f'<p class="signature"><code>{kind}{html.escape(signature(public, node))}</code></p>')
             if doc:
                 said.append(laid_out(doc))

@@ -95,6 +95,16 @@ def test_links_of_all_kinds():
             site.links(dead, "notebooks/01_roofline.ipynb")
 
 
+def test_a_slider_that_moves_here_is_not_said_to_stand_still(site, tmp_path):
+    sentence = "The slider needs a running notebook."
+    assert sentence in text(site, "notebooks/08_flash_decoding.md")
+    moving = pages.Site(tmp_path)
+    moving.sliders["08_flash_decoding", "online-widget"] = "<div>here</div>"
+    moving.notebook("notebooks", "08_flash_decoding")
+    said = text(moving, "notebooks/08_flash_decoding.md")
+    assert sentence not in said and "<div>here</div>\n\nAs a still picture" in said
+
+
 def test_fences_are_longer_than_what_they_hold():
     assert pages.fenced("a ```` b", "text", "output").startswith("`````{code-block} text\n:class: output\n")
 
@@ -166,7 +176,7 @@ def test_every_package_has_its_page_and_every_name_is_found():
         constants = {n for n in module.listed or () if re.fullmatch("[A-Z_]+", n)}
         assert set(module.listed or ()) - {n for n, _ in module.public()} - constants <= {"variants"}, name  # a module
     said = reference.page("kernels")
-    assert "### kernels.gemv.gemv" in said and "gemv(W, x, *, out=None, pdl=False)" in said
+    assert '<a id="kernels.gemv.gemv"></a>\n\n### gemv' in said and "gemv(W, x, *, out=None, pdl=False)" in said
     assert "mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None" in said
 
 
