@@ -11,6 +11,7 @@ def mathml(formula, display=False):
     """LaTeX -> a <math> element."""
     for name, other in SMALL.items():
         formula = re.sub(re.escape(name) + r"(?![a-zA-Z])", lambda _, other=other: other, formula)
+    formula = re.sub(r"\\text\{[^{}]*\}", lambda found: found[0].replace(r"\_", "_"), formula)
     return convert(" ".join(formula.split()), display="block" if display else "inline")
 
 
