@@ -46,12 +46,28 @@ def parser():
     found.add_argument("--kv-bits", type=int, default=16, help="of a number of the cache: 16; on a card 8 or 4, too")
     found.add_argument("--engine", default="graph", help="graph, or one_launch: a token in one launch, on newer cards")
     found.add_argument("--device", default=None, help="cpu, cuda, cuda:1 or simt; a card where there is one")
+    found.add_argument("--gpus", type=int, default=1, help="over so many cards of this host, by heads and columns")
+    found.add_argument(
+        "--distributed", action="store_true", help="the same, each process that torchrun starts with a card of its own"
+    )
+    found.add_argument(
+        "--exchange", default=None, help="with --distributed: memory, within one host, or messages (NCCL), also between"
+    )
     return found
 
 
 def main(arguments=None):
     """Run the command. Returns the exit code: 0, or 2 where something was asked for that cannot be."""
     args = parser().parse_args(arguments)
+    if args.distributed:
+        from models.generate_distributed import run
+
+        return run(args, show)
+    return show(args, args.gpus)
+
+
+def show(args, gpus=1):
+    """The command, with models.load's `gpus`."""
     if args.folder in SHIPPED and not Path(args.folder).exists():
         args.folder = SHIPPED[args.folder]
     try:
@@ -59,13 +75,15 @@ def main(arguments=None):
         read_config(args.folder)  # that a folder is missing is said before what it lacks
         tokens = Tokens(args.folder)
         bits = {"bits": args.bits, "kv_bits": args.kv_bits}
-        model = load(args.folder, device=args.device, **bits, engine=args.engine, progress=Bar())
+        model = load(args.folder, device=args.device, **bits, engine=args.engine, progress=Bar(), gpus=gpus)
         starts = [tokens.chat(prompt) if args.chat else tokens.encode(prompt) for prompt in prompts]
         sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
         if len(prompts) > 1:
-            from models.generate_several import show
+            from models import generate_several
 
-            return show(model, tokens, prompts, starts, args.max_tokens, args.seed, args.chat, sampling)
+            return generate_several.show(
+                model, tokens, prompts, starts, args.max_tokens, args.seed, args.chat, sampling
+            )
         (ids,), (prompt,) = starts, prompts
         written = model.generate(ids, args.max_tokens, **sampling, seed=args.seed)
     except (BadModel, ValueError, TypeError) as error:
@@ -124,6 +142,7 @@ def report(model, prompt_tokens, times):
     no times."""
     if model.simulated:
         counted = f"{model.step_bytes(prompt_tokens) / 1e6:,.1f} MB"
+        counted += f" on each of {model.devices} devices" * (model.devices > 1)
         return f"written     {len(times) - 1} tokens on the SIMT machine, {counted} read for each: it has no times"
     lines = []
     if len(times) > 1:
@@ -140,6 +159,7 @@ def report(model, prompt_tokens, times):
         lines.append(f"written     {len(times) - 1} tokens, {steps / seconds:,.1f} tokens/s{since}")
         moves = MOVES.get(model.config.kind, "weights, keys and values")
         verb = "moves" if model.engine.state_bytes else "reads"
+        moves += f", on each of {model.devices} cards" * (model.devices > 1)
         lines.append(f"a token     {verb} {bytes_ / 1e6:,.1f} MB: {moves}")
         lines.append(f"the limit   {limit:,.1f} tokens/s, at the {reads / 1e9:,.1f} GB/s that this machine reads")
         lines.append(f"share       {steps / seconds / limit:.0%}")

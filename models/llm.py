@@ -20,7 +20,7 @@ ENGINES = "graph", "one_launch"
 MOST = 16  # texts at once: rows that products in few bits take
 
 
-def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=None):
+def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=None, gpus=1):
     """The model of a folder.
 
     device    "cpu": the processor; "cuda" or "cuda:1": a card; "simt": the card's kernels on the SIMT machine; None: a
@@ -32,9 +32,15 @@ def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=N
     engine    on a card, how a token runs: "graph", a CUDA graph of launches, or "one_launch", a single one, for weights
               and a cache of 16 bits on compute capability 9.0 and newer (kernels/llm/one_launch.py says what else)
     progress  called with (bytes so far, bytes in all) while weights are read; None: nothing is shown
+    gpus      over how many cards, 2 to 8 of this host that reach each other's memory, by heads and columns
+              (models/shares.py): a number, which divides those of heads, kv heads and ffn; or a
+              models.exchanges.Processes, where each process of torch.distributed has one. In 16 bits, for
+              models without states; one text at a time
 
     models.config.BadModel, a ValueError, says what a folder lacks or holds otherwise than its config says.
     """
+    if type(gpus) is not int or gpus != 1:
+        return _over_several(folder, device, bits, kv_bits, engine, progress, gpus)
     device = _expect_place(device, bits, kv_bits, engine)
     config = read_config(folder)
     with Checkpoint(folder, config) as checkpoint:
@@ -43,6 +49,25 @@ def load(folder, *, device=None, bits=16, kv_bits=16, engine="graph", progress=N
             return Model(config, _processor(config)(config, checkpoint, counting))
         where = torch.device("cpu" if device == "simt" else device)
         return Model(config, _card(config)(config, checkpoint, counting, where, bits, kv_bits, engine=engine))
+
+
+def _over_several(folder, device, bits, kv_bits, engine, progress, gpus):
+    """The model of a folder over several devices."""
+    from models import across, exchanges, shares
+
+    if isinstance(gpus, exchanges.Processes):
+        device, exchange = "cuda" if gpus.on_cards else "simt", gpus
+    else:
+        device = _expect_place(device or ("cuda" if torch.cuda.is_available() else "simt"), bits, kv_bits, engine)
+        exchange = exchanges.several(gpus, device)
+    config = read_config(folder)
+    if engine not in ENGINES:
+        raise ValueError(f"load: engine must be {' or '.join(map(repr, ENGINES))}, got {engine!r}")
+    shares.expect_divisible(config, exchange.count, bits, kv_bits)
+    with Checkpoint(folder, config) as checkpoint:
+        parts = [shares.CheckpointShare(checkpoint, rank, exchange.count) for rank in exchange.ranks]
+        total = sum(part.bytes(exchange.on_cards) for part in parts)
+        return Model(config, across.Engine(config, checkpoint, _counting(total, progress), exchange, engine=engine))
 
 
 def _processor(config):
@@ -73,6 +98,11 @@ class Model:
     def device(self):
         """The torch device that its weights are on."""
         return self.engine.weights.embedding.device
+
+    @property
+    def devices(self):
+        """Over how many devices it lies."""
+        return self.engine.exchange.count if hasattr(self.engine, "exchange") else 1
 
     @property
     def simulated(self):
@@ -128,6 +158,8 @@ class Model:
         if len(seeds) != len(texts):
             raise ValueError(f"generate_several: seeds must be one for each text, {len(texts)}, got {len(seeds)}")
         seeds = [expect_sampling(temperature, top_k, top_p, seed) for seed in seeds]
+        if self.devices > 1:
+            raise BadModel(f"generate_several: a model over {self.devices} devices keeps one text at a time")
         if isinstance(self.config, Mamba2Config):
             raise BadModel("generate_several: a model with states keeps one text at a time")
         return self._generate_several(texts, max_tokens, seeds, (temperature, top_k, top_p), at_once)
@@ -147,7 +179,7 @@ class Model:
     def step_bytes(self, position):
         """Bytes that the step of the token at a position must move: it reads every weight, a row of the embedding, and
         the keys and values of the tokens that attention sees, its own among them, in the cache's bits; it reads and
-        writes a Mamba-2's states."""
+        writes a Mamba-2's states. Over several devices: each of them."""
         c = self.config
         seen = min(position + 1, c.window or position + 1)
         row = c.hidden * self.engine.weights.embedding.element_size()

@@ -15,6 +15,7 @@ import torch
 from kernels.bench import versions
 from kernels.benching import empty
 from kernels.llm import shapes
+from kernels.lowbit.gemv import SOURCES as OF_BITS
 from lab import cuda_timing, results
 from lab.roof_gpu import gpu_roof
 from lab.table import Table
@@ -27,7 +28,7 @@ SIZES = "hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab
 SOURCES = (
     "models/paged.py", "models/positions.py", "models/prefill.py", "kernels/paged/decode.cu", "kernels/paged/merge.cu",
     "kernels/paged/plan.py", "kernels/paged/write.cu", "kernels/matmul/planned.cu", "kernels/matmul/merge.cu",
-    "kernels/matmul/plan.py", "kernels/lowbit/gemv.cu", "kernels/lowbit/plan.py",
+    "kernels/matmul/plan.py", *OF_BITS,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""One of two processes that exchange: python collective_process.py RANK COUNT FILE. Prints what it has seen."""
+"""One of two processes that exchange: python collective_process.py RANK COUNT FILE cpu|cuda. Prints what it saw."""
 
 import sys
 
@@ -8,14 +8,19 @@ import torch.distributed as dist
 from kernels import collective
 from kernels.collective import processes
 
-rank, count, file = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+rank, count, file, kind = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=count)
-group = processes.Group(device="cpu")
+if kind == "cuda":
+    torch.cuda.set_device(rank)
+    torch.set_default_device("cuda")
+backend = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}[kind]
+dist.init_process_group(backend, init_method=f"file://{file}", rank=rank, world_size=count)
+group = processes.Group(device=None if kind == "cuda" else "cpu")
 
 
 def messages(n, seed, dtype=torch.bfloat16):
-    return [torch.randn(n, generator=torch.Generator().manual_seed(seed + r)).to(dtype) for r in range(count)]
+    draws = [torch.Generator().manual_seed(seed + r) for r in range(count)]
+    return [torch.randn(n, generator=draw, device="cpu").to(dtype).to(group.device) for draw in draws]
 
 
 def sum_of(xs):
@@ -30,6 +35,7 @@ for n, rung in (37, "ll"), (300, "direct"), (290, "sentinel"), (301, "pull_once"
         xs = messages(n, 10 * e)
         got = xs[rank].clone()
         getattr(collective, rung)([got], group=group)
+        group.synchronize()
         assert torch.equal(got, sum_of(xs)), rung
 xs = messages(64, 7)
 x = xs[rank].clone()
@@ -49,6 +55,7 @@ if rank == 0:  # the others do not come
     group.limit = 50
     try:
         collective.ll([torch.ones(8)], group=group)
+        group.synchronize()
     except collective.PeerTimeout as error:
         assert "rank 0 waited for rank 1" in str(error)
         print("named", end=" ")

@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs PyTorch's gloo")
-def test_two_processes_exchange(tmp_path):
+GLOO = dist.is_available() and dist.is_gloo_available()
+CARDS = torch.cuda.device_count() if torch.version.cuda is not None else 0
+two_cards = pytest.mark.skipif(CARDS < 2, reason="needs two NVIDIA GPUs that reach each other's memory")
+
+
+@pytest.mark.skipif(not GLOO, reason="needs PyTorch's gloo")
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=two_cards)])
+def test_two_processes_exchange(tmp_path, kind):
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, str(HERE / "collective_process.py")]
     runs = [
         subprocess.Popen(
-            [*command, str(rank), "2", str(tmp_path / "meet")],
+            [*command, str(rank), "2", str(tmp_path / "meet"), kind],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in (0, 1)

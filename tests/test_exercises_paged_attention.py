@@ -156,6 +156,10 @@ def by_bisection(tiles, blocks, block):
     return found
 
 
+def in_numbers_of_numpy(tiles, blocks, block):
+    return [tuple(np.array(work)) for work in by_bisection(tiles, blocks, block)]
+
+
 PREFETCHED = changed(  # the window behind this one is asked for in place of a new one
     SPLIT,
     ("    int window = 0;\n", "    int window = 0, base = first / PAGE;\n"),
@@ -177,6 +181,7 @@ BY_SIZE = changed(SERVED, (WIDE, "pool + (size_t)page * (2 * PAGE * 64)"))
         (3, by_arrays),
         (4, two_by_two),
         (5, by_bisection),
+        (5, in_numbers_of_numpy),
         (6, (table_cost, PREFETCHED)),
         (7, BY_LENGTH),
         (7, BY_SIZE),

@@ -228,6 +228,15 @@ def test_no_two_topics_have_six_lines_alike():
     assert [six for six, topics in where.items() if len(topics) > 1] == []
 
 
+def test_sources_that_a_measurement_names_are_there():
+    """What it rests on is looked up when it is stored, after minutes on a card."""
+    wanted = re.compile(r'"((?:kernels|lab|models|ref)/[\w./]+\.(?:cu|cuh|py|c|h))"')
+    files = [path for room in ("kernels", "models") for path in (ROOT / room).rglob("*.py")]
+    named = {(path.name, name) for path in files for name in wanted.findall(path.read_text())}
+    assert len(named) > 100
+    assert [pair for pair in sorted(named) if not (ROOT / pair[1]).exists()] == []
+
+
 def test_bootstrap_can_be_read_by_old_pythons():
     ast.parse((ROOT / "lab" / "bootstrap.py").read_text(), feature_version=(3, 6))
 

@@ -136,6 +136,7 @@ def made_up(monkeypatch, pairs):
     made = Driver(pairs)
     monkeypatch.setattr(cuda_driver, "driver", lambda: made)
     monkeypatch.setattr(torch.cuda, "device", Nothing)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(peers.torch, "zeros", lambda *_, device: type("T", (), {"to": lambda *_: None})())
     return made
 

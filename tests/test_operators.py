@@ -8,7 +8,21 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from kernels import attention, fusion, gemv, kv_cache, latent, llm, lowbit, mamba2, matmul, paged, ssd, ssd_backward
+from kernels import (
+    attention,
+    collective,
+    fusion,
+    gemv,
+    kv_cache,
+    latent,
+    llm,
+    lowbit,
+    mamba2,
+    matmul,
+    paged,
+    ssd,
+    ssd_backward,
+)
 from kernels.lowbit import fused as lowbit_fused  # operators of its own
 from lab import operators, show
 
@@ -26,6 +40,7 @@ WANTED += "mamba2_gated_norm mamba2_add_norm mamba2_norm_in_proj mamba2_norm_out
 WANTED += "mamba2_state_step_coded ssd_backward ssd_backward_plain "
 WANTED += "ssd_backward_few ssd_backward_fused paged_decode paged_append_attention"
 WANTED += " paged_decode_shared latent_decode latent_split latent_last latent_in_place"
+WANTED += " collective_all_reduce collective_all_reduce_norm collective_product"
 
 
 def randn(*shape, dtype=torch.float32, scale=1.0):
@@ -124,6 +139,9 @@ CASES = {
     "paged_decode_shared": shared_pages,
     **{f"latent_{name}": lambda: (half(1, 2, 576), half(1, 9, 576), 0.07, None, lengths(8))
        for name in ("decode", "split", "last", "in_place")},
+    "collective_all_reduce": lambda: ([half(9), half(9)],),
+    "collective_all_reduce_norm": lambda: tuple([half(*n), half(*n)] for n in ((2, 16), (2, 16), (16,), (2, 16))),
+    "collective_product": lambda: tuple([half(*n), half(*n)] for n in ((5, 16), (16,), (5,))),
     "fusion_rmsnorm": lambda: (half(40), half(40), 1e-3),
     "fusion_add": lambda: (half(9), half(9)),
     "fusion_silu_mul": lambda: (half(9), half(9)),
@@ -233,6 +251,20 @@ def test_a_layer_with_buffers_of_its_own_compiles_whole(name):
     assert torch.equal(compiled(), wanted) and torch.equal(layer.qkv, qkv)
     with pytest.raises(Exception, match="one_launch: torch.compile cannot take a launch with barriers"):
         torch.compile(lambda: layer.one_launch(x), fullgraph=True, backend="eager")()
+
+
+def test_sums_over_devices_compile_whole():
+    xs = [half(9) for _ in range(2)]
+    wanted = (xs[0].float() + xs[1].float()).half()
+
+    def step(xs):
+        y = collective.all_reduce([x * 1 for x in xs])
+        return y[0] * 2, y[1] * 2
+
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(xs)
+    assert all(torch.equal(y, wanted * 2) for y in found)
+    with pytest.raises(Exception, match="tensors must be one tensor for each of 2 to 8 devices, got one device only"):
+        torch.compile(step, fullgraph=True, backend="aot_eager")(xs[:1])
 
 
 def test_a_second_copy_of_the_course_shares_the_operators():

@@ -503,20 +503,26 @@ def test_measuring_goes_all_the_way(env, tmp_path, monkeypatch):
     monkeypatch.setattr(measure.running, "run", _without_reports(measure.running.run))
     saved = []
     one = measure.Measuring(env, tmp_path, lines.append, lambda tables: saved.append(len(tables)))
-    one.there(), one.copies(one.loaded()), one.timed(1), one.asked_for_more()
+    one.there()
+    outputs = one.loaded()
+    one.copies(outputs), one.copy_of_one(outputs), one.timed(1), one.asked_for_more()
     tables = {table.title: table.rows for table in one.tables}
     assert tables["All of it"]["torch, and what comes with it"]["libraries"] == 4
     assert tables["Who is loaded"]["two"] == {
         "modules": 2, "of libraries": 2, "from elsewhere": 0, "kernels launched": 1
     }  # fmt: skip
-    assert saved == [1, 2, 3, 4, 5, 6, 7]
+    assert saved == [1, 2, 3, 4, 5, 6, 7, 8]
     copies = tables["Copies"]
     assert copies["as it comes"]["the same output"] == "2 of 2"
     assert copies["other architectures gone"]["the same output"] == "1 of 2, not two"
     assert copies["only what is used"]["the same output"] == "2 of 2"
     by_size = ["only what is used", "other architectures gone", "as it comes"]
     assert sorted(by_size, key=lambda name: copies[name]["device code, MB"]) == [by_size[1], by_size[0], by_size[2]]
-    assert set(tables["Memory and time of one"]) >= {"eager: as it comes", "lazy: only what is used"}
+    of_one = tables["A copy for one alone"]["only what one uses"]
+    assert of_one["the same output"] == "1 of 1"
+    assert of_one["device code, MB"] < copies["only what is used"]["device code, MB"]
+    timed = {"eager: as it comes", "lazy: only what is used", "eager: only what one uses"}
+    assert set(tables["Memory and time of one"]) >= timed
     last = {name: row["what"] for name, row in tables["A kernel that was cut"].items()}
     assert last["CUDA's words"].endswith("CUDA error: invalid device ordinal") and last["explain, kernels named"] == 4
     assert last["explain, the first"] == "lib/libfirst.so: gemv (sm_90a) was cut"

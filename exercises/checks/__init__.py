@@ -45,8 +45,14 @@ def time_limit(seconds=10):
 
 def call_text(function, *args, **named):
     """The call as the learner would write it: gemv_intensity(2, 3, 0.5)."""
-    given = [repr(a) for a in args] + [f"{name}={value!r}" for name, value in named.items()]
+    given = [_argument(a) for a in args] + [f"{name}={value!r}" for name, value in named.items()]
     return f"{getattr(function, '__name__', 'your function')}({', '.join(given)})"
+
+
+def _argument(value):
+    """repr, but 4.6e12 in place of 4600000000000.0."""
+    short = f"{value:g}".replace("e+", "e") if isinstance(value, float) and abs(value) >= 1e6 else ""
+    return short if short and float(short) == value else repr(value)
 
 
 def number_from(function, *args, whole=False, **named):
@@ -80,7 +86,7 @@ def number_from(function, *args, whole=False, **named):
 
 def counted(n, word):
     """1 -> "1 token", 2 -> "2 tokens"."""
-    return f"{n:,} {word}{'s' * (n != 1)}"
+    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def shown(value, most=60):

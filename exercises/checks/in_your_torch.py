@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exercises.checks import shown, time_limit
+from exercises.checks import counted, shown, time_limit
 from lab import fatbin
 from lab.compiler import NoCompiler
 from lab.exercise import Exercise, Wrong
@@ -69,7 +69,8 @@ def exercise_1(arch_table):
                 for kind, number, payload in entries:
                     key = {1: "ptx", 2: "elf"}[kind], number
                     wanted[key] = wanted.get(key, 0) + len(payload) + -len(payload) % 8
-            at = f"with {n} container{'s' * (n != 1)} and {sum(map(len, containers))} entries"
+            entries = sum(map(len, containers))
+            at = f"with {counted(n, 'container')} and {entries} {'entry' if entries == 1 else 'entries'}"
             got = arch_table(data)
             if not isinstance(got, dict):
                 raise Wrong(f"{at} your function gave {shown(got)}, expected a dict")
@@ -114,7 +115,7 @@ def exercise_2(write, reread):
 
 
 def _writes(exercise, write, parts, path):
-    at = f"writing {len(parts)} part{'s' * (len(parts) != 1)}"
+    at = f"writing {counted(len(parts), 'part')}"
     data = write(list(parts))
     if not isinstance(data, (bytes, bytearray)):
         raise Wrong(f"{at}, your function gave {shown(data)}, expected bytes")
@@ -134,7 +135,13 @@ def _writes(exercise, write, parts, path):
         )
         exercise.require(entry.at % 8 == 0, f"{at}: entry {n} begins at byte {entry.at}, expected a multiple of 8")
         exercise.require(entry.flags == 0x11, f"{at}: entry {n} has the flags {entry.flags:#x}, expected 0x11")
-        exercise.require(entry.payload() == image + bytes(-len(image) % 8), f"{at}: the bytes of entry {n} are others")
+        padded = image + bytes(-len(image) % 8)
+        exercise.require(
+            len(entry.payload()) == len(padded),
+            f"{at}: entry {n} says {counted(len(entry.payload()), 'byte')}, expected {len(padded)}: "
+            f"an image of {len(image)}, padded to a multiple of 8",
+        )
+        exercise.require(entry.payload() == padded, f"{at}: the bytes of entry {n} are others")
 
 
 # Exercise 3: which one does a card take?
@@ -152,6 +159,7 @@ KNOWN = [  # entries, card, the index
     ([("elf", "sm_120f"), ("ptx", "sm_100")], (12, 1), 0),
     ([("elf", "sm_100f"), ("ptx", "sm_100f")], (11, 0), None),
     ([("elf", "sm_75")], (8, 0), None),
+    ([("elf", "sm_80"), ("ptx", "sm_86")], (8, 9), 0),
 ]
 
 
@@ -212,7 +220,7 @@ def exercise_4(keep):
         cases = [(n, *_section(rng, n)) for n in (1, 1, 2, 4, 30)]
         for n, data, containers in cases:
             for number in (90, rng.choice(NUMBERS)):
-                _kept(exercise, keep, data, containers, number, f"with {n} container{'s' * (n != 1)}, sm_{number} kept")
+                _kept(exercise, keep, data, containers, number, f"with {counted(n, 'container')}, sm_{number} kept")
         loads = _loads(exercise, keep, rng)
     return exercise.report(f"right in {2 * len(cases)} sections{loads}")
 
@@ -279,10 +287,10 @@ def _loads(exercise, keep, rng):
 
 
 def _elf(rng, functions, order, gap):
-    """A cubin-like ELF file: functions [(name, symbol type, other), ...]; sections in any order, junk between."""
+    """A cubin-like ELF file: functions [(name, info, other), ...]; sections in any order, junk between."""
     names, symbols = b"\0", [struct.pack("<IBBHQQ", 0, 0, 0, 0, 0, 0)]
-    for name, kind, other in functions:
-        symbols.append(struct.pack("<IBBHQQ", len(names), 0x10 | kind, other, 1, 0, 64))
+    for name, info, other in functions:
+        symbols.append(struct.pack("<IBBHQQ", len(names), info, other, 1, 0, 64))
         names += name.encode() + b"\0"
     titles = b"\0.text\0.strtab\0.symtab\0.shstrtab\0"
     bodies = {".text": rng.randbytes(64), ".strtab": names, ".symtab": b"".join(symbols), ".shstrtab": titles}
@@ -302,7 +310,8 @@ def _elf(rng, functions, order, gap):
     return bytes(data) + b"".join(sections)
 
 
-FUNCTION, OBJECT, ENTRY = 2, 1, 0x10
+FUNCTION, OBJECT, SECTION, ENTRY = 2, 1, 3, 0x10
+BINDINGS = 0x00, 0x10, 0x20  # local, global, weak: the upper four bits, as of templates' kernels
 
 
 def exercise_5(kernels_of):
@@ -315,10 +324,11 @@ def exercise_5(kernels_of):
             names = rng.sample(
                 [f"{a}{b}" for a in ("gemv", "_Z4scan", "gemv_", "mix") for b in "abcdefgh"], rng.randint(0, 8)
             )
+            kinds = FUNCTION, FUNCTION, FUNCTION, OBJECT, SECTION
             functions = [
-                (name, rng.choice((FUNCTION, FUNCTION, OBJECT)), rng.choice((0, ENTRY, ENTRY | 2))) for name in names
+                (name, rng.choice(BINDINGS) | rng.choice(kinds), rng.choice((0, ENTRY, ENTRY | 2))) for name in names
             ]
-            wanted = sorted(name for name, kind, other in functions if kind == FUNCTION and other & ENTRY)
+            wanted = sorted(name for name, info, other in functions if info & 15 == FUNCTION and other & ENTRY)
             cases.append(
                 (
                     _elf(rng, functions, order, rng.choice((0, 40))),

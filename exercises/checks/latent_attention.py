@@ -228,6 +228,8 @@ def exercise_4(attend):
         "a tile of -inf": _scores(rng, [5, -np.inf, 7]),
         "no score at all": _scores(rng, [-np.inf, -np.inf]),
     }
+    exactly = cases["a maximum exactly 8 above, and one beyond"] = _scores(rng, [-1, 7, 7])
+    exactly[:, 0] = 0, SLACK, SLACK + 0.5
     for number in range(6):
         cases[f"random tiles ({number})"] = _scores(rng, rng.normal(0, 12, int(rng.integers(2, 30))))
     with exercise, time_limit(30), warnings.catch_warnings():

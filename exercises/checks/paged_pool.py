@@ -148,7 +148,7 @@ class _Watched:
             raise Wrong(f"{self.at} went through, with {counted(lacking, 'page')} too few; expected Full")
 
     def _step(self, call, method, *args):
-        self.past = [*self.past[-4:], call]
+        self.past.append(call)
         try:
             return method(*args)
         except (IndexError, KeyError) as error:
@@ -156,7 +156,9 @@ class _Watched:
 
     @property
     def at(self):
-        return f"{self.n_pages} pages of {self.size}: after {', '.join(self.past[:-1]) or 'nothing'}, {self.past[-1]}"
+        last = self.past[-5:]
+        before = ["…"] * (len(self.past) > len(last)) + last[:-1]
+        return f"{self.n_pages} pages of {self.size}: after {', '.join(before) or 'nothing'}, {last[-1]}"
 
     def _look(self):
         """Lists, counts, lengths and what everybody would read."""
@@ -168,7 +170,8 @@ class _Watched:
             times = list(pool.free_pages).count(page)
             if times != (count == 0):
                 raise Wrong(
-                    f"{self.at}: page {page} is {counted(count, 'request')}'s, and {counted(times, 'time')} free"
+                    f"{self.at}: {counted(count, 'request')} ha{'s' if count == 1 else 've'} page {page}, "
+                    f"and free_pages has it {counted(times, 'time')}"
                 )
             if pool.shared[page] != count:
                 raise Wrong(f"{self.at}: shared[{page}] is {pool.shared[page]}, expected {count}")

@@ -30,7 +30,9 @@ Source: NCCL's LL protocol, TensorRT-LLM's and vLLM's one-shot and two-shot kern
 
 import functools
 
-from kernels.collective import launches
+from torch.compiler import is_dynamo_compiling
+
+from kernels.collective import launches, operators
 from kernels.collective.arguments import expect_tensors
 from kernels.collective.fused import all_reduce_norm, product
 from kernels.collective.group import Group, PeerTimeout, group_of
@@ -45,12 +47,12 @@ WAY_THERE = 3.6e-6  # seconds that two_shot's barriers take beyond a push
 LINK = 370e9  # bytes a second of stores to a peer: both measured on two H200s
 
 
-def _rung(function):
+def _rung(function, name=None):
     """A rung: arguments are looked at, and an empty message is not sent."""
+    name = name or function.__name__
 
     @functools.wraps(function)
     def rung(tensors, *, group=None, pdl=False):
-        name = function.__name__
         expect_tensors(name, "tensors", tensors, count=len(group.ranks) if group is not None else None, written=True)
         if tensors[0].numel():
             function(tensors, group=group, pdl=pdl)
@@ -101,14 +103,24 @@ def two_shot(tensors, *, group=None, pdl=False):
     launches.two_shot(group or group_of(tensors), tensors, pdl)
 
 
-@_rung
 def all_reduce(tensors, *, group=None, pdl=False):
-    """The best by size: `direct` or two_shot."""
+    """The best by size: `direct` or two_shot. torch.compile takes it, without a group."""
+    if group is None and is_dynamo_compiling():
+        _operator(tensors, pdl)
+        return tensors
+    return _all_reduce(tensors, group=group, pdl=pdl)
+
+
+def _by_size(tensors, *, group=None, pdl=False):
     group = group or group_of(tensors)
     if best(tensors[0].nbytes, len(group), launches.most_bytes(group)) == "direct":
         launches.push("direct", group, tensors, pdl)
     else:
         launches.two_shot(group, tensors, pdl)
+
+
+_all_reduce = _rung(_by_size, "all_reduce")
+_operator = operators.register(_all_reduce)
 
 
 def best(message, devices, most):

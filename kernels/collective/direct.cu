@@ -4,7 +4,8 @@
 
    New since the sentinel: a thread has one word, and asks for it before it knows the number of the exchange. A load
    from L2 takes 0.2 µs; two of them stood in a row before anything was sent (which exchange, which words), and now they
-   are on their way together. A loop would put the next word behind this one's arrival: blocks take its place.
+   are on their way together. A loop would put the next word behind this one's arrival: blocks take its place. And the
+   block's count goes on while the words are on their way.
 
    Moves: (devices - 1) * n numbers over the link from each device. In a row: message, send, receive. */
 #include "sentinel.cuh"
@@ -19,10 +20,12 @@ direct(T *x, uint4 *mail, Peers mails, uint2 *numbers, Told told, int rank, int 
     const uint4 own = sendable(message.load(k));
     const Exchange now = next_exchange(numbers);
     bool failed = now.failed;
-    if (has_word && !failed) {
+    if (has_word && !failed)
 #pragma unroll
         for (int r = 0; r < DEVICES; r++)
             if (r != rank) send((uint4 *)mails.of[r] + box_of(now.number, rank, WORDS) + threadIdx.x, own);
+    count_exchange(numbers, now.number);
+    if (has_word && !failed) {
         uint4 words[DEVICES];
 #pragma unroll
         for (int r = 0; r < DEVICES; r++) {
@@ -31,5 +34,5 @@ direct(T *x, uint4 *mail, Peers mails, uint2 *numbers, Told told, int rank, int 
         }
         if (!failed) message.store(k, sum_of(words));
     }
-    end_exchange(numbers, now.number, failed);
+    note_failure(numbers, failed);
 }

@@ -45,7 +45,7 @@ class Group:
         on_cards = self.devices.on_cards
         self.blocks = CARD_BLOCKS if on_cards else MACHINE_BLOCKS
         self.limit = CARD_LIMIT if on_cards else MACHINE_LIMIT
-        self.told = [torch.zeros(1, dtype=torch.int32, pin_memory=on_cards) for _ in self.devices.where]
+        self.told = [torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=on_cards) for _ in self.devices.where]
         self.told_args = [cuda.Peers([told]) for told in self.told]
         self.seen = [told.numpy() for told in self.told]
         self.mails = {}

@@ -24,3 +24,13 @@ __device__ __forceinline__ void end_exchange(uint2 *numbers, unsigned number, bo
     const bool any = __syncthreads_or(failed);
     if (threadIdx.x == 0) numbers[blockIdx.x * APART] = make_uint2(number, any);
 }
+
+/* The same in two halves, where nothing shall stand behind the last word's arrival: the count between what is sent and
+   what is waited for, when there is time; and at the end only that it failed. All threads come to the first. */
+__device__ __forceinline__ void count_exchange(uint2 *numbers, unsigned number) {
+    __syncthreads(); // all have read the number before
+    if (threadIdx.x == 0) numbers[blockIdx.x * APART].x = number;
+}
+__device__ __forceinline__ void note_failure(uint2 *numbers, bool failed) {
+    if (failed) atomicExch(&numbers[blockIdx.x * APART].y, 1);
+}

@@ -14,28 +14,37 @@ from pathlib import Path
 
 import torch
 
-PATIENCE = 400  # seconds of all peers together
+PATIENCE = 90  # seconds of a peer
+NORM = "TensorRT-LLM, PDL"  # of the second table
+LEAST = 8 << 20  # bytes of a buffer that another process opens: the driver puts smaller ones together
 
 
 def measure(devices, sizes, rows, hidden):
-    """({peer: {size: µs}}, {peer: {rows: µs}})."""
+    """({peer: {size: µs}}, {peer: {rows: µs}}). Each peer in processes of its own: one that fails takes no other
+    along."""
+    found, norms = {}, {}
+    for name in (*PEERS, NORM):
+        given = rows if name == NORM else sizes
+        times = _measure_one({"name": name, "devices": devices, "given": list(given), "hidden": hidden})
+        if times:
+            (norms if name == NORM else found)[name] = times
+    return found, norms
+
+
+def _measure_one(ask):
     with tempfile.TemporaryDirectory() as folder:
-        ask = json.dumps({"devices": devices, "sizes": sizes, "rows": rows, "hidden": hidden, "folder": folder})
-        command = [sys.executable, "-m", "kernels.collective.peers", ask]
-        runs = [subprocess.Popen([*command, str(rank)], env=dict(os.environ)) for rank in range(devices)]
+        command = [sys.executable, "-m", "kernels.collective.peers", json.dumps(ask | {"folder": folder})]
+        runs = [subprocess.Popen([*command, str(rank)], env=dict(os.environ)) for rank in range(ask["devices"])]
         try:
             for run in runs:
                 run.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            print("the peers took too long; what they have measured until then counts")
+            print(f"{ask['name']} took too long; what it has measured until then counts")
         finally:
             for run in runs:
                 run.kill()
-        found = Path(folder) / "found.json"
-        if not found.exists():
-            print("no peer could be measured")
-            return {}, {}
-        return tuple(json.loads(found.read_text()))
+        path = Path(folder) / "found.json"
+        return json.loads(path.read_text()) if path.exists() else {}
 
 
 def size_text(nbytes):
@@ -56,6 +65,8 @@ def timed(call, calls, replays=9):
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(calls):
             call()
+    if captured := getattr(call, "captured", None):
+        captured()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
     for k in range(-2, replays):
         if k == 0:
@@ -69,53 +80,49 @@ def timed(call, calls, replays=9):
 
 
 def process(ask, rank):
-    """One rank of all peers."""
+    """One rank of one peer."""
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)
     os.environ["NCCL_NVLS_ENABLE"] = "0"  # no multicast
+    os.environ["NCCL_GRAPH_MIXING_SUPPORT"] = "0"  # all its calls are in graphs
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     dist.init_process_group(
         "nccl", init_method=f"file://{ask['folder']}/meet", rank=rank, world_size=ask["devices"],
         device_id=torch.device("cuda", rank),
     )  # fmt: skip
-    found, norms = {}, {}
-
-    def keep():
-        if rank == 0:
-            path = Path(ask["folder"]) / "found.json"
-            path.with_suffix(".new").write_text(json.dumps([found, norms]))
-            path.with_suffix(".new").replace(path)
-
-    for name, make in PEERS.items():
-        for nbytes in ask["sizes"]:
-            calls = 64 if nbytes <= 1 << 20 else 8
-            try:
-                call, x, out = make(nbytes, rank, ask["devices"])
-                x.fill_(rank + 1)
-                call()
-                torch.cuda.synchronize()
-                want = float(sum(r + 1 for r in range(ask["devices"])))
-                if not bool((out == want).all()):
-                    raise RuntimeError(f"its sums are wrong: {out[:4].tolist()}, not {want}")
-                x.zero_()
-                found.setdefault(name, {})[size_text(nbytes)] = timed(call, calls)
-            except Exception as error:
-                if rank == 0:
-                    print(f"{name}, {size_text(nbytes)}: left out: {type(error).__name__}: {error}", flush=True)
-                break
-            keep()
-    for rows in ask["rows"]:
+    name, found = ask["name"], {}
+    for given in ask["given"]:
         try:
-            call = trtllm_norm(rows, ask["hidden"], rank, ask["devices"])
-            norms.setdefault("TensorRT-LLM, PDL", {})[str(rows)] = timed(call, 64)
+            if name == NORM:
+                found[str(given)] = timed(trtllm_norm(given, ask["hidden"], rank, ask["devices"]), 64)
+            else:
+                found[size_text(given)] = timed(
+                    checked(name, given, rank, ask["devices"]), 64 if given <= 1 << 20 else 8
+                )
         except Exception as error:
             if rank == 0:
-                print(f"TensorRT-LLM with a norm, {rows} rows: left out: {type(error).__name__}: {error}", flush=True)
+                print(f"{name}, {given:,}: left out: {type(error).__name__}: {str(error)[:200]}", flush=True)
             break
-        keep()
+        if rank == 0:
+            path = Path(ask["folder"]) / "found.json"
+            path.with_suffix(".new").write_text(json.dumps(found))
+            path.with_suffix(".new").replace(path)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def checked(name, nbytes, rank, devices):
+    """A peer's call, whose sums have been looked at."""
+    call, x, out = PEERS[name](nbytes, rank, devices)
+    x.fill_(rank + 1)
+    call()
+    torch.cuda.synchronize()
+    want = float(sum(r + 1 for r in range(devices)))
+    if not bool((out == want).all()):
+        raise RuntimeError(f"its sums are wrong: {out[:4].tolist()}, not {want}")
+    x.zero_()
+    return call
 
 
 def nccl(nbytes, rank, devices):
@@ -150,19 +157,32 @@ def run_into(run, x, name, out):
 
 
 def vllm(nbytes, rank, devices):
-    """vLLM's custom kernel, as FlashInfer packs it."""
+    """vLLM's custom kernel, as FlashInfer packs it. In a graph it reads its input where it lies, which all processes
+    must have been told before the graph is replayed."""
     import flashinfer.comm as comm
     import torch.distributed as dist
 
-    group = dist.group.WORLD
-    meta = comm.create_shared_buffer(comm.vllm_meta_size() + nbytes, group=group)
-    buffer = comm.create_shared_buffer(nbytes, group=group)
+    group, room = dist.group.WORLD, max(nbytes, LEAST)
+    meta = comm.create_shared_buffer(comm.vllm_meta_size() + room, group=group)
+    buffer = comm.create_shared_buffer(room, group=group)
     rank_data = torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
     handle = comm.vllm_init_custom_ar(meta, rank_data, rank, True)
     comm.vllm_register_buffer(handle, buffer)
     x = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(x)
-    return (lambda: comm.vllm_all_reduce(handle, x, out, buffer[rank], nbytes, 36)), x, out
+
+    def call():
+        place = 0 if torch.cuda.is_current_stream_capturing() else buffer[rank]
+        comm.vllm_all_reduce(handle, x, out, place, room, 36)
+
+    def captured():
+        mine = [list(part) for part in comm.vllm_get_graph_buffer_ipc_meta(handle)]
+        all_of_them = [None] * devices
+        dist.all_gather_object(all_of_them, mine)
+        comm.vllm_register_graph_buffers(handle, [h for h, _ in all_of_them], [o for _, o in all_of_them])
+
+    call.captured, call.keep = captured, rank_data
+    return call, x, out
 
 
 def trtllm_fusion(tokens, hidden, rank, devices, pattern, **tensors):

@@ -46,7 +46,7 @@ class Group:
         self.on_cards = self.device.type == "cuda"
         self.blocks = CARD_BLOCKS if self.on_cards else MACHINE_BLOCKS
         self.limit = CARD_LIMIT if self.on_cards else PATIENT
-        told = torch.zeros(1, dtype=torch.int32, pin_memory=self.on_cards)
+        told = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=self.on_cards)
         self.seen, self.told, self.told_args = told.numpy(), told, {rank: cuda.Peers([told])}
         self.mails, self.kept, self.looked_at = {}, [], set()
         GROUPS[name] = self

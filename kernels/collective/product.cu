@@ -64,13 +64,14 @@ product(const T *W, const T *x, const T *residual, T *out, u64 *mail, Peers mail
         share.each(thread, [&](int row, int i) { // 5
             send_sum(mails, now.number, rank, rows, row, weights.sum(i, weights.warps));
         });
+    count_exchange(numbers, now.number);
     share.each(thread, [&](int row, int i) { // 6. what was sent is on its way for 0.75 µs
         float total = 0;
         const float own = weights.sum(i, weights.warps), before = weights.partial[i * PITCH + weights.warps];
         failed = failed || !take_sums(mail, now.number, rank, rows, row, own, limit, told, total);
         if (!failed) out[row] = (T)(before + total);
     });
-    end_exchange(numbers, now.number, failed);
+    note_failure(numbers, failed);
 }
 
 /* A warp for a row: where columns are no multiple of 8, or rows are not aligned to 16 bytes. */
@@ -81,13 +82,17 @@ extern "C" __global__ void product_any(const T *W, const T *x, const T *residual
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     const Exchange now = next_exchange(numbers);
     bool failed = now.failed;
+    float squares, own = 0, total;
     if (row < rows && !failed) {
-        float squares, own = warp_dot<T>(W + (long long)row * cols, x, nullptr, cols, lane, &squares), total;
+        own = warp_dot<T>(W + (long long)row * cols, x, nullptr, cols, lane, &squares);
+        if (lane == 0) send_sum(mails, now.number, rank, rows, row, own);
+    }
+    count_exchange(numbers, now.number);
+    if (row < rows && !failed) {
         if (lane == 0) {
-            send_sum(mails, now.number, rank, rows, row, own);
             failed = !take_sums(mail, now.number, rank, rows, row, own, limit, told, total);
             if (!failed) out[row] = (T)((float)residual[row] + total);
         }
     }
-    end_exchange(numbers, now.number, failed);
+    note_failure(numbers, failed);
 }

@@ -78,6 +78,7 @@ residual_norm(const T *x, T *residual, const T *weight, T *out, uint4 *mail, Pee
     }
 #pragma unroll
     for (int w = 0; w < ROW_WORDS; w++) row[w] = kept.load(w * blockDim.x + threadIdx.x);
+    count_exchange(numbers, now.number);
 #pragma unroll
     for (int w = 0; w < ROW_WORDS; w++) { // 2
         const int k = w * blockDim.x + threadIdx.x;
@@ -97,7 +98,7 @@ residual_norm(const T *x, T *residual, const T *weight, T *out, uint4 *mail, Pee
         if (k < part.words() && !failed) kept.store(k, row[w]);
     }
     store_norm(row, weights, row_of(out, cols, wide), eps);
-    end_exchange(numbers, now.number, failed);
+    note_failure(numbers, failed);
 }
 
 /* The same without an exchange, of an x that is summed already: for more rows than there are boxes. */

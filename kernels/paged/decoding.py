@@ -56,8 +56,9 @@ def decode(q, cache, requests, scale=None, *, out=None, pdl=False, invariant=Fal
     of the pool stands for one in it.
 
     Moves 4 · tokens · head_dim bytes for each request and kv head (of codes, bits / 8 a number and 2 a scale), and
-    little else. The same from run to run, bit for bit. Scores and sums are float32; a weight is rounded to the dtype of
-    q, for the sum that divides as for the values (of codes, to float16, for the values alone).
+    little else. The same from run to run, bit for bit, for one `pdl`; with `invariant` for either. Scores and sums are
+    float32; a weight is rounded to the dtype of q, for the sum that divides as for the values (of codes, to float16,
+    for the values alone).
     A head whose scores are all -inf gives zeros, as one without tokens.
 
     TypeError or ValueError names the argument, what was expected and what came; nothing has been written by then.

@@ -13,6 +13,7 @@ returns; `races=True` looks for races over all calls until synchronize().
 """
 
 import contextlib
+import sys
 
 import torch
 
@@ -145,15 +146,15 @@ class Devices:
         with contextlib.ExitStack() as stack:
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
-            for stream in streams:
-                graphs.append(torch.cuda.CUDAGraph())
-                with torch.cuda.stream(stream):
-                    graphs[-1].capture_begin(capture_error_mode="thread_local")
             try:
+                for stream in streams:
+                    graphs.append(graph := torch.cuda.CUDAGraph())
+                    with torch.cuda.stream(stream):  # "relaxed": the next takes memory while this one records
+                        graph.capture_begin(capture_error_mode="relaxed")
                 step()
             finally:
                 for stream, graph in zip(streams, graphs):
-                    with torch.cuda.stream(stream):
+                    with torch.cuda.stream(stream), contextlib.suppress(RuntimeError if sys.exc_info()[0] else ()):
                         graph.capture_end()
         return CardGraph(self, graphs, streams)
 

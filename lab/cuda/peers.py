@@ -86,6 +86,7 @@ def let_see(device, other):
 
     What PyTorch has allocated there, and will, all of it: also in segments that grow (expandable_segments), which
     PyTorch itself opens to a card that a tensor was copied to."""
+    torch.cuda.init()  # and with it the driver
     cuda, can = cuda_driver.driver(), ctypes.c_int()
     handles = [ctypes.c_int(), ctypes.c_int()]
     for index, handle in zip((device, other), handles):

@@ -44,8 +44,9 @@ def _colour(label, card):
     return BLUE if not card or number.isdigit() and divmod(int(number), 10) == tuple(card) else SKY
 
 
-def container_layout(containers, size, title="where device code lies in a file"):
-    """A file as a strip: containers [(at, bytes, [(label, bytes), ...]), ...] of `size` bytes, entry by entry."""
+def container_layout(containers, size, title="where device code lies in a file", names=()):
+    """A file as a strip: containers [(at, bytes, [(label, bytes), ...]), ...] of `size` bytes, entry by entry. A line
+    is where one begins, with its name, if there are names."""
     picture, axis = figure(9, 2.1)
     labels = list(dict.fromkeys(label for _, _, entries in containers for label, _ in entries))
     colour = {label: COLOURS[n % len(COLOURS)] for n, label in enumerate(labels)}
@@ -54,6 +55,10 @@ def container_layout(containers, size, title="where device code lies in a file")
         for label, many in entries:
             axis.barh(0, many / 1e3, left=at / 1e3, height=0.6, color=colour[label], edgecolor="white", linewidth=0.4)
             at += many
+    for n, (at, *_) in enumerate(containers):
+        axis.vlines(at / 1e3, -0.3, 0.5, color=BLACK, linewidth=1.2)
+        axis.text(at / 1e3, 0.36, f" {names[n]}" if n < len(names) else "", fontsize=9)
+    axis.set_ylim(-0.4, 0.6)
     for label in labels:
         axis.barh(0, 0, color=colour[label], label=label)
     axis.set_yticks([])

@@ -1,7 +1,9 @@
 """Measure, on a machine with a card, what an environment with torch carries, what twelve workloads load of it, and what
 becomes of copies without the rest.
 
-    python -m models.slim.measure      writes models/slim/measured/<card>.json; some five minutes
+    python -m models.slim.measure               writes models/slim/measured/<card>.json; some five minutes
+    python -m models.slim.measure --memory      the tables of one workload's copy, memory and time alone; what else is
+                                                stored stays
 
 The environment is that of the Python that runs this. Copies are made beside it, or in the folder SLIM_WORK, and
 removed again.
@@ -54,7 +56,7 @@ class Measuring:
     def __init__(self, folder, work, say, save=lambda tables: None):
         self.folder, self.work, self.say, self.save = folder, work, say, save
         major, minor = torch.cuda.get_device_capability()
-        self.card, self.tables = (major, minor), []
+        self.card, self.tables, self.made = (major, minor), [], {}
 
     def table(self, title, rows):
         self.tables.append(Table(title, rows, SOURCES))
@@ -88,8 +90,10 @@ class Measuring:
         cubins = sorted({cubin for _, some, _, _ in found.values() for cubin in some})
         launched = sorted({name for _, _, names, _ in found.values() for name in names})
         whole = trace.record(self.folder, ["all"], cubins, launched, code)
-        self.trace = self.work / "trace.json"
+        self.trace, self.trace_of_one = self.work / "trace.json", self.work / "trace-of-one.json"
         self.trace.write_text(json.dumps(whole))
+        _, some, names, _ = found[TIMED]
+        self.trace_of_one.write_text(json.dumps(trace.record(self.folder, [TIMED], sorted(some), sorted(names), code)))
         _, others = trace.match(cubins, code)
         rows = {}
         for name, (_, some, names, _) in found.items():
@@ -101,25 +105,37 @@ class Measuring:
         self.table("Who is loaded", rows)
         return {name: run.output for name, (run, *_) in found.items()}
 
-    def copies(self, outputs):
+    def copy(self, name, traces, way="compacted"):
+        """Make a copy, and note it if it is compacted. Returns where it is."""
+        to = self.work / name.replace(", ", "-").replace(" ", "-")
         link = os.stat(self.folder).st_dev == os.stat(self.work).st_dev
+        cut.cut(self.folder, to, [self.card], traces, way, link=link, say=lambda line: None)
+        self.say(f"made: {name}")
+        if way == "compacted":
+            self.made[name] = to
+        return to
+
+    def copies(self, outputs):
         rows = {"as it comes": self._sizes(self.folder) | {"the same output": self._same(self.folder, outputs)}}
-        self.made = {}
         for name, traces, way in [
             ("other architectures gone, holes", (), "holes"),
             ("other architectures gone, rewritten", (), "rewritten"),
             ("other architectures gone", (), "compacted"),
             ("only what is used", (self.trace,), "compacted"),
         ]:
-            to = self.work / name.replace(", ", "-").replace(" ", "-")
-            cut.cut(self.folder, to, [self.card], traces, way, link=link, say=lambda line: None)
-            self.say(f"made: {name}")
+            to = self.copy(name, traces, way)
             rows[name] = self._sizes(to) | {"the same output": self._same(to, outputs)}
-            if way == "compacted":
-                self.made[name] = to
-            else:
+            if way != "compacted":
                 shutil.rmtree(to)
         self.table("Copies", rows)
+
+    def copy_of_one(self, outputs):
+        """For one workload alone: what the other eleven use is gone, too."""
+        name = f"only what {TIMED} uses"
+        to = self.copy(name, (self.trace_of_one,))
+        self.table(
+            f"A copy for {TIMED} alone", {name: self._sizes(to) | {"the same output": self._same(to, outputs, [TIMED])}}
+        )
 
     def _sizes(self, folder):
         found = verify.sizes(folder, names=is_torchs)
@@ -127,7 +143,9 @@ class Measuring:
         device = sum(e.header + e.stored for file in files for e in fatbin.read(file.path))
         return found | {"device code, MB": device / 1e6}
 
-    def _same(self, to, outputs):
+    def _same(self, to, outputs, names=None):
+        names = names or WORKLOADS
+
         def one(name):
             run = running.run(running.command_in(words_of(name), self.folder, to), to, verify.MODES["lazy"])
             if run.code:
@@ -135,7 +153,7 @@ class Measuring:
             return run.code == 0 and run.output == outputs[name]
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            same = dict(zip(WORKLOADS, pool.map(one, WORKLOADS)))
+            same = dict(zip(names, pool.map(one, names)))
         lost = [name for name, right in same.items() if not right]
         return f"{sum(same.values())} of {len(same)}" + (f", not {', '.join(lost)}" if lost else "")
 
@@ -162,22 +180,34 @@ class Measuring:
         self.table("A kernel that was cut", rows)
 
 
-def main():
+def main(arguments):
     """Measure, print, store."""
+    if arguments not in ([], ["--memory"]):
+        print(f"models.slim.measure: expected nothing or --memory, got {' '.join(arguments)}", file=sys.stderr)
+        return 2
     cuda_timing.expect_gpu("what workloads load")
-    folder, roof = environment(), gpu_roof()
+    folder, roof, memory_alone = environment(), gpu_roof(), bool(arguments)
     beside = os.environ.get("SLIM_WORK") or (folder.parent if os.access(folder.parent, os.W_OK) else None)
     work = Path(tempfile.mkdtemp(prefix="slim-work-", dir=beside))
 
     def save(tables):
-        results.save(results.ROOT / "models" / "slim", [], roof, versions(), tables=tables)
+        tables = tables[1:] if memory_alone else tables  # but for who is loaded, which stands there already
+        results.save(results.ROOT / "models" / "slim", [], roof, versions(), tables=tables, keep=memory_alone)
 
     try:
         one = Measuring(folder, work, lambda line: print(line, flush=True), save)
-        one.there()
-        one.copies(one.loaded())
+        if memory_alone:
+            outputs = one.loaded()
+            one.copy("other architectures gone", ())
+            one.copy("only what is used", (one.trace,))
+        else:
+            one.there()
+            outputs = one.loaded()
+            one.copies(outputs)
+        one.copy_of_one(outputs)
         one.timed()
-        one.asked_for_more()
+        if not memory_alone:
+            one.asked_for_more()
     except Problem as problem:
         print(problem, file=sys.stderr)
         return 2
@@ -188,4 +218,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

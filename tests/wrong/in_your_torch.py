@@ -177,10 +177,10 @@ WRONG = {
         "knows cubins alone": (table(("found[key] =", "found[key] = 0 if kind == 1 else")), "bytes, expected"),
     },
     2: {
-        "does not pad": (pair(write=[("image + bytes(-len(image) % 8)", "image")]), "writing"),
+        "does not pad": (pair(write=[("image + bytes(-len(image) % 8)", "image")]), "padded to a multiple of 8"),
         "pads where nothing lacks": (
             pair(write=[("bytes(-len(image) % 8)", "bytes(8 - len(image) % 8)")]),
-            "are others",
+            "entry 0 says 16 bytes, expected 8",
         ),
         "counts its own header": (
             pair(write=[("1, 16, len(entries))", "1, 16, 16 + len(entries))")]),
@@ -240,6 +240,8 @@ WRONG = {
     },
     5: {
         "takes every function": (kernels((" and other & 0x10", "")), "finds"),
+        "knows global functions alone": (kernels(("info & 15 == 2", "info == 0x12")), "finds"),
+        "looks at one bit of the type": (kernels(("info & 15 == 2", "info & 2")), "finds"),
         "takes whatever is marked": (kernels(("info & 15 == 2 and ", "")), "finds"),
         "wants the mark alone": (kernels(("other & 0x10", "other == 0x10")), "finds"),
         "does not sort": (kernels(("return sorted(found)", "return found[::-1]")), "finds"),

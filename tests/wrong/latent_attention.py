@@ -321,6 +321,7 @@ WRONG = {
     4: {
         "a reference that is no whole number": (_attend(("np.ceil(top)", "top")), "takes whole numbers"),
         "slack of 7": (_attend((DUE, "if r is None or top > r + 7:")), "rescale is called"),
+        "at 8, too": (_attend((DUE, "if r is None or top >= r + 8:")), "exactly 8 above"),
         "whenever a score is higher": (_attend((DUE, "if r is None or top > r:")), "rescale is called"),
         "in each tile": (_attend((DUE, "if True:")), "rescale"),
         "never": (_attend((DUE, "if r is None:")), "overflow"),

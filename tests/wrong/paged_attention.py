@@ -365,7 +365,7 @@ WRONG = {
         ),
         "a fork with the same list": (_pages(("list(self.tables[request])", "self.tables[request]")), "'a'"),
         "a fork that nobody counts": (_pages(("self.shared[page] += 1", "pass")), "is 1, expected 2"),
-        "frees what others have": (_pages(("if not self.shared[page]:", "if True:")), "'s, and 1 time free"),
+        "frees what others have": (_pages(("if not self.shared[page]:", "if True:")), "and free_pages has it 1 time"),
         "the old page keeps its count": (_pages(("self.shared[old] -= 1", "pass")), "is 2, expected 1"),
         "the copy is not counted among what lacks": (
             _pages((CHECKED, CHECKED.replace("needed + copies", "needed"))),
