@@ -16,22 +16,24 @@ SUITE := -m pytest -n auto --dist loadfile --nbval-lax --nbval-current-env --nbv
 # $(call tested,python): run the tests of one chapter, or all; tests/chapters.py knows which those are.
 tested = files=$$($(1) tests/chapters.py "$$CHAPTER") && $(1) $(SUITE) $$files $(ARGS)
 
-.PHONY: help lab test bench generate notebooks lint browser-test mutations test-latest pins clean
+.PHONY: help lab test bench generate site notebooks lint browser-test site-test mutations test-latest pins clean
 
 help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
 	@echo 'make test          run every test, notebooks included; CHAPTER=07 for those of one chapter'
 	@echo 'make bench         measure every kernel on this machine'
 	@echo 'make generate      let a small language model write; MODEL=mamba2 or a folder of yours, PROMPT="..." to begin with'
+	@echo 'make site          build the course as web pages, in build/site; REPOSITORY=owner/name links them to GitHub'
 	@echo
 	@echo 'for authors:'
 	@echo 'make notebooks     write exercises/ from solutions/, then run all notebooks and store their outputs'
 	@echo 'make lint          check style and layout with ruff'
 	@echo 'make browser-test  use three chapters and an exercise in JupyterLab, in a browser'
+	@echo 'make site-test     look at every page of the site in a browser: links, pictures, formulas, accessibility'
 	@echo 'make mutations     plant known mistakes in a copy, one after another: does a test see each?'
 	@echo 'make test-latest   run the tests with the newest version of everything, in .venv-latest'
 	@echo 'make pins          upgrade everything, write constraints.txt, test'
-	@echo 'make clean         remove .venv, .venv-latest, caches and everything built'
+	@echo 'make clean         remove .venv, .venv-latest, .venv-site, caches and everything built'
 	@echo
 	@echo 'ARGS="..." is passed on, as in  make lab ARGS=--no-browser  or  make test ARGS="-k gemv"'
 	@echo 'PYTHON=... names the Python to use, 3.11 or newer'
@@ -70,6 +72,11 @@ generate:
 	$(call ready,generate)
 	$(PY) -m models.generate "$${MODEL:-models/small}" --prompt "$${PROMPT:-A warp reads}" $(ARGS)
 
+export REPOSITORY
+site:
+	$(call ready,site,--site site)
+	.venv-site/bin/python -m book $(if $(REPOSITORY),--repository "$$REPOSITORY") $(ARGS)
+
 notebooks:
 	$(call ready,notebooks)
 	$(PY) -m lab.notebooks strip $(ARGS)
@@ -87,6 +94,12 @@ browser-test:
 	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints.txt -e '.[browser]' || true
 	$(PY) -m pytest tests/browser.py $(ARGS)
 
+# The Chromium of the machine, as above.
+site-test:
+	$(call ready,site-test,--site site site-test)
+	.venv-site/bin/python -m book
+	.venv-site/bin/python -m pytest --noconftest -q tests/site_pages.py $(ARGS)
+
 # ARGS="PDL ring": those with one of these words in their names.
 mutations:
 	$(call ready,mutations)
@@ -99,9 +112,10 @@ test-latest:
 
 pins:
 	$(call ready,pins,--pins)
+	$(call ready,pins,--pins --site site site-test)
 	$(MAKE) test
 
 clean:
-	rm -rf .venv .venv-latest .venv.lock .build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-latest .venv-site .venv.lock .build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

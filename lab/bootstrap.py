@@ -2,6 +2,7 @@
 
     python3 lab/bootstrap.py --for lab
     python3 lab/bootstrap.py --for test-latest --latest    .venv-latest, with the newest of everything
+    python3 lab/bootstrap.py --for site --site site        .venv-site, with what builds the site, and nothing else
 
 It looks before it leaps: Python, C compiler, a folder that can be written, disk space. Then it makes .venv,
 installs the course and its dependencies there, and leaves a stamp, so that the next run has nothing to do.
@@ -37,6 +38,7 @@ GB = 10**9
 # On Linux pip takes the PyTorch that brings CUDA along, with or without a GPU: .venv then takes about 8 GB, else 2.3.
 # pip unpacks before it installs, so a little more must be free.
 SPACE = {"linux": 10 * GB, "other": 3 * GB}
+SITE_SPACE = GB  # .venv-site has no PyTorch
 COURSE = "matmul_to_mamba"  # as pip spells the course's name
 BARE = ("pip", "setuptools", "wheel", "_distutils_hack", "distutils-precedence", "pkg_resources", "__pycache__")
 PROGRAM = """\
@@ -175,10 +177,10 @@ def write_stamp(root, installed):
     os.replace(stamp_file(root) + ".new", stamp_file(root))
 
 
-def wanted(root):
-    """What VENV must hold, as a hash: a stamp with another one means that pip has work to do."""
+def wanted(root, *more):
+    """What VENV must hold, as a hash: a stamp with another one means that pip has work to do. more: further files."""
     h = hashlib.sha256()
-    for name in ("pyproject.toml", "constraints.txt"):
+    for name in ("pyproject.toml", "constraints.txt") + more:
         try:
             with open(os.path.join(root, name), "rb") as f:
                 h.update(hashlib.sha256(f.read()).digest())
@@ -325,6 +327,58 @@ def complete(root, pins=False, latest=False):
             say("other than in constraints.txt: " + (", ".join(differences(root)) or "nothing"))
 
 
+SITE_PINS = "book/constraints.txt"
+
+
+def complete_site(root, groups, pins=False):
+    """Look, then make VENV what the site needs: these groups of pyproject.toml. No compiler, and no PyTorch."""
+    check_python()
+    check_writable(root)
+    with only_one(root):
+        why = why_anew(root)
+        if why:
+            check_ours(root)
+        key = wanted(root, SITE_PINS)
+        there = (read_stamp(root).get("installed") or "").split()
+        if not why and not pins and there[:1] == [key] and set(groups) <= set(there[1:]):
+            return
+        if why:
+            check_venv_module()
+            check_disk(root, SITE_SPACE)
+            say(why)
+            make_venv(root)
+        say("installing what the site is built with into {}: this takes a minute, once".format(VENV))
+        write_stamp(root, None)
+        limits = NEWEST if pins else ["-c", SITE_PINS]
+        pip(root, "install", "--no-compile", "-c", "constraints.txt", *(limits + site_packages(root, groups)))
+        if pins:
+            renew_site_pins(root)
+        write_stamp(root, " ".join([wanted(root, SITE_PINS)] + groups))
+
+
+def site_packages(root, groups):
+    """What pyproject.toml lists in its dependency groups of these names."""
+    import tomllib  # by now this is a new Python
+
+    with open(os.path.join(root, "pyproject.toml"), "rb") as f:
+        listed = tomllib.load(f)["dependency-groups"]
+    return [package for group in groups for package in listed[group]]
+
+
+def renew_site_pins(root):
+    """For authors: write down what came beside the packages of constraints.txt."""
+    with open(os.path.join(root, "constraints.txt"), encoding="utf-8") as f:
+        course = pinned(f.read())
+    name = os.path.join(root, SITE_PINS)
+    with open(name, encoding="utf-8") as f:
+        lines = [line for line in f if line.startswith("#")]
+    pins = installed(root)
+    lines += ["{}=={}\n".format(p, pins[p]) for p in sorted(pins, key=str.lower) if p not in course]
+    with open(name + ".new", "w", encoding="utf-8") as f:
+        f.writelines(lines)
+    os.replace(name + ".new", name)
+
+
 def pinned(text):
     """{package: version} of lines "package==version", without local suffixes such as +cpu."""
     return dict(re.findall(r"^([\w.-]+)==([^+\s]+)", text, re.M))
@@ -369,12 +423,18 @@ def main(argv=None):
     parser.add_argument("--for", dest="target", default="lab", help="the make target this is for")
     parser.add_argument("--pins", action="store_true", help="upgrade everything and write constraints.txt")
     parser.add_argument("--latest", action="store_true", help="fill .venv-latest, with no constraints")
+    parser.add_argument("--site", nargs="+", metavar="GROUP", help="fill .venv-site with these dependency groups")
     args = parser.parse_args(argv)
+    global VENV
     if args.latest:
-        global VENV
         VENV = ".venv-latest"
+    elif args.site:
+        VENV = ".venv-site"
     try:
-        complete(ROOT, args.pins, args.latest)
+        if args.site:
+            complete_site(ROOT, args.site, args.pins)
+        else:
+            complete(ROOT, args.pins, args.latest)
     except Stop as e:
         sys.stderr.write(f"make {args.target}: {e}\n")
         return 1

@@ -3,6 +3,9 @@
     python -m lab.notebooks strip                  write exercises/ from solutions/
     python -m lab.notebooks execute 01_roofline    run from top to bottom, store the outputs
     python -m lab.notebooks check                  is each notebook as these two would leave it?
+    python -m lab.notebooks dress                  give stored outputs today's looks and pictures a text; runs nothing
+    python -m lab.notebooks badge OWNER/NAME       where the course is published: each notebook opens in Google Colab
+    python -m lab.notebooks badge none             ... and no longer
 
 Without names: all of them. In a solution, what the learner is to write stands between markers:
 
@@ -26,6 +29,9 @@ from pathlib import Path
 
 import nbformat
 
+from lab.cells import alternative
+from lab.source import listing
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("notebooks", "solutions", "exercises")
 SECONDS_PER_CELL = 600
@@ -44,6 +50,10 @@ MARKER = re.compile(
 NEARLY = re.compile(r"#\s*(?i:begin|end)\W*(?i:solution)|##+\s*STUB\b")
 # An absolute path on somebody's machine; not a part of an address (example.org/home/) or of ./tmp/.
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|tmp|Users|private|var/folders)/|\b[A-Z]:\\[\w .-]+\\")
+OLD_LISTING = re.compile(
+    r"<div><code>([^<]*)</code><pre style=\"font-family[^>]*><code[^>]*>(.*)</code></pre></div>", re.S
+)
+OLD_CELL = r'<(t[dh]) style="text-align:left; white-space:nowrap; padding:2px 5px">'
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -217,8 +227,93 @@ def execute(path):
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as e:
         raise NotebookError(f"{label(path)}: stopped, and nothing was written\n{e}") from None
     seconds = time.perf_counter() - start
-    write(canonical(nb, label(path)), path)
+    write(dressed(canonical(nb, label(path))), path)
     return seconds
+
+
+# Looks
+
+
+def dressed(nb):
+    """The notebook, a new object, with its stored outputs as today's code would show them: tables and listings without
+    styles that carry their look, and pictures with a text for who does not see them."""
+    nb = copy.deepcopy(nb)
+    for number, cell in enumerate(nb.cells):
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "text/html" in data:
+                data["text/html"] = restyled(data["text/html"])
+            if "image/png" in data:  # nbconvert reads it there
+                output["metadata"] = dict(output.get("metadata", {}))
+                output["metadata"]["image/png"] = {"alt": alternative(nb.cells, number)}
+    return nb
+
+
+def restyled(shown):
+    """HTML of a table, a listing or a report as it was stored until November 2026, as it is made now; other HTML as it
+    is."""
+    if old := OLD_LISTING.fullmatch(shown):
+        return listing(*old.groups())
+    if "white-space:nowrap; padding:2px 5px" in shown:
+        now = re.sub(OLD_CELL, r'<\1 align="left" nowrap style="text-align:left">', shown)
+        now = now.replace("<caption style=", '<caption align="left" style=')
+        now = re.sub(
+            r"(</caption>)(<tr>.*?</tr>)(.*)(</table>)", r"\1<thead>\2</thead><tbody>\3</tbody>\4", now, flags=re.S
+        )
+        return now
+    if "border-collapse:collapse;font-size:85%" in shown:
+        left, right = "padding:1px 6px;text-align:left", "padding:1px 6px;text-align:right"
+        now = shown.replace("border-collapse:collapse;font-size:85%", "font-size:85%")
+        now = now.replace('<tr style="border-top:1px solid #888">', "<tr>")
+        code = rf'<td style="{left};font-family:monospace;white-space:pre">(.*?)</td>'
+        now = re.sub(code, r'<td align="left" nowrap style="text-align:left"><code>\1</code></td>', now)
+        now = now.replace(f'<th style="{left}"', '<th align="left" nowrap style="text-align:left"')
+        now = re.sub(rf'<(t[dh]) style="{right}"', r'<\1 align="right" style="text-align:right"', now)
+        return re.sub(r'<pre style="font-family[^"]*">(.*?)</pre>', r"<pre><code>\1</code></pre>", now, flags=re.S)
+    return shown
+
+
+# Google Colab
+
+BADGE, FETCH = "colab-badge", "colab-fetch"  # the cells' ids
+SITE = "https://github.com/{}"
+COLAB = """\
+# Only in Google Colab: fetches the course and what it needs. Anywhere else it does nothing.
+import os
+import sys
+
+if "google.colab" in sys.modules:
+    if not os.path.isdir("/content/course"):
+        os.system("git clone -q --depth 1 {address} /content/course && python /content/course/lab/colab.py")
+    os.chdir("/content/course/{folder}")"""
+
+
+def with_badge(nb, path, repository):
+    """The notebook at `path`, a new object, with a badge that opens it in Colab and a cell that sets up there, hidden
+    in JupyterLab; without both where there is no repository. The cells' numbers stay in order."""
+    nb, path = copy.deepcopy(nb), Path(path)
+    there = any(cell.id == FETCH for cell in nb.cells)
+    nb.cells = [cell for cell in nb.cells if cell.id not in (BADGE, FETCH)]
+    run = any(cell.get("execution_count") for cell in nb.cells)
+    if repository:
+        at = f"https://colab.research.google.com/github/{repository}/blob/main/{path.parent.name}/{path.name}"
+        badge = f"[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({at})"
+        fetch = COLAB.format(address=SITE.format(repository), folder=path.parent.name)
+        looks = {"tags": ["colab"], "jupyter": {"source_hidden": True}}
+        count = 1 if run else None
+        nb.cells[1:1] = [
+            nbformat.from_dict(
+                {"id": BADGE, "cell_type": "markdown", "metadata": {"tags": ["colab"]}, "source": badge}
+            ),
+            nbformat.from_dict(
+                {"id": FETCH, "cell_type": "code", "metadata": looks, "source": fetch, "execution_count": count}
+                | {"outputs": []}
+            ),
+        ]
+    for cell in nb.cells:
+        if cell.get("execution_count") and cell.id != FETCH:
+            cell.execution_count += bool(repository) - there
+    return nb
 
 
 # Solutions and exercises
@@ -232,6 +327,8 @@ def strip(nb, name="notebook"):
         if "solution-only" in cell.get("metadata", {}).get("tags", []):
             continue
         cell = nbformat.from_dict(cell)
+        if cell.id in (BADGE, FETCH):
+            cell.source = cell.source.replace("main/solutions/", "main/exercises/").replace("/solutions", "/exercises")
         if cell.cell_type == "code":
             cell.source = strip_source(cell.source, where)
             cell.outputs, cell.execution_count = [], None
@@ -346,10 +443,14 @@ def find(names=(), folders=FOLDERS):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m lab.notebooks", description="Keep the notebooks in order.")
-    parser.add_argument("command", choices=("execute", "strip", "check"))
+    parser.add_argument("command", choices=("execute", "strip", "check", "dress", "badge"))
     parser.add_argument("names", nargs="*", help="for example 01_roofline or solutions/01_roofline; all if none")
     args = parser.parse_args(argv)
-    failed = False
+    failed, repository = False, None
+    if args.command == "badge":
+        repository, *args.names = args.names or [""]
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+|none", repository):
+            parser.error(f"badge: expected OWNER/NAME of a repository on GitHub, or none, and found {repository!r}")
     try:
         for path in find(args.names, ("solutions",) if args.command == "strip" else FOLDERS):
             try:
@@ -358,6 +459,12 @@ def main(argv=None):
                     print(f"{execute(path):.1f} s", flush=True)
                 elif args.command == "strip":
                     print(f"exercises/{path.name}: {'written' if write_exercise(path) else 'is up to date'}")
+                elif args.command in ("dress", "badge"):
+                    nb = canonical(read(path), label(path))
+                    new = dressed(nb) if repository is None else with_badge(nb, path, repository.replace("none", ""))
+                    if text_of(new) != path.read_text(encoding="utf-8"):
+                        write(new, path)
+                        print(f"{label(path)}: written")
                 else:
                     for problem in problems(path):
                         failed = True

@@ -137,10 +137,19 @@ class show:  # noqa: N801 - reads as a verb in a notebook: show("kernels/cpu_gem
         class Course(Style):  # no colour for plain code: it takes the page's, light or dark
             styles = {Comment: "italic #7A7A7A", Keyword: "bold #0072B2", Number: "#D55E00", String: "#009E73"}
 
-        # In nbconvert's page a <pre> of an output takes the text's font; GitHub drops every style, and keeps <code>.
-        font = "font-family:var(--jp-code-font-family, monospace)"
-        look = f"{font}; line-height:1.35; margin:0; white-space:pre; overflow-x:auto; background:none; font-size:90%"
-        plain = "font:inherit; white-space:pre; background:none; padding:0; border:0"
         code = highlight(self.text, get_lexer_by_name(self.language), HtmlFormatter(style=Course, noclasses=True))
-        inner = re.search(r"<pre[^>]*>(.*)</pre>", code, re.S)[1]
-        return f'<div><code>{self.title}</code><pre style="{look}"><code style="{plain}">{inner}</code></pre></div>'
+        return listing(self.title, re.search(r"<pre[^>]*>(.*)</pre>", code, re.S)[1])
+
+
+def listing(title, code):
+    """Code that Pygments has coloured, as HTML that keeps its look where style is dropped (GitHub, a notebook that is
+    not trusted): the elements say what is code, a keyword (<b>), a comment (<i>), and style adds colour to that."""
+    for look, element in (("; font-weight: bold", "b"), ("; font-style: italic", "i"), ("", "span")):
+        coloured = rf'<span style="color: (#\w+){look}">([^<]*)</span>'
+        code = re.sub(coloured, rf'<{element} style="color:\1">\2</{element}>', code)
+    # JupyterLab and nbconvert would wrap lines, and give code in an output a background.
+    plain = "white-space:pre; background:none; padding:0; border:0"
+    return (
+        f'<div><code>{title}</code><pre style="white-space:pre; overflow-x:auto; background:none">'
+        f'<code style="{plain}">{code}</code></pre></div>'
+    )

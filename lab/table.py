@@ -56,11 +56,13 @@ def _text(value):
 
 
 def html_table(caption, headings, rows):
-    """Texts as a table in HTML, for Jupyter."""
+    """Texts as a table in HTML, for Jupyter. `align` and `nowrap` are old, and kept where style is dropped; style wins
+    over the pages that align to the right."""
+    look = 'align="left" nowrap style="text-align:left"'
 
     def row(cells, tag):
-        look = "text-align:left; white-space:nowrap; padding:2px 5px"
-        return "<tr>" + "".join(f'<{tag} style="{look}">{html.escape(c)}</{tag}>' for c in cells) + "</tr>"
+        return "<tr>" + "".join(f"<{tag} {look}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
 
-    caption = f'<caption style="text-align:left"><b>{html.escape(caption)}</b></caption>'
-    return f'<table style="font-size:85%">{caption}{row(headings, "th")}{"".join(row(r, "td") for r in rows)}</table>'
+    caption = f'<caption align="left" style="text-align:left"><b>{html.escape(caption)}</b></caption>'
+    body = "".join(row(r, "td") for r in rows)
+    return f'<table style="font-size:85%">{caption}<thead>{row(headings, "th")}</thead><tbody>{body}</tbody></table>'

@@ -34,8 +34,8 @@ NOTE = (
     "nothing here is a time."
 )
 TEXT_WIDTH = 48  # characters of a source line that the table shows
-LEFT, RIGHT = "padding:1px 6px;text-align:left", "padding:1px 6px;text-align:right"
-MONO, RULE = "font-family:monospace;white-space:pre", "border-top:1px solid #888"
+# How cells look: once for pages that drop style, and once for those that align as they like.
+LEFT, RIGHT = 'align="left" nowrap style="text-align:left"', 'align="right" style="text-align:right"'
 
 
 class Report:
@@ -123,22 +123,18 @@ class Report:
 
     def _repr_html_(self):
         if not self.counted:
-            return f'<pre style="{MONO}">{html.escape(str(self))}</pre>'
-        head = "".join(f'<th style="{RIGHT}">{a}<br>{b}</th>' for a, b in self.columns())
+            return f"<pre><code>{html.escape(str(self))}</code></pre>"
+        head = "".join(f"<th {RIGHT}>{a}<br>{b}</th>" for a, b in self.columns())
         body = []
-        rows = self.rows()
-        for i, (number, text, cells) in enumerate(rows):
-            rule = f' style="{RULE}"' if i == len(rows) - 1 else ""
-            cells = "".join(f'<td style="{RIGHT}">{cell}</td>' for cell in cells)
-            code = f'<td style="{LEFT};{MONO}">{html.escape(text)}</td>'
-            body.append(f'<tr{rule}><td style="{RIGHT}">{number}</td>{code}{cells}</tr>')
+        for number, text, cells in self.rows():
+            cells = "".join(f"<td {RIGHT}>{cell}</td>" for cell in cells)
+            body.append(f"<tr><td {RIGHT}>{number}</td><td {LEFT}><code>{html.escape(text)}</code></td>{cells}</tr>")
         beside = f"<div>{self.beside()}</div>" if self.beside() else ""
-        text = f'<pre style="{MONO}">{html.escape(self.printed)}</pre>'
+        text = f"<pre><code>{html.escape(self.printed)}</code></pre>"
         said = f"<div>printed:</div>{text}" if self.printed else ""
         return (
             f"<div><div>{html.escape(self.title())}</div>"
-            f'<table style="border-collapse:collapse;font-size:85%">'
-            f'<thead><tr><th></th><th style="{LEFT}">line</th>{head}</tr>'
+            f'<table style="font-size:85%"><thead><tr><th></th><th {LEFT}>line</th>{head}</tr>'
             f"</thead><tbody>{''.join(body)}</tbody></table>{beside}<div><small>{NOTE}</small></div>{said}</div>"
         )
 

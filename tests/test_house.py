@@ -383,6 +383,24 @@ def test_the_second_time_there_is_nothing_to_do_until_something_changes(pipless,
     assert "in another place" in bootstrap.why_anew(str(moved))
 
 
+def test_the_site_gets_its_own_packages_and_no_torch(pipless, copy, monkeypatch):
+    asked = []
+    (copy / "book").mkdir()
+    shutil.copy(ROOT / bootstrap.SITE_PINS, copy / "book")
+    monkeypatch.setattr(bootstrap, "VENV", ".venv-site")
+    monkeypatch.setattr(bootstrap, "pip", lambda root, *args: asked.append(args))
+    for groups, times in [(["site"], 1), (["site"], 1), (["site", "site-test"], 2), (["site"], 2)]:
+        bootstrap.complete_site(str(copy), groups)
+        assert len(asked) == times
+    first, both = asked
+    assert {"sphinx", "myst-parser", bootstrap.SITE_PINS, "constraints.txt"} <= set(first) and "playwright" in both
+    assert not [a for a in (*first, *both) if "torch" in a or a == "-e"]
+    with open(copy / bootstrap.SITE_PINS, "a") as f:
+        f.write("# another\n")
+    bootstrap.complete_site(str(copy), ["site"])
+    assert len(asked) == 3 and not (copy / ".venv").exists()
+
+
 def test_a_venv_that_something_else_made_is_left_alone(pipless, copy):
     venv.create(copy / ".venv", symlinks=True)
     (site,) = (copy / ".venv" / "lib").glob("python*/site-packages")

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What each floor may import of the course. Within a floor, and in simt within its rooms, there are no circles either.
 FLOORS = {
     "ref": (), "simt": (), "lab": ("simt",), "kernels": ("lab", "simt", "ref"), "models": ("kernels", "lab", "ref"),
+    "book": ("lab",),
 }  # fmt: skip
 PACKAGES = {"ref": {"numpy"}, "simt": {"numpy", "cuda", "nvidia"}}  # what else; the others may use anything
 ROOMS = ["ptx", "arithmetic", "memory", "hopper", "execute", "translate"]  # of simt, each on top of those before it

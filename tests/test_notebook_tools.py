@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -365,3 +366,104 @@ def test_the_command_line_answers():
     command = [sys.executable, "-m", "lab.notebooks", "check", "no_such_notebook"]
     run = subprocess.run(command, cwd=notebooks.ROOT, capture_output=True, text=True)
     assert run.returncode == 1 and "no_such_notebook" in run.stdout and "Traceback" not in run.stderr
+
+
+# Looks, and Colab
+
+
+def kept_by_a_sanitiser(shown):
+    """What is left of an output's HTML where every style is dropped, and elements beyond text, code and tables too."""
+    bleach = pytest.importorskip("bleach")
+    tags = {"div", "pre", "code", "b", "i", "table", "caption", "thead", "tbody", "tr", "th", "td", "br", "small"}
+    return bleach.clean(shown, tags=tags, attributes={"*": ["align", "nowrap"]}, strip=True)
+
+
+def test_listings_and_tables_keep_their_look_without_style():
+    from lab import show
+    from lab.table import html_table
+
+    code = kept_by_a_sanitiser(show("kernels/cpu_gemv/naive.c")._repr_html_())
+    assert re.search(r"<pre><code>.*<b>for</b> .*</code></pre>", code, re.S) and "<i>/*" in code and "style" not in code
+    table = kept_by_a_sanitiser(html_table("t", ["a", "b"], [["1", "2 µs"]]))
+    assert '<thead><tr><th align="left" nowrap' in table and '<tbody><tr><td align="left" nowrap' in table
+
+
+OLD_CODE = (
+    '<div><code>a.c</code><pre style="font-family:x; margin:0"><code style="font:inherit">'
+    '<span style="color: #0072B2; font-weight: bold">int</span> a = <span style="color: #D55E00">1</span>; '
+    '<span style="color: #7A7A7A; font-style: italic">// &lt;b&gt;</span>\n</code></pre></div>'
+)
+OLD_LOOK = 'style="text-align:left; white-space:nowrap; padding:2px 5px"'
+OLD_TABLE = (
+    '<table style="font-size:85%"><caption style="text-align:left"><b>t</b></caption>'
+    f"<tr><th {OLD_LOOK}>a</th></tr><tr><td {OLD_LOOK}>1</td></tr></table>"
+)
+
+
+def test_what_was_stored_before_is_dressed_as_it_is_made_now():
+    from lab.table import html_table
+
+    assert notebooks.restyled(OLD_TABLE) == html_table("t", ["a"], [["1"]])
+    now = notebooks.restyled(OLD_CODE)
+    assert re.search(
+        r'<pre[^>]*><code[^>]*><b style="color:#0072B2">int</b> a = <span style="color:#D55E00">1</span>; ', now
+    )
+    assert '<i style="color:#7A7A7A">// &lt;b&gt;</i>' in now and "font" not in now
+    for shown in (now, notebooks.restyled(OLD_TABLE), "<p>other</p>"):
+        assert notebooks.restyled(shown) == shown
+
+
+def test_pictures_get_a_text_that_says_what_they_show():
+    drawing = code('plots.curves(x, y, "tokens of a text", "ms")', shown(image__png="iVBORw0KGgo="))
+    (output,) = notebooks.dressed(canonical(notebook(drawing))).cells[0].outputs
+    said = output["metadata"]["image/png"]["alt"]
+    assert said.startswith("Curves over one x axis.") and "tokens of a text" in said
+    stable = notebooks.dressed(canonical(notebook(drawing)))
+    assert notebooks.text_of(canonical(stable)) == notebooks.text_of(stable)
+
+
+def test_a_badge_comes_and_goes_and_all_stays_canonical(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    path = tmp_path / "notebooks" / "01_roofline.ipynb"
+    before = (notebooks.ROOT / "notebooks" / path.name).read_text(encoding="utf-8")
+    path.write_text(before, encoding="utf-8")
+    there = notebooks.with_badge(notebooks.read(path), path, "ada/course")
+    notebooks.write(canonical(there), path)
+    assert notebooks.problems(path) == []
+    assert "github/ada/course/blob/main/notebooks/01_roofline.ipynb" in there.cells[1].source
+    again = notebooks.with_badge(notebooks.read(path), path, "ada/course")
+    assert notebooks.text_of(again) == path.read_text(encoding="utf-8")
+    assert notebooks.text_of(notebooks.with_badge(notebooks.read(path), path, "")) == before
+
+
+def test_the_cell_for_colab_does_nothing_elsewhere_and_fetches_there(monkeypatch):
+    there = notebooks.with_badge(notebook(code("1")), "solutions/01_a.ipynb", "ada/course")
+    done = []
+    monkeypatch.setattr("os.system", done.append)
+    monkeypatch.setattr("os.chdir", done.append)
+    (fetch,) = [cell.source for cell in there.cells if cell.id == notebooks.FETCH]
+    exec(fetch, {})
+    assert done == []
+    monkeypatch.setitem(sys.modules, "google.colab", object())
+    exec(fetch, {})
+    assert "git clone -q --depth 1 https://github.com/ada/course /content/course" in done[0]
+    assert done[1] == "/content/course/solutions"
+    exercise = strip(canonical(there))
+    said = "".join(c.source for c in exercise.cells)
+    assert "main/exercises/01_a.ipynb" in said and "course/exercises" in said and "solutions" not in said
+
+
+def test_colab_keeps_its_torch_and_gets_the_compiler_of_version_13():
+    from lab import colab
+
+    project = {
+        "dependencies": [
+            "torch>=2",
+            "numpy>=2",
+            "nvidia-cuda-nvrtc>=13,<14; sys_platform != 'darwin'",
+            "cuda-bindings>=13",
+        ],
+        "optional-dependencies": {"models": ["lz4"]},
+    }
+    versions = {"torch": "2.9", "numpy": "2.0", "nvidia-cuda-nvrtc": "12.8.1", "cuda-bindings": "13.0.1", "lz4": "4"}
+    assert colab.lacking(project, versions.__getitem__) == ["nvidia-cuda-nvrtc>=13,<14"]
