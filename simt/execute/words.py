@@ -132,6 +132,10 @@ class Words:
         }[kind]
         return f"{head}: {problem}; {thread}"
 
+    def looks_ahead(self, site):
+        """Whether this instruction may read what nothing has written: its code does not use it (simt/ptx/reader.py)."""
+        return self.program.flow.function.instructions[site[0] if type(site) is tuple else site].looks_ahead
+
     def place_text(self, space, address, size):
         """(what is touched, why it may not be) in words."""
         if space != "global":
