@@ -5,9 +5,9 @@
     simt.examples.source("dot")             the text of one file
     simt.examples.run("dot")                the number of its launches; AssertionError if one is wrong
 
-A file NAME.cu holds one task, mostly in several forms, and the function NAME in checks.py launches them: on a single
-element, on sizes that do not divide, with outputs that hold NaN before. Launches are checked for races, but for those of
-one form (see bfs.cu).
+A file NAME.cu holds one task, mostly in several forms. The function NAME in checks.py launches them: on a single
+element, on sizes that do not divide, with outputs that hold NaN before. Launches are checked for races, but for those
+of one form (see bfs.cu).
 """
 
 from simt.examples.checks import CHECKS
