@@ -4,6 +4,7 @@ import numpy as np
 
 from simt.arithmetic.lazy import unpack
 from simt.errors import ScopeFault, Trap, UnsetRegister
+from simt.execute.clusters import RANK
 from simt.execute.declarations import variables
 from simt.execute.printf import formatted
 from simt.memory.clocks import SYS
@@ -140,6 +141,9 @@ class Words:
         """(what is touched, why it may not be) in words."""
         if space != "global":
             total = (self.memory.shared if space == "shared" else self.memory.local).size
+            if space == "shared" and address >> RANK and self.cluster_size > 1:
+                what = f"{size} bytes in the shared memory of another block of its cluster"
+                return what, "where this machine knows stores and arrivals, but no loads and no atomics"
             what = f"{size} bytes at byte {address} of {space} memory{self.program.variable_at(space, address)}"
             return what, f"but a {'block' if space == 'shared' else 'thread'} has {total} bytes of it"
         region = (address + (1 << REGION - 1)) >> REGION
