@@ -39,7 +39,7 @@ def find(name, entries, spelt):
 
 def so_named(name, entries):
     """The spellings of the kernels of this name: those of other parameters, and instances of a template."""
-    return [entry for entry in entries if re.match(rf"_Z{len(name)}{re.escape(name)}(?!\d)", entry)]
+    return [entry for entry in entries if entry.startswith(f"_Z{len(name)}{name}")]
 
 
 def plain(entry, entries, spelt):

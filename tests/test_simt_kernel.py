@@ -98,13 +98,15 @@ TEMPLATES = """
 template <int N, typename T> __global__ void fill(T* y) { y[threadIdx.x] = N; }
 __global__ void fill_more(float* y) { y[threadIdx.x] = 1; }
 template <typename T> __global__ void one(T* y) { y[threadIdx.x] = 2; }
+struct P2 { int a, b; };
+__global__ void of(P2 p, float* y) { y[threadIdx.x] = p.b; }  // _Z2of2P2Pf: a digit follows the name
 """
 
 
 @nvrtc_needed
 def test_kernels_have_the_names_of_the_source():
     module, y = simt.compile(TEMPLATES, instances=["fill<3, float>", "fill< 4,int >", "one<float>"]), np.zeros(2, F32)
-    assert sorted(module.names) == ["fill<3,float>", "fill<4,int>", "fill_more", "one<float>"]
+    assert sorted(module.names) == ["fill<3,float>", "fill<4,int>", "fill_more", "of", "one<float>"]
     for name, value in (
         ("fill<3,float>", 3),
         ("fill_more", 1),
@@ -118,6 +120,8 @@ def test_kernels_have_the_names_of_the_source():
     assert simt.load(module.ptx)["fill<3, float>"].name == "fill<3,float>"  # the PTX says how it is spelt
     with pytest.raises(simt.MemoryFault, match=r"kernel fill<3,float>, line 2.* writes y\[2\]"):
         module["fill<3, float>"](1, 3, y)
+    module["of"](1, 2, np.array([(1, 7)], [("a", "i4"), ("b", "i4")])[0], y)
+    assert (y == 7).all()
     with pytest.raises(simt.LaunchError, match="2 are named 'fill': say which"):
         module["fill"]
     for name, wanted in ("fill<5, int>", r"\['fill<5, int>'\]"), ("fill<3>", r"\['fill<3>'\]"):
