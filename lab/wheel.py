@@ -13,21 +13,17 @@ Standard library only: pip runs this where nothing is installed yet.
 """
 
 import ast
-import base64
-import hashlib
+import importlib.util
 import io
 import os
-import tarfile
 import tokenize
-import tomllib
-import zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGE = "matmul_to_mamba"
 ROOMS = "kernels", "lab", "models", "ref", "simt"
 KINDS = ".py", ".c", ".h", ".cu", ".cuh", ".json"
 LEFT_OUT = (  # of use in the course's folder alone
-    *("lab/notebooks.py", "lab/wheel.py"),
+    *("lab/notebooks.py", "lab/wheel.py", "simt/packing.py"),
     *(f"models/{name}.py" for name in ("corpus", "small_networks", "train_small")),
     *(f"models/small{kind}/{name}.json" for kind in ("", "_mamba2") for name in ("config", "tokenizer", "training")),
 )
@@ -39,7 +35,17 @@ Models from a folder on disk, with the extra [models]: {PACKAGE}.models.
 
 __version__ = "{{version}}"
 '''
-MADE = 1980, 1, 1, 0, 0, 0  # the time of every file in a wheel, so that equal files make equal wheels
+
+
+def by_path(path):
+    """A module by its file: where pip runs this one, the others have no names yet."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], os.path.join(ROOT, path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+packing = by_path("simt/packing.py")  # how a wheel is written down
 
 
 # pip's hooks
@@ -47,7 +53,7 @@ MADE = 1980, 1, 1, 0, 0, 0  # the time of every file in a wheel, so that equal f
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     """Write the wheel, and return its name."""
-    project = read_project()
+    project = packing.read_project(ROOT)
     init = INIT.format(summary=project["description"], version=project["version"])
     files = {f"{PACKAGE}/__init__.py": init.encode()}
     names = modules()
@@ -55,39 +61,22 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         with open(os.path.join(ROOT, source), "rb") as f:
             data = f.read()
         files[f"{PACKAGE}/{source}"] = renamed(data.decode(), names).encode() if source.endswith(".py") else data
-    return write_wheel(wheel_directory, project, files)
+    return packing.write_wheel(wheel_directory, ROOT, PACKAGE, files)
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
     """Write a wheel of no files, for its dependencies' sake, and return its name."""
-    return write_wheel(wheel_directory, read_project(), {})
+    return packing.write_wheel(wheel_directory, ROOT, PACKAGE, {})
 
 
 def build_sdist(sdist_directory, config_settings=None):
     """Write an archive from which the wheel can be built, and return its name."""
-    project = read_project()
-    base = f"{PACKAGE}-{project['version']}"
-    kept = ["pyproject.toml", project["readme"], *project["license-files"], *sorted({*sources(), *LEFT_OUT})]
-    with tarfile.open(os.path.join(sdist_directory, f"{base}.tar.gz"), "w:gz", format=tarfile.PAX_FORMAT) as archive:
-        for name in kept:
-            archive.add(os.path.join(ROOT, name), f"{base}/{name}")
-        data = metadata(project).encode()
-        info = tarfile.TarInfo(f"{base}/PKG-INFO")
-        info.size = len(data)
-        archive.addfile(info, io.BytesIO(data))
-    return f"{base}.tar.gz"
+    return packing.write_sdist(sdist_directory, ROOT, PACKAGE, sorted({*sources(), *LEFT_OUT}))
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     """Write what pip wants to know beforehand, and return the folder's name."""
-    project = read_project()
-    folder = info_folder(project)
-    for name, data in about(project).items():
-        path = os.path.join(metadata_directory, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as f:
-            f.write(data)
-    return folder
+    return packing.write_metadata(metadata_directory, ROOT, PACKAGE)
 
 
 prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
@@ -98,12 +87,7 @@ prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
 
 def sources():
     """The files of the rooms, as paths from the course's folder, in order."""
-    found = []
-    for room in ROOMS:
-        for folder, folders, names in os.walk(os.path.join(ROOT, room)):
-            folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-            paths = [os.path.relpath(os.path.join(folder, name), ROOT) for name in names if name.endswith(KINDS)]
-            found += [path.replace(os.sep, "/") for path in paths]
+    found = [f"{room}/{path}" for room in ROOMS for path in packing.sources(os.path.join(ROOT, room), KINDS)]
     return sorted(set(found) - set(LEFT_OUT))
 
 
@@ -150,65 +134,3 @@ def _replace(lines, row, column, old, new):
     if not line[column:].startswith(old):
         raise ValueError(f"line {row}: expected {old!r} on one line and found {line.rstrip()!r}: write it so")
     lines[row - 1] = line[:column] + new + line[column + len(old) :]
-
-
-# How it is written down
-
-
-def read_project():
-    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as f:
-        return tomllib.load(f)["project"]
-
-
-def metadata(project):
-    """The text of METADATA (version 2.4) for pyproject's table `project`."""
-    with open(os.path.join(ROOT, project["readme"]), encoding="utf-8") as f:
-        readme = f.read()
-    lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {project['version']}"]
-    lines += [f"Summary: {project['description']}", f"Requires-Python: {project['requires-python']}"]
-    lines += [f"License-Expression: {project['license']}"]
-    lines += [f"License-File: {name}" for name in project["license-files"]]
-    lines += [f"Requires-Dist: {requirement}" for requirement in project["dependencies"]]
-    for extra, requirements in project["optional-dependencies"].items():
-        lines.append(f"Provides-Extra: {extra}")
-        lines += [f"Requires-Dist: {_for_extra(requirement, extra)}" for requirement in requirements]
-    return "\n".join([*lines, "Description-Content-Type: text/markdown", "", readme])
-
-
-def _for_extra(requirement, extra):
-    what, _, where = (part.strip() for part in requirement.partition(";"))
-    return f'{what}; ({where}) and extra == "{extra}"' if where else f'{what}; extra == "{extra}"'
-
-
-def info_folder(project):
-    return f"{PACKAGE}-{project['version']}.dist-info"
-
-
-def about(project):
-    """{path: bytes} of a wheel's own files, RECORD aside."""
-    folder = info_folder(project)
-    wheel = f"Wheel-Version: 1.0\nGenerator: {PACKAGE}\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files = {f"{folder}/METADATA": metadata(project).encode(), f"{folder}/WHEEL": wheel.encode()}
-    for name in project["license-files"]:
-        with open(os.path.join(ROOT, name), "rb") as f:
-            files[f"{folder}/licenses/{name}"] = f.read()
-    return files
-
-
-def write_wheel(directory, project, files):
-    """Write a wheel of these files, {path: bytes}, and its own. Returns its name."""
-    folder = info_folder(project)
-    files = {**files, **about(project)}
-    record = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in files.items()]
-    record = "\n".join([*record, f"{folder}/RECORD,,", ""])
-    name = f"{PACKAGE}-{project['version']}-py3-none-any.whl"
-    with zipfile.ZipFile(os.path.join(directory, name), "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, data in {**files, f"{folder}/RECORD": record.encode()}.items():
-            info = zipfile.ZipInfo(path, MADE)
-            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
-            archive.writestr(info, data)
-    return name
-
-
-def _digest(data):
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

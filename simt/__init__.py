@@ -32,11 +32,15 @@ from simt.errors import (
     UnsetRegister,
     Unsupported,
 )
+from simt.expecting import expect
 from simt.hopper.tensor_map import TensorMap
 from simt.kernel import Buffer, Kernel, Module, Pointers, compile, load
 from simt.memory.ahead import Ahead
 from simt.memory.races import RaceError
 from simt.memory.sectors import sectors_per_warp
+from simt.report import Report
+
+__version__ = "0.1.0"  # pyproject.toml's, beside this file
 
 __all__ = [
     "Ahead",
@@ -54,6 +58,7 @@ __all__ = [
     "Module",
     "Pointers",
     "RaceError",
+    "Report",
     "ScopeFault",
     "SimtError",
     "StepLimit",
@@ -62,6 +67,7 @@ __all__ = [
     "UnsetRegister",
     "Unsupported",
     "compile",
+    "expect",
     "load",
     "sectors_per_warp",
     "shuffle",

@@ -99,6 +99,20 @@ TYPES = "#pragma once\ntypedef unsigned int uint; typedef unsigned short ushort;
 KNOWN = "assert.h cassert ctime cstdio cstdlib cstring stdbool.h stdio.h stdlib.h string.h time.h".split()
 # C++'s own, as far as libcu++ has them in namespace cuda::std.
 CPLUSPLUS = "algorithm array bit complex functional initializer_list limits numeric optional tuple type_traits utility"
+# <cub/cub.cuh>, which CUB refuses here as it brings what is called from the host: what a kernel calls of it, and three
+# operators by the names that they had for ten years.
+CUB = {
+    "block": "adjacent_difference discontinuity exchange histogram load merge_sort radix_rank radix_sort reduce "
+    "run_length_decode scan shuffle store",
+    "warp": "exchange load merge_sort reduce scan store",
+    "thread": "load operators reduce scan search store",
+}
+OPERATORS = """\
+#include <cub/util_ptx.cuh>
+#include <cuda/functional>
+namespace cub { using Sum = ::cuda::std::plus<>; using Max = ::cuda::maximum<>; using Min = ::cuda::minimum<>; }
+"""
+INCLUDES = [f"#include <cub/{level}/{level}_{part}.cuh>" for level, parts in CUB.items() for part in parts.split()]
 
 HEADERS = {
     **dict.fromkeys(("stdint.h", "inttypes.h"), STDINT),
@@ -110,6 +124,7 @@ HEADERS = {
     "stddef.h": STDDEF,
     "cstddef": STDDEF + in_std("size_t ptrdiff_t"),
     "sys/types.h": TYPES,
+    "cub/cub.cuh": "\n".join(["#pragma once", *INCLUDES, OPERATORS]),
     **dict.fromkeys(KNOWN, BUILT_IN),
     **{
         name: f"#pragma once\n#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n"
@@ -139,7 +154,8 @@ HALF = r'identifier "(?:half2?|__half\w*|__\w*2half\w*|__h(?:add|sub|mul|fma|div
 HOST_CODE = (
     r"<<<|\bkernel launch\b|\bmain\s*\(|\bstd::(?:cout|cerr|vector|string|chrono|thread|mt19937|unique_ptr)|"
     r"\bcuda(?:Malloc|Free|Mem|Device|Stream|Event|Get|Set|Launch)\w*|\bcu[A-Z]\w+\s*\(|"
-    r'open(?: source)? file "(?:[a-z_]+|std\w+\.h|unistd\.h|cuda_runtime_api\.h)"'
+    r'open(?: source)? file "(?:[a-z_]+|std\w+\.h|unistd\.h|(?:cuda_runtime_api|cuda_profiler_api|nvToolsExt)\.h|'
+    r'(?:helper_|cublas|cusparse|cudnn|cufft)\w*\.h|(?:opencv|Eigen|torch|ATen|c10)[\w/]*/\S+)"|\bcub::Device\w+'
 )
 HOST_HINT = (
     "this is compiled as device code only. Host code (main, <<<...>>>, cudaMalloc, #include <iostream>) "
@@ -155,7 +171,7 @@ HINTS = {  # what an error says, or its line of the source -> what to do
     r"(?:namespace|using|::)[^\n]*\bnvcuda\b|\bnvcuda::|\bwmma::": "nvcuda::wmma is declared by #include <mma.h>",
     r"\bcooperative_groups\b|\bcg::": "cooperative groups are declared by #include <cooperative_groups.h>",
     r"\bcuda::std::": "what stands in cuda::std is declared by a header of its name: #include <cuda/std/limits>",
-    r"\bcuda::(?:barrier|pipeline|atomic|atomic_ref|memcpy_async)\b": (
+    r"\bcuda::(?:barrier|(?:make_)?pipeline|atomic|atomic_ref|memcpy_async)\b": (
         "cuda::barrier is declared by #include <cuda/barrier>, and so on for cuda::pipeline and cuda::atomic"
     ),
     r'namespace "std" has no member': (
@@ -164,6 +180,24 @@ HINTS = {  # what an error says, or its line of the source -> what to do
     ),
     r"no operator [^\n]* matches[^\n]*\n[^\n]*operand types are:[^\n]*\b(?:float|double|u?int|half)[234]\b": (
         "CUDA has no arithmetic on float2, float4 and the like: write it for .x, .y, .z and .w"
+    ),
+    r'identifier "__(?:shfl|shfl_up|shfl_down|shfl_xor|ballot|any|all)"|without \'\.sync\' is not supported': (
+        "lanes that work together are named since 2017: __shfl_down_sync(0xffffffff, value, 16), "
+        "__ballot_sync(0xffffffff, condition)"
+    ),
+    r"\btexture is not a template|\bidentifier \"(?:tex[123]D\w*|cudaTextureObject_t|surf[123]D\w*)\"": (
+        "there are no textures: pass the array, and work out the index"
+    ),
+    r'file "curand\w*\.h"|identifier "curand\w*"': (
+        "cuRAND is not here: pass random numbers made by NumPy, or write the generator as a __device__ function"
+    ),
+    r'file "thrust/|\bthrust/|\bthrust::': "Thrust is called from host code; kernels call cub::BlockReduce and its kin",
+    r'namespace "cub" has no member "(?:Sum|Max|Min)"': (
+        "CUB has no operators of its own any more: cuda::std::plus<>, cuda::maximum<>, cuda::minimum<> of "
+        "<cuda/functional>; or include <cub/cub.cuh>, where they are known here"
+    ),
+    r"must be a class or namespace name\n[^\n]*\bcub::(?!Device)": (
+        "CUB's primitives are declared by <cub/block/block_reduce.cuh> and so on, or by <cub/cub.cuh>"
     ),
     r'identifier "uchar"': "CUDA C++ spells it unsigned char",
     r"128-bit integer type": 'pass the option "--device-int128"',

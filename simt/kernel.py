@@ -1,13 +1,12 @@
 """What a learner calls: modules, kernels, launches; arguments are checked before anything runs."""
 
-import difflib
 import functools
 import operator
 import threading
 
 import numpy as np
 
-from simt import nvrtc
+from simt import kernel_names, nvrtc
 from simt.counting import counting
 from simt.errors import LaunchError, SimtError, Unsupported
 from simt.execute.scheduler import Launch
@@ -33,9 +32,14 @@ class Buffer:
         self.array, self.misalignment = array, misalignment
 
 
-def compile(source, options=(), arch="sm_90", name="kernel.cu"):
-    """CUDA C++ (device code only) -> Module, by NVRTC. What has been compiled before is not compiled again."""
-    return translated(nvrtc.compile_to_ptx(source, options, arch, name), source)
+def compile(source, options=(), arch="sm_90", name="kernel.cu", instances=()):
+    """CUDA C++ (device code only) -> Module, by NVRTC. What has been compiled before is not compiled again.
+
+    instances   kernels that are templates, with their arguments, such as ["sum<256>"]: module["sum<256>"] is then one.
+                The other arguments are those of simt.nvrtc.compile_to_ptx
+    """
+    wanted = {"instances": instances} if len(instances) else {}
+    return translated(nvrtc.compile_to_ptx(source, options, arch, name, **wanted), source)
 
 
 @functools.lru_cache(maxsize=256)
@@ -60,12 +64,16 @@ class Pointers:
 class Module:
     """Compiled code; module["name"] is a kernel. Its __device__ variables keep their values from launch to launch.
 
+    A kernel's name is that of the source, with extern "C" or without; where two have one name, how C++ spells it.
+
     module.set("name", array) fills a __constant__ or __device__ variable, module.get("name", dtype) reads one.
     """
 
     def __init__(self, text, source=""):
         self.ptx, self.source = text, source
         self.parsed = reader.parse(text)
+        self.instances = kernel_names.instances(text)
+        self.entries = [f.name for f in self.parsed.functions.values() if f.entry]
         self.kernels = {}
         self.kept = {}
         self.lock = threading.Lock()
@@ -73,21 +81,27 @@ class Module:
     @property
     def names(self):
         """The kernels there are."""
-        return [f.name for f in self.parsed.functions.values() if f.entry]
+        return [kernel_names.plain(entry, self.entries, self.instances) for entry in self.entries]
 
     def __getitem__(self, name):
         if name not in self.kernels:
-            function = self.parsed.functions.get(name)
-            if function is None or not function.entry:
-                raise LaunchError(self.no_such_kernel(name))
-            try:
-                program = Program(function, self.parsed, self.source)
-            except SimtError:
-                raise
-            except Exception as e:
-                raise ValueError(f"text: expected complete PTX; kernel {name} is {not_understood(e)}") from e
-            self.kernels[name] = Kernel(self, program)
+            entry = kernel_names.find(name, self.entries, self.instances)
+            if entry is None:
+                raise LaunchError(kernel_names.unknown(name, self.entries, self.instances, self.source))
+            if entry not in self.kernels:
+                self.kernels[entry] = Kernel(self, entry)
+            self.kernels[name] = self.kernels[entry]
         return self.kernels[name]
+
+    def program(self, entry):
+        """A new program of the kernel that is spelt so."""
+        name = kernel_names.plain(entry, self.entries, self.instances)
+        try:
+            return Program(self.parsed.functions[entry], self.parsed, self.source, name)
+        except SimtError:
+            raise
+        except Exception as e:
+            raise ValueError(f"text: expected complete PTX; kernel {name} is {not_understood(e)}") from e
 
     def set(self, name, array):
         """Fill a __constant__ or __device__ variable with the bytes of an array, which must be as many."""
@@ -129,15 +143,6 @@ class Module:
             f"outside of all functions and namespaces, and the compiler leaves out one that no kernel uses"
         )
 
-    def no_such_kernel(self, name):
-        names = self.names
-        text = f"module has no kernel {name!r}; it has {', '.join(names) if names else 'none'}"
-        mangled = [n for n in names if isinstance(name, str) and n.startswith("_Z") and name in n]
-        if mangled:
-            return f'{text}. Write extern "C" before __global__ to keep the name {name!r} as it is'
-        near = difflib.get_close_matches(str(name), names, 1)
-        return f"{text}. Did you mean {near[0]!r}?" if near else text
-
 
 class Kernel:
     """kernel(grid, block, *args, shared=0, check_races=False, places=None, order="forward") runs it: a Report.
@@ -159,9 +164,9 @@ class Kernel:
                   of processor time, so that a long loop is not taken for an endless one (15, where steps take long)
     """
 
-    def __init__(self, module, program):
-        self.module, self.program = module, program
-        self.name = program.name
+    def __init__(self, module, entry):
+        self.module, self.entry, self.program = module, entry, module.program(entry)
+        self.name = self.program.name
         self.programs = {}  # device -> Program, where several devices run it: each counts by itself
 
     def __repr__(self):
@@ -217,8 +222,7 @@ class Kernel:
     def on(self, device):
         """The program for one of several devices, made once."""
         if device not in self.programs:
-            parsed = self.module.parsed
-            self.programs[device] = Program(parsed.functions[self.name], parsed, self.module.source)
+            self.programs[device] = self.module.program(self.entry)
         return self.programs[device]
 
     def check_shape(self, grid, block, shared):

@@ -18,6 +18,7 @@ from pathlib import Path
 from simt import kept
 from simt.errors import CompileError, CompilerMissing
 from simt.headers import HEADERS, hints, nvcc_includes
+from simt.kernel_names import noted
 
 FLAGS = ("-lineinfo", "-default-device")  # -default-device: a function without __device__ is device code too
 SHOWN = 3  # errors in a message
@@ -33,7 +34,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.M)
 NOT_ERROR = re.compile(r"(?i)\b(warning|remark|note)( #[\w-]+)?:|errors? detected in the|^Compilation terminated")
 
 
-def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu", assembled=True):
+def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu", assembled=True, instances=()):
     """PTX text of a CUDA C++ source.
 
     source   the text of the file, device code
@@ -42,12 +43,14 @@ def compile_to_ptx(source, options=(), arch="sm_90", name="kernel.cu", assembled
     name     what errors and PTX line numbers call the file
     assembled  False: make no machine code of it, which takes nearly half of the time. What only the assembler
                refuses, such as an instruction that is none, is then not noticed
+    instances  kernel templates with their arguments, such as ["sum<256>"], to be made kernels of; how they are spelt
+               stands at the end of the PTX (simt/kernel_names.py)
 
     CompileError with the first errors in the source's own lines; CompilerMissing where there is no NVRTC;
     TypeError or ValueError for an argument of the wrong kind. Warnings are dropped (see `compiler_log`), but for one: a
     variable that is read where nothing can have set it is an error.
     """
-    return _compile(source, options, arch, name, assembled)[0]
+    return _compile(source, options, arch, name, assembled, instances)[0]
 
 
 def compile_to_cubin(source, options=(), arch="sm_90", name="kernel.cu"):
@@ -72,13 +75,14 @@ def architectures():
     return tuple(f"sm_{arch}" for arch in _take(nvrtc.nvrtcGetSupportedArchs()))
 
 
-def _compile(source, options, arch, name, assembled=True):
+def _compile(source, options, arch, name, assembled=True, instances=()):
     """(PTX text, machine code, log) from the memory or a file, or else from NVRTC, which makes both at once.
 
     Not assembled: the machine code may be empty."""
-    options = _expect(source, options, arch, name)
+    options, instances = _expect(source, options, arch, name), _names(instances)
     included = _included(source, options, name)
     given = [source, arch, name, *options, *(f"{path}\0{text}" for path, text in included.items())]
+    given += [f"instance {instance}" for instance in instances]
     here = os.getcwd()
     digest = kept.digest(*given, here)
     if not assembled and digest not in _compiled:
@@ -91,7 +95,7 @@ def _compile(source, options, arch, name, assembled=True):
         found = kept.find(shared) if shared else None
         if found is None:
             target = arch if assembled else arch.replace("sm_", "compute_")
-            _compiled[digest] = ptx, code, log = _ask(source, options, target, name)
+            _compiled[digest] = ptx, code, log = _ask(source, options, target, name, instances)
             if shared and here not in _without_folders(ptx + log, options, here):
                 kept.keep(shared, b"\0".join((ptx.encode(), log.encode(), code)))
         else:
@@ -152,6 +156,19 @@ def _expect(source, options, arch, name):
     return options
 
 
+def _names(instances):
+    """The names of instances of kernel templates as a tuple, or an error."""
+    if isinstance(instances, (str, bytes)) or not all(isinstance(instance, str) for instance in instances):
+        raise TypeError(f'compile: instances must be a list of strings, such as ["sum<256>"], got {instances!r}')
+    instances = tuple(" ".join(instance.split()) for instance in instances)
+    for instance in instances:
+        if not re.match(r"[A-Za-z_]\w*(::\w+)*\s*<[^;{}\0]*>$", instance):
+            raise ValueError(
+                f'compile: an instance is a template\'s name and arguments, as "sum<256>", got {instance!r}'
+            )
+    return instances
+
+
 def _included(source, options, name):
     """{path: text} of the files that the source includes, but for CUDA's own, as part of a result's key."""
     folders = [Path(), *map(Path, _folders(options))]
@@ -173,21 +190,21 @@ def _folders(options):
     return folders + [option.partition("=")[2] for option in options if option.startswith("--include-path=")]
 
 
-def _ask(source, options, arch, name):
+def _ask(source, options, arch, name, instances):
     """Compile with NVRTC: (PTX text, machine code, log), or CompileError.
 
     A source that fails for a name which nvcc knows without a header is compiled again with that header.
     """
     try:
-        return _ask_once(source, options, arch, name)
+        return _ask_once(source, options, arch, name, instances)
     except CompileError as error:
         brought = nvcc_includes(error.log)
         if not brought:
             raise
-    return _ask_once(source, options, arch, name, tuple(f"--pre-include={header}" for header in brought))
+    return _ask_once(source, options, arch, name, instances, tuple(f"--pre-include={header}" for header in brought))
 
 
-def _ask_once(source, options, arch, name, brought=()):
+def _ask_once(source, options, arch, name, instances, brought=()):
     nvrtc, _ = _load()
     standard = () if any(re.match(r"--?std\b", option) for option in options) else ("--std=c++17",)
     folders = include_folders()
@@ -196,6 +213,8 @@ def _ask_once(source, options, arch, name, brought=()):
     texts, names = [t.encode() for t in HEADERS.values()], [n.encode() for n in HEADERS]
     program = _take(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), len(names), texts, names))
     try:
+        for instance in instances:
+            _take(nvrtc.nvrtcAddNameExpression(program, instance.encode()))
         (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
         log = _content(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0 \n")
         log = log.decode(errors="replace")
@@ -208,6 +227,8 @@ def _ask_once(source, options, arch, name, brought=()):
         ptx = re.sub(r"^\s*\.file\s.*$", lambda line: _as_text(line[0]), ptx, flags=re.MULTILINE)
         here = os.getcwd().replace("\\", "/").rstrip("/")
         ptx = ptx.replace(f'"{here}/{name}"', f'"{name}"')  # no folder of this machine before the learner's file
+        spelt = {instance: _take(nvrtc.nvrtcGetLoweredName(program, instance.encode())) for instance in instances}
+        ptx += noted({instance: spelling.decode() for instance, spelling in spelt.items()})
         assembled = arch.startswith("sm_")
         code = _content(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program) if assembled else b""
         return ptx, code, log

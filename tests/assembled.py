@@ -38,11 +38,11 @@ def compiler():
 def compile_with(compile_to_ptx, known, taken):
     """In place of compile_to_ptx: what is `known` is not assembled. Adds to `taken` what is known or was assembled."""
 
-    def compiled(source, options=(), arch="sm_90", name="kernel.cu", assembled=True):
+    def compiled(source, options=(), arch="sm_90", name="kernel.cu", assembled=True, **more):
         key = kept.digest(source, arch, *options)[:16] if isinstance(source, str) and isinstance(arch, str) else None
         if key in known:
             options, assembled = (*options, MINIMAL), False
-        ptx = compile_to_ptx(source, options, arch, name, assembled)
+        ptx = compile_to_ptx(source, options, arch, name, assembled, **more)
         if key:
             taken.add(key)
         return ptx

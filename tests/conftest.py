@@ -154,10 +154,10 @@ def ptx_alone(request):
 
     compile_to_ptx, assembled_ptx = nvrtc.compile_to_ptx, assembling(nvrtc.compile_to_ptx)
 
-    def alone(source, options=(), arch="sm_90", name="kernel.cu", assembled=False):
+    def alone(source, options=(), arch="sm_90", name="kernel.cu", assembled=False, **more):
         if source in left or (source, tuple(options), arch, name) in whole:
-            return assembled_ptx(source, options, arch, name)
-        return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False)
+            return assembled_ptx(source, options, arch, name, **more)
+        return compile_to_ptx(source, (*options, MINIMAL), arch, name, assembled=False, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nvrtc, "compile_to_ptx", alone)

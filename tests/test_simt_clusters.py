@@ -229,3 +229,25 @@ def test_a_mistake_with_a_copy_for_two_is_seen(what):
 def test_launches_that_are_none(grid, options, text):
     with pytest.raises(simt.LaunchError, match=text):
         run("y[0] = 1;", grid, 1, np.zeros(4, np.int32), **options)
+
+
+@pytest.mark.parametrize("access", ["reads", "accesses"])
+def test_loads_and_atomics_in_another_block_are_refused_by_a_sentence(access):
+    there = "ld.shared::cluster.u32 %0, [%1];" if access == "reads" else "atom.shared::cluster.add.u32 %0, [%1], 1;"
+    source = r"""
+extern "C" __global__ void k(unsigned* y) {
+    __shared__ unsigned s[32];
+    unsigned at = (unsigned)__cvta_generic_to_shared(s + threadIdx.x), far, got;
+    s[threadIdx.x] = blockIdx.x;
+    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(far) : "r"(at));
+    asm volatile("THERE" : "=r"(got) : "r"(far) : "memory");
+    asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
+    y[blockIdx.x * 32 + threadIdx.x] = got;
+}""".replace("THERE", there)
+    kernel, y = simt.compile(source)["k"], np.zeros(64, np.uint32)
+    with pytest.raises(
+        simt.MemoryFault, match=f"line 8 .*{access} 4 bytes in the shared memory of another block of its"
+    ):
+        kernel(2, 32, y, cluster=2)
+    kernel(1, 32, y)  # alone, a block is its own cluster

@@ -85,13 +85,66 @@ def test_modules_name_their_kernels(module):
 def test_kernels_that_are_not_there(module):
     with pytest.raises(simt.LaunchError, match=r"no kernel 'scal'; it has .*Did you mean 'scale'\?"):
         module["scal"]
-    with pytest.raises(simt.LaunchError, match=r'(?s)_Z1kPf.*extern "C".*\'k\''):
-        simt.compile("__global__ void k(float* y) { y[0] = 1; }")["k"]
+    with pytest.raises(simt.LaunchError, match=r"it has _Z1kPf, _Z1kPi\. 2 are named 'k': say which, or write extern"):
+        simt.compile("__global__ void k(float* y) { y[0] = 1; } __global__ void k(int* y) { y[0] = 1; }")["k"]
     with pytest.raises(simt.LaunchError, match="it has none"):
         simt.compile("__device__ void k() {}")["k"]
     for name in (None, 3, ("scale",)):
         with pytest.raises(simt.LaunchError, match="no kernel"):
             module[name]
+
+
+TEMPLATES = """
+template <int N, typename T> __global__ void fill(T* y) { y[threadIdx.x] = N; }
+__global__ void fill_more(float* y) { y[threadIdx.x] = 1; }
+template <typename T> __global__ void one(T* y) { y[threadIdx.x] = 2; }
+struct P2 { int a, b; };
+__global__ void of(P2 p, float* y) { y[threadIdx.x] = p.b; }  // _Z2of2P2Pf: a digit follows the name
+"""
+
+
+@nvrtc_needed
+def test_kernels_have_the_names_of_the_source():
+    module, y = simt.compile(TEMPLATES, instances=["fill<3, float>", "fill< 4,int >", "one<float>"]), np.zeros(2, F32)
+    assert sorted(module.names) == ["fill<3,float>", "fill<4,int>", "fill_more", "of", "one<float>"]
+    for name, value in (
+        ("fill<3,float>", 3),
+        ("fill_more", 1),
+        ("one", 2),
+        ("fill < 3, float>", 3),
+        ("_Z9fill_morePf", 1),
+    ):
+        report = module[name](1, 2, y)
+        assert (y == value).all() and report.kernel in module.names
+    assert module["fill_more"] is module["_Z9fill_morePf"] and repr(module["one"]) == "one<float>(y: u64)"
+    assert simt.load(module.ptx)["fill<3, float>"].name == "fill<3,float>"  # the PTX says how it is spelt
+    with pytest.raises(simt.MemoryFault, match=r"kernel fill<3,float>, line 2.* writes y\[2\]"):
+        module["fill<3, float>"](1, 3, y)
+    module["of"](1, 2, np.array([(1, 7)], [("a", "i4"), ("b", "i4")])[0], y)
+    assert (y == 7).all()
+    with pytest.raises(simt.LaunchError, match="2 are named 'fill': say which"):
+        module["fill"]
+    for name, wanted in ("fill<5, int>", r"\['fill<5, int>'\]"), ("fill<3>", r"\['fill<3>'\]"):
+        with pytest.raises(simt.LaunchError, match=f"fill is a template: simt.compile.source, instances={wanted}"):
+            module[name]
+    with pytest.raises(simt.LaunchError, match=r"one is a template: .*instances=\['one<...>'\]"):
+        simt.compile(TEMPLATES)["one"]
+
+
+@nvrtc_needed
+@pytest.mark.parametrize(
+    ("instances", "kind", "message"),
+    [
+        ("one<int>", TypeError, "instances must be a list of strings"),
+        ([1], TypeError, r"a list of strings, such as .*, got \[1\]"),
+        (["one"], ValueError, "an instance is a template's name and arguments, as .*, got 'one'"),
+        (["one<int>; }"], ValueError, "an instance is"),
+        (["none<int>"], simt.CompileError, 'identifier "none" is undefined'),
+    ],
+)
+def test_instances_that_cannot_be(instances, kind, message):
+    with pytest.raises(kind, match=message):
+        simt.compile(TEMPLATES, instances=instances)
 
 
 @nvrtc_needed

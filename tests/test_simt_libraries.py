@@ -146,3 +146,88 @@ def test_variables_are_filled_from_python():
 def test_variables_that_cannot_be_filled(name, value, message):
     with pytest.raises(simt.LaunchError, match=message):
         simt.compile(VARIABLES).set(name, value)
+
+
+CUB = r"""
+#include <cub/cub.cuh>
+struct Less { __device__ bool operator()(int a, int b) const { return a < b; } };
+struct Differ { __device__ bool operator()(int a, int b) const { return a != b; } };
+struct Total {
+    int before;
+    __device__ int operator()(int sum) { int old = before; before += sum; return old; }
+};
+__global__ void primitives(const int* x, int* y, float* keys) {  // 128 threads, 4 items each
+    using Load = cub::BlockLoad<int, 128, 4, cub::BLOCK_LOAD_WARP_TRANSPOSE>;
+    using Merge = cub::BlockMergeSort<int, 128, 4>;
+    using Heads = cub::BlockDiscontinuity<int, 128>;
+    using Scan = cub::BlockScan<int, 128, cub::BLOCK_SCAN_WARP_SCANS>;
+    using Exchange = cub::BlockExchange<int, 128, 4>;
+    using Sort = cub::BlockRadixSort<float, 128, 4, int>;
+    __shared__ union {
+        Load::TempStorage load;
+        Merge::TempStorage merge;
+        Heads::TempStorage heads;
+        Scan::TempStorage scan;
+        Exchange::TempStorage exchange;
+        Sort::TempStorage sort;
+    } s;
+    int v[4], heads[4], t = threadIdx.x;
+    float k[4];
+    Load(s.load).Load(x, v);
+    for (int i = 0; i < 4; i++) k[i] = keys[4 * t + i];
+    __syncthreads();
+    Sort(s.sort).SortDescending(k, v);  // values go with their keys
+    for (int i = 0; i < 4; i++) keys[4 * t + i] = k[i], y[4 * t + i] = v[i];
+    __syncthreads();
+    Merge(s.merge).Sort(v, Less());
+    for (int i = 0; i < 4; i++) y[512 + 4 * t + i] = v[i];
+    __syncthreads();
+    Heads(s.heads).FlagHeads(heads, v, Differ());
+    __syncthreads();
+    Total total = {100};
+    Scan(s.scan).InclusiveSum(heads, heads, total);
+    __syncthreads();
+    Exchange(s.exchange).BlockedToStriped(heads, heads);
+    for (int i = 0; i < 4; i++) y[1024 + i * 128 + t] = heads[i];
+}
+__global__ void sums(const int* x, int* y) {  // 8 x 8 threads
+    using Reduce = cub::BlockReduce<int, 8, cub::BLOCK_REDUCE_RAKING, 8>;
+    using Warp = cub::WarpReduce<int>;
+    __shared__ Reduce::TempStorage s;
+    __shared__ Warp::TempStorage w[2];
+    int t = threadIdx.y * 8 + threadIdx.x, most = Reduce(s).Reduce(x[t], cub::Max());
+    if (t == 0) y[0] = most;
+    int head = Warp(w[t / 32]).HeadSegmentedSum(x[t], t % 5 == 0);
+    if (t % 5 == 0 || t == 32) y[1 + t] = head;
+}
+"""
+
+
+def test_cub_in_blocks_and_warps():
+    random = np.random.default_rng(5)
+    x, keys = random.integers(-50, 50, 512, I32), random.standard_normal(512).astype(F32)
+    y, sorted_keys, module = np.full(3 * 512, -1, I32), keys.copy(), simt.compile(CUB)
+    module["primitives"](1, 128, x, y, sorted_keys, check_races=True)
+    order = np.argsort(-keys, kind="stable")
+    assert (sorted_keys == keys[order]).all() and (y[:512] == x[order]).all()
+    assert (y[512:1024] == np.sort(x)).all()
+    assert (y[1024:] == 100 + np.cumsum(np.diff(np.sort(x), prepend=-99) != 0)).all()
+    y = np.zeros(65, I32)
+    module["sums"](1, (8, 8), x, y, check_races=True)
+    assert y[0] == x[:64].max()
+    for t in range(64):
+        if t % 5 == 0:
+            assert y[1 + t] == x[t : min(t + 5, 32 if t < 32 else 64)].sum()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("tex2D<float>(image, 1, 2)", "tex.2d.*there are no textures: pass the array"),
+        ("surf2Dread<float>(image, 1, 2)", "suld.*there are no surfaces"),
+    ],
+)
+def test_textures_are_refused(line, message):
+    module = simt.compile("__global__ void k(float* y, unsigned long long image) { y[threadIdx.x] = " + line + "; }")
+    with pytest.raises(simt.Unsupported, match=f"(?s)line 1 .*{message}"):
+        module["k"](1, 32, np.zeros(32, F32), np.uint64(0))

@@ -256,6 +256,12 @@ extern "C" __global__ void k(float* y, std::uint32_t n) {
         ("int f() { return std::max(1, 2); }", "CUDA's own max(a, b)"),
         ("float2 f(float2 a) { return a + a; }", "CUDA has no arithmetic on float2"),
         ("__int128 f();", "--device-int128"),
+        ("float f(float x) { return __shfl_down(x, 16); }", "__shfl_down_sync(0xffffffff"),
+        ("texture<float, 2> image;", "there are no textures: pass the array"),
+        ("#include <curand_kernel.h>", "random numbers made by NumPy"),
+        ("int f() { return cuda::make_pipeline(); }", "#include <cuda/barrier>, and so on for cuda::pipeline"),
+        ("int f() { return cub::BlockReduce<int, 32>(); }", "declared by <cub/block/block_reduce.cuh>"),
+        ("#include <cub/util_macro.cuh>\nauto f() { return cub::Max(); }", "cuda::maximum<>"),
     ],
 )
 def test_what_is_not_declared_gets_a_hint(line, hint):
@@ -271,6 +277,9 @@ def test_what_is_not_declared_gets_a_hint(line, hint):
         "int main() {\n  twice<<<1, 32>>>(nullptr, 0);\n}\n",
         "void run(float* x) {\n  cudaMalloc(&x, 4);\n}\n",
         "void run(float* x) {\n  std::vector<float> y;\n}\n",
+        "#include <helper_cuda.h>\n",
+        "#include <cublas_v2.h>\n",
+        "void run(float* x) {\n  cub::DeviceReduce::Sum(x);\n}\n",
     ],
 )
 def test_host_code_gets_a_hint(host):

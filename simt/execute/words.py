@@ -4,6 +4,7 @@ import numpy as np
 
 from simt.arithmetic.lazy import unpack
 from simt.errors import ScopeFault, Trap, UnsetRegister
+from simt.execute.clusters import RANK
 from simt.execute.declarations import variables
 from simt.execute.printf import formatted
 from simt.memory.clocks import SYS
@@ -132,10 +133,17 @@ class Words:
         }[kind]
         return f"{head}: {problem}; {thread}"
 
+    def looks_ahead(self, site):
+        """Whether this instruction may read what nothing has written: its code does not use it (simt/ptx/reader.py)."""
+        return self.program.flow.function.instructions[site[0] if type(site) is tuple else site].looks_ahead
+
     def place_text(self, space, address, size):
         """(what is touched, why it may not be) in words."""
         if space != "global":
             total = (self.memory.shared if space == "shared" else self.memory.local).size
+            if space == "shared" and address >> RANK and self.cluster_size > 1:
+                what = f"{size} bytes in the shared memory of another block of its cluster"
+                return what, "where this machine knows stores and arrivals, but no loads and no atomics"
             what = f"{size} bytes at byte {address} of {space} memory{self.program.variable_at(space, address)}"
             return what, f"but a {'block' if space == 'shared' else 'thread'} has {total} bytes of it"
         region = (address + (1 << REGION - 1)) >> REGION

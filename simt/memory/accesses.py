@@ -243,6 +243,8 @@ class Memory(Copies, Noting):
         self.raise_unwritten(memory, int(flat[at]), int(lanes[at]), size, site)
 
     def raise_unwritten(self, memory, address, lane, size, site):
+        if self.describe.looks_ahead(site):
+            return
         kind = "unwritten"
         if (self.copies or self.arriving) and memory is self.shared:
             kind = "pending"

@@ -376,7 +376,7 @@ def insert(out, called, call, prefix):
         if i.parts[0] == "ret":
             out.instructions.append(reader.Instruction("bra", (Sym(end),), guard, i.line))
         else:
-            out.instructions.append(reader.Instruction(i.opcode, moved(i.operands), guard, i.line))
+            out.instructions.append(reader.Instruction(i.opcode, moved(i.operands), guard, i.line, i.looks_ahead))
     for name in at.get(len(called.instructions), ()):
         out.labels[prefix + name] = len(out.instructions)
     out.labels[end] = len(out.instructions)

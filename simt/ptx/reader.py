@@ -75,6 +75,7 @@ class Instruction:
     operands: tuple
     guard: tuple | None
     line: int
+    looks_ahead: bool = False  # may read shared memory that nothing has written, and drops what it reads
     parts: tuple = field(init=False)
     reads: frozenset | None = field(init=False, default=None, compare=False, repr=False)  # kept by flow.sources
     writes: frozenset | None = field(init=False, default=None, compare=False, repr=False)  # kept by flow.destinations
@@ -170,6 +171,8 @@ SIZES |= {k + str(8 * n): n for k in "us" for n in (1, 2, 4, 8)} | {"f16": 2, "f
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 SPACE = re.compile(r"\s*")
 LOCATION = re.compile(r"\.loc\s")
+# Headers whose code reads the element behind the last one, and then does not use it.
+LOOKING_AHEAD = re.compile(r"\bcub/block/block_merge_sort\.cuh$")
 LABEL = re.compile(r"([\w$%.]+)\s*:(?!:)")
 LABELS = re.compile(r"(?:^|[;{}:])\s*([\w$]+)\s*:(?!:)", re.M)
 VARIABLE = re.compile(
@@ -206,6 +209,7 @@ class Reader:
     def __init__(self, text, module):
         self.text, self.module, self.at = text, module, 0
         self.main_file = min(module.files, default=1)  # the learner's own source
+        self.ahead = {number for number, name in module.files.items() if LOOKING_AHEAD.search(name)}
 
     def read_module(self):
         while self.skip_space():
@@ -276,7 +280,7 @@ class Reader:
 
     def read_body(self, function):
         """The statements up to the closing brace. Names declared in an inner { } are made unique."""
-        scopes, line = Scopes(function.registers), 0
+        scopes, line, ahead = Scopes(function.registers), 0, False
         while True:
             self.skip_space()
             char = self.text[self.at]
@@ -291,7 +295,9 @@ class Reader:
                     return
             elif LOCATION.match(self.text, self.at):
                 end = self.text.index("\n", self.at)
-                line = self.source_line(self.text[self.at : end]) or line
+                directive = self.text[self.at : end]
+                line = self.source_line(directive) or line
+                ahead = bool(self.ahead) and int(directive.split()[1]) in self.ahead
                 function.line = function.line or line
                 self.at = end
             elif label := LABEL.match(self.text, self.at):
@@ -307,7 +313,7 @@ class Reader:
             else:
                 statement = self.take_statement()
                 if statement:
-                    function.instructions.append(instruction(statement, scopes, line))
+                    function.instructions.append(instruction(statement, scopes, line, ahead))
 
     def closing(self):
         """Where the { } block ends whose inside begins here."""
@@ -392,7 +398,7 @@ class Scopes:
 STATEMENT = re.compile(r"(?:@(?P<no>!?)\s*(?P<guard>[\w$%.]+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
 
 
-def instruction(statement, scopes, line):
+def instruction(statement, scopes, line, looks_ahead):
     found = STATEMENT.match(statement)
     if found is None:
         raise ValueError(f"expected a PTX instruction; found {statement!r}")
@@ -404,7 +410,7 @@ def instruction(statement, scopes, line):
         if part not in known:
             known[part] = operand(part, scopes)
         operands.append(known[part])
-    return Instruction(found["opcode"], tuple(operands), guard, line)
+    return Instruction(found["opcode"], tuple(operands), guard, line, looks_ahead)
 
 
 def split(text):

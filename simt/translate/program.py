@@ -20,10 +20,11 @@ QUOTED = 120  # characters of a source line in a message
 
 
 class Program:
-    """One kernel of a module. `source` is the learner's text, quoted in errors and reports (may be empty)."""
+    """One kernel of a module. `source` is the learner's text, quoted in errors and reports (may be empty); `name`, what
+    they call the kernel, if not by its name in PTX."""
 
-    def __init__(self, function, module, source=""):
-        self.name, self.parameters, self.source = function.name, function.parameters, source.splitlines()
+    def __init__(self, function, module, source="", name=None):
+        self.name, self.parameters, self.source = name or function.name, function.parameters, source.splitlines()
         try:
             self.flow = blocks.analyse(function, module, source)
         except Unsupported as e:
@@ -53,7 +54,7 @@ class Program:
         self.full, self.masked = [None] * count, [None] * count
         self.histograms = {True: [{}] * count, False: [{}] * count}
         self.start()
-        self.argument_names = argument_names(source, function.name, len(self.parameters))
+        self.argument_names = argument_names(source, self.name, len(self.parameters))
 
     def start(self):
         """Set what a launch counts to zero."""
@@ -250,6 +251,7 @@ def plain_name(name):
 
 def argument_names(source, kernel, count):
     """The names of the kernel's parameters in its source; param 0, param 1, ... where they cannot be read."""
+    kernel = kernel.partition("<")[0]  # of a template
     for found in re.finditer(rf"\b{re.escape(kernel)}\s*\(([^()]*)\)\s*\{{", without_comments(source)):
         names = [re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*$", p.strip()) for p in found[1].split(",")]
         names = [n[1] for n in names if n]

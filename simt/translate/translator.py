@@ -30,6 +30,8 @@ from simt.translate.unset import Unset
 
 NOTHING = {"membar", "fence", "nanosleep", "prefetch", "prefetchu", "pragma", "discard",
            "applypriority", "pmevent", "setmaxnreg"}  # fmt: skip
+WITHOUT = dict.fromkeys(("tex", "tld4", "txq"), "there are no textures: pass the array, and work out the index")
+WITHOUT |= dict.fromkeys(("suld", "sust", "sured", "suq"), "there are no surfaces: pass the array to write to")
 
 
 def stops(i):
@@ -331,7 +333,7 @@ class Translator(Arithmetic, MemoryAccess, Lanes, Hopper, Unset):
         pair = bool(i.operands) and isinstance(i.operands[0], Pair)
         found = arithmetic.find(i.opcode, destinations=2 if pair else 1)
         if found is None:
-            raise Unsupported(str(i), "", i.line)
+            raise Unsupported(str(i), WITHOUT.get(i.parts[0], ""), i.line)
         name = self.constant(
             f"F{2 if pair else 1}_" + "".join(c if c.isalnum() else "_" for c in i.opcode), found.function
         )
