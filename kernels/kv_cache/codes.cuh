@@ -68,6 +68,7 @@ struct Fp8 { // e4m3 has an instruction since compute capability 8.9, and no off
     /* Two bytes, each put above a zero, as float16: the exponent's bits are 8 too low. 0x7f is NaN. */
     static __device__ __forceinline__ unsigned widened(unsigned w, unsigned two) {
         const unsigned put = __byte_perm(w, 0, two), low = put >> 1 & 0x3f803f80;
-        return mul_x2(low, 0x5c005c00, __half()) | (put & 0x80008000) | (__vcmpeq2(low, 0x3f803f80) & 0x7fff7fff);
+        const unsigned nan = __vcmpeq2(low, 0x3f803f80), wide = mul_x2(low, 0x5c005c00, __half());
+        return ((wide | (put & 0x80008000)) & ~nan) | (nan & 0x7fff7fff);
     }
 };

@@ -38,7 +38,9 @@ def plan(batch, n_heads, kv_len, processors, room, *, heads=None, tile=None, sta
     if heads is None:
         heads = next((h for h in (16, 32) if n_heads <= h), 64 if room >= _shared(64, 32, 2) else 32)
     if tile is None:
-        fits = [(t, s) for s in (stages,) * bool(stages) or (2, 1) for t in _tiles(heads) if _shared(heads, t, s) <= room]
+        fits = [
+            (t, s) for s in (stages,) * bool(stages) or (2, 1) for t in _tiles(heads) if _shared(heads, t, s) <= room
+        ]
         if not fits:
             least = _shared(heads, _tiles(heads)[-1], stages or 1)
             raise RuntimeError(

@@ -91,7 +91,9 @@ def _expect(name, x, dt, A, B, C, D, dt_bias, dt_softplus, out):
         if not tensor.is_contiguous() or tensor.data_ptr() % 16:
             raise ValueError(f"{name}: {what} must be contiguous, at an address of 16 bytes; fused takes others")
     if (has := capability(x.device)) != (9, 0):
-        raise RuntimeError(f"{name}: compute capability 9.0 is needed, this card has {has}; kernels.ssd.five runs there")
+        raise RuntimeError(
+            f"{name}: compute capability 9.0 is needed, this card has {has}; kernels.ssd.five runs there"
+        )
 
 
 def _launch(name, x, dt, A, B, C, D, dt_bias, out, *, changes=(), **options):
