@@ -4,8 +4,8 @@ every_card.txt has the sources of kernels/, each with options that tests on a CP
 choice. Each is compiled for each architecture, to machine code, by NVRTC and its assembler. There are three ends:
 
     compiled     it runs there
-    refused      kernels/needs.json says that it is not for such a card, and what runs there; or bfloat16 on tensor cores
-                 is asked of a card before 8.0, which lab.cuda says with float16 as the way out
+    refused      kernels/needs.json says that it is not for such a card, and what runs there; or bfloat16 on tensor
+                 cores is asked of a card before 8.0, which lab.cuda says with float16 as the way out
     failed       anything else, which is a fault of ours
 
     python -m tests.every_card                    all of them: 4000 compilations, 40 minutes of one core

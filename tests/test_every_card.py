@@ -1,5 +1,5 @@
-"""Cards other than the one that was measured: sources compile for them or say what runs there instead, and plans keep to
-their multiprocessors and shared memory. All choices of options and architectures: python -m tests.every_card."""
+"""Cards other than the one that was measured: sources compile for them or say what runs there instead, and plans keep
+to their multiprocessors and shared memory. All choices of options and architectures: python -m tests.every_card."""
 
 import sys
 
