@@ -16,7 +16,7 @@ SUITE := -m pytest -n auto --dist loadfile --nbval-lax --nbval-current-env --nbv
 # $(call tested,python): run the tests of one chapter, or all; tests/chapters.py knows which those are.
 tested = files=$$($(1) tests/chapters.py "$$CHAPTER") && $(1) $(SUITE) $$files $(ARGS)
 
-.PHONY: help lab test bench generate notebooks lint browser-test mutations test-latest pins clean
+.PHONY: help lab test bench generate notebooks lint browser-test cards mutations test-latest pins clean
 
 help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make notebooks     write exercises/ from solutions/, then run all notebooks and store their outputs'
 	@echo 'make lint          check style and layout with ruff'
 	@echo 'make browser-test  use three chapters and an exercise in JupyterLab, in a browser'
+	@echo 'make cards         compile every kernel for every card; ARGS="sm_75 gemv/" for some'
 	@echo 'make mutations     plant known mistakes in a copy, one after another: does a test see each?'
 	@echo 'make test-latest   run the tests with the newest version of everything, in .venv-latest'
 	@echo 'make pins          upgrade everything, write constraints.txt, test'
@@ -86,6 +87,11 @@ browser-test:
 	$(call ready,browser-test)
 	@$(PY) -c 'import playwright' 2>/dev/null || $(PY) -m pip install -q -c constraints.txt -e '.[browser]' || true
 	$(PY) -m pytest tests/browser.py $(ARGS)
+
+# ARGS="sm_75 gemv/": for these architectures, sources with this in their names.
+cards:
+	$(call ready,cards)
+	$(PY) -m tests.every_card $(ARGS)
 
 # ARGS="PDL ring": those with one of these words in their names.
 mutations:

@@ -69,8 +69,8 @@ def test_sources_compile_for_the_oldest_card_and_hoppers_for_the_newest(folder):
     "source, options, on, said",
     [
         ("matmul/mma.cu", ("-DDTYPE=__nv_bfloat16",), card.T4,
-         r"mma.cu: bfloat16 on tensor cores needs a card of compute capability 8.0 or newer, got Tesla T4, 7.5; float16 "
-         r"runs there: give every tensor of the call as \.to\(torch.float16\), which ends at 65504"),
+         r"mma.cu: bfloat16 on tensor cores needs a card of compute capability 8.0 or newer, got Tesla T4, 7.5; "
+         r"float16 runs there: give every tensor of the call as \.to\(torch.float16\), which ends at 65504"),
         ("matmul/tma.cu", (), card.RTX_4090,
          "tma.cu: needs a card of compute capability 9.0 or newer, for TMA, got NVIDIA GeForce RTX 4090, 8.9; "
          "kernels.matmul.mma runs there"),
@@ -90,8 +90,8 @@ def test_a_card_that_is_too_old_is_a_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA GeForce GTX 1080")
     with pytest.raises(
         RuntimeError,
-        match=r"need a card of compute capability 7.5 or newer \(T4, RTX 20 and later\), got NVIDIA GeForce GTX 1080, 6.1; "
-        "CPU tensors run on the SIMT machine",
+        match=r"need a card of compute capability 7.5 or newer \(T4, RTX 20 and later\), got NVIDIA GeForce GTX 1080, "
+        "6.1; CPU tensors run on the SIMT machine",
     ):
         cuda.compile('extern "C" __global__ void k(int* x) { *x = 1; }')._arch_on(0)
 
