@@ -16,7 +16,7 @@ SUITE := -m pytest -n auto --dist loadfile --nbval-lax --nbval-current-env --nbv
 # $(call tested,python): run the tests of one chapter, or all; tests/chapters.py knows which those are.
 tested = files=$$($(1) tests/chapters.py "$$CHAPTER") && $(1) $(SUITE) $$files $(ARGS)
 
-.PHONY: help lab test bench generate site notebooks lint browser-test site-test mutations test-latest pins clean
+.PHONY: help lab test bench generate site notebooks lint browser-test site-test cards mutations test-latest pins clean
 
 help:
 	@echo 'make lab           open the course in JupyterLab (the first time: make .venv and install)'
@@ -30,6 +30,7 @@ help:
 	@echo 'make lint          check style and layout with ruff'
 	@echo 'make browser-test  use three chapters and an exercise in JupyterLab, in a browser'
 	@echo 'make site-test     look at every page of the site in a browser: links, pictures, formulas, accessibility'
+	@echo 'make cards         compile every kernel for every card; ARGS="sm_75 gemv/" for some'
 	@echo 'make mutations     plant known mistakes in a copy, one after another: does a test see each?'
 	@echo 'make test-latest   run the tests with the newest version of everything, in .venv-latest'
 	@echo 'make pins          upgrade everything, write constraints.txt, test'
@@ -99,6 +100,11 @@ site-test:
 	$(call ready,site-test,--site site site-test)
 	.venv-site/bin/python -m book
 	.venv-site/bin/python -m pytest --noconftest -q tests/site_pages.py $(ARGS)
+
+# ARGS="sm_75 gemv/": for these architectures, sources with this in their names.
+cards:
+	$(call ready,cards)
+	$(PY) -m tests.every_card $(ARGS)
 
 # ARGS="PDL ring": those with one of these words in their names.
 mutations:

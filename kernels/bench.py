@@ -31,7 +31,7 @@ import time
 import traceback
 from pathlib import Path
 
-from kernels import running
+from kernels import beside, running
 from kernels.headline import CASES, headline
 from lab import compiler, gpu_roof, results, roof
 
@@ -242,6 +242,8 @@ def main(arguments):
             status = 1
         if topic.partition(":")[0] in GPU_TOPICS:
             print(f"{topic}: {time.perf_counter() - begin:.0f} s in all", flush=True)
+    if on_gpu and gpu_roof() is not None and gpu_roof().card != README_CARD:
+        beside.show([topic.partition(":")[0] for topic in on_gpu], gpu_roof().card)
     return status
 
 

@@ -1,7 +1,8 @@
-/* One vector of floats, whatever the processor offers: AVX-512, AVX2, or plain C that the compiler vectorises.
+/* One vector of floats, whatever the processor offers: AVX-512, AVX2, NEON, or plain C that the compiler vectorises.
 
-   The flags decide: -mavx512f gives 16 lanes, -mavx2 -mfma -mf16c gives 8, no flag gives 4 lanes in portable C
-   (GCC's and clang's vector extension, which maps them onto SSE, NEON or whatever there is).
+   The flags decide: -mavx512f gives 16 lanes, -mavx2 -mfma -mf16c gives 8. No flag gives 4 lanes in portable C (GCC's
+   and clang's vector extension, which maps them onto SSE or whatever there is); on every Arm processor of 64 bits
+   (Apple's, Graviton, Grace) NEON's own instructions multiply, add and convert them.
 
      vec v = load(p)             LANES floats from memory, no alignment needed
      vec v = load_half(p)        LANES halves (16-bit floats), converted to float
@@ -42,8 +43,13 @@ static inline vec load(const float *p) {
     memcpy(&v, p, sizeof v);
     return v;
 }
-static inline vec fma_(vec a, vec b, vec c) { return a * b + c; }
 static inline float sum(vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+#if defined(__aarch64__)
+#include <arm_neon.h>
+static inline vec fma_(vec a, vec b, vec c) { return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+static inline vec load_half(const half *p) { return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+#else
+static inline vec fma_(vec a, vec b, vec c) { return a * b + c; }
 
 /* A half is 1 sign bit, 5 exponent bits (bias 15), 10 fraction bits; a float is 1, 8 (bias 127), 23. */
 static inline vec load_half(const half *p) {
@@ -56,6 +62,7 @@ static inline vec load_half(const half *p) {
     ivec is_tiny = magnitude < 0x0400;
     return (vec)((is_tiny & (ivec)tiny) | (~is_tiny & (normal | top)) | (bits & 0x8000) << 16);
 }
+#endif
 #endif
 
 static inline float half_to_float(half h) {

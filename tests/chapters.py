@@ -38,7 +38,7 @@ TESTS = {
     "21": "exercises_training ref_ssd_backward ssd_backward* ssd_gradients* ssd_training_step models_small",
 }
 HOUSE = """
-    bench_run book compiling copies exercises_costs forked_kernels house imports lab_as_called
+    arm bench_run book compiling copies every_card exercises_costs forked_kernels house imports lab_as_called
     lab_card lab_check lab_cuda lab_cuda_gpu lab_cuda_timing lab_interpreter lab_ladder
     lab_misc lab_prepared* lab_results lab_source lab_table lab_tensor_map* lab_timing_roof mutations
     notebook_tools notebooks offsets operators* readme roof_cuda simt_* suite trials wheel

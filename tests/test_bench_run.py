@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels import bench, running
+from kernels import bench, beside, running
 from lab import Ladder, Roof, Timing, results
 from lab.figure import AsCalled, Figure
 from lab.results import Stored
@@ -265,3 +265,52 @@ def test_a_topic_that_fails_does_not_keep_the_others(course, capsys):
         assert bench.main(["gemv", "matmul"]) == 1
     said = capsys.readouterr().out
     assert "RuntimeError: out of memory" in said and "wrote kernels/matmul/measured/nvidia_h200.json" in said
+
+
+# Another card
+
+
+def test_another_cards_run_is_a_file_of_its_own_and_is_shown_beside_the_h200s(course, monkeypatch, capsys):
+    bench.main(["gemv"])
+    before = stored(course).path.read_bytes()
+    assert "Tesla T4" not in capsys.readouterr().out
+    monkeypatch.setattr(bench, "gpu_roof", lambda: Roof("Tesla T4", 3e11, 3e11, 6e13))
+    course.times = {"graph": 12.0, "called": 13.0}
+    assert bench.main(["gemv"]) == 0
+    assert stored(course).path.read_bytes() == before
+    assert Stored(course.path / "kernels/gemv/measured/tesla_t4.json").card == "Tesla T4"
+    first, second = beside.beside("gemv", "Tesla T4")
+    assert first.title == "first" and set(first.rows) == {"ours", "peer"} and not first.stale
+    assert first.rows["ours"] == {
+        "Tesla T4": "12 s", "Tesla T4, of its roof": "50 %", "NVIDIA H200": "1 s", "NVIDIA H200, of its roof": "50 %"
+    }  # fmt: skip
+    said = capsys.readouterr().out
+    assert str(first) in said and str(second) in said and "Tesla T4, 20" in said
+
+    monkeypatch.setattr(bench, "gpu_roof", lambda: ROOF)  # an H200 has nothing to stand beside
+    bench.main(["gemv"])
+    assert "of its roof" not in capsys.readouterr().out
+
+
+def test_rows_that_only_one_card_has_are_left_out(course, monkeypatch):
+    bench.main(["gemv"])
+    monkeypatch.setattr(bench, "gpu_roof", lambda: Roof("Tesla T4", 3e11, 3e11, 6e13))
+    course.rows = slice(1)
+    bench.main(["gemv", "--only", "second"])
+    (table,) = beside.beside("gemv", "Tesla T4")
+    assert table.title == "second" and set(table.rows) == {"ours"}
+    change(course, "kernels/gemv/b.cu")
+    for name in "tesla_t4", "nvidia_h200":
+        Stored(course.path / f"kernels/gemv/measured/{name}.json").mark_stale()
+    assert beside.beside("gemv", "Tesla T4")[0].stale
+
+
+def test_the_command_beside(course, monkeypatch, capsys):
+    assert beside.main(["Tesla T4"]) == 2 and "stored are: none but the NVIDIA H200's yet" in capsys.readouterr().out
+    bench.main(["gemv"])
+    monkeypatch.setattr(bench, "gpu_roof", lambda: Roof("Tesla T4", 3e11, 3e11, 6e13))
+    bench.main(["gemv"])
+    capsys.readouterr()
+    for words in ([], ["NVIDIA H200"], ["T4"], ["Tesla T4", "x"]):
+        assert beside.main(words) == 2 and "stored are: Tesla T4\n" in capsys.readouterr().out
+    assert beside.main(["Tesla T4"]) == 0 and capsys.readouterr().out.count("of its roof") == 4

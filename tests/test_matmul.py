@@ -258,20 +258,25 @@ def test_a_card_without_the_instructions(monkeypatch):
     with pytest.raises(RuntimeError, match=r"tma: needs a card of compute capability 9.0 or newer, got 8.6"):
         arguments.expect_card("tma", device)
     arguments.expect_card("mma", device)
-    assert "9.0, got 8.6: the rung mma runs instead" in arguments.why_mma(device)
+    assert "9.0, got 8.6: the rung mma runs instead" in arguments.why_slower(device)[1]
     device = card(monkeypatch, 10, 0)
     arguments.expect_card("tma", device)
     with pytest.raises(RuntimeError, match="planned: needs a card of compute capability 9.0, got 10.0"):
         arguments.expect_card("planned", device)
-    assert arguments.why_mma(card(monkeypatch, 9, 0)) == ""
-    with pytest.raises(RuntimeError, match="^linear: needs a card of compute capability 8.0 or newer, got 7.5$"):
-        arguments.expect_card("linear", card(monkeypatch, 7, 5))
+    assert arguments.why_slower(card(monkeypatch, 9, 0)) == ("planned", "")
+    device = card(monkeypatch, 7, 5)
+    arguments.expect_card("linear", device)
+    assert arguments.why_slower(device)[0] == "tile"
+    with pytest.raises(RuntimeError, match="^mma: needs a card of .* 8.0 or newer, got 7.5; linear runs the rung tile"):
+        arguments.expect_card("mma", device)
+    with pytest.raises(RuntimeError, match="^linear: needs a card of compute capability 7.5 or newer, got 6.1$"):
+        arguments.expect_card("linear", card(monkeypatch, 6, 1))
 
 
 def test_linear_on_such_a_card(monkeypatch):
     """As if the tensors were there: it runs mma, and says why, with what else is slow."""
-    why = arguments.why_mma(card(monkeypatch, 8, 6))
-    monkeypatch.setattr(matmul, "why_mma", lambda device: why)
+    slower = arguments.why_slower(card(monkeypatch, 8, 6))
+    monkeypatch.setattr(matmul, "why_slower", lambda device: slower)
     monkeypatch.setattr(matmul, "_said", set())
     x, W, out = problem(9, 11, 13, BF16)
     with pytest.warns(UserWarning, match="got 8.6: the rung mma runs instead; x and W must have .* padded copies"):

@@ -5,7 +5,8 @@
    - copy_async: into shared memory, passing by L1 and the registers (cp.async, since compute capability 8.0). A
      thread asks for as much as shared memory holds, not as registers do, and goes on. Copies are counted in groups:
      commit closes one, wait is over when at most so many of the thread's own are still on their way. Whoever reads
-     what *another* thread copied needs a barrier behind the wait.
+     what *another* thread copied needs a barrier behind the wait. On an older card (T4, RTX 20) a copy goes through
+     registers, and has arrived when the next line begins: right, and slower, since each waits for memory.
 
    Both bring 16 bytes, load_streaming also fewer, and addresses are multiples of as many. The hint L2::128B of
    copy_async makes L2 fetch the whole line of 128 bytes: without it the gates of chapter 05 take a quarter longer on an
@@ -20,9 +21,13 @@ using CachePolicy = unsigned long long;
 
 /* For what is read once: it is the first that may leave L2. */
 __device__ __forceinline__ CachePolicy evict_first() {
+#if __CUDA_ARCH__ >= 800
     CachePolicy policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
+#else
+    return 0;
+#endif
 }
 
 /* 16, 8, 4 or 2 bytes past L1; above 2 bytes stand zeros. */
@@ -51,6 +56,7 @@ __device__ __forceinline__ unsigned load_streaming(const unsigned short *from) {
 /* A place in shared memory, as instructions name it: a number of 32 bits. */
 __device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
+#if __CUDA_ARCH__ >= 800
 /* Start to copy 16 bytes. */
 __device__ __forceinline__ void copy_async(unsigned to, const void *from, CachePolicy policy) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -73,3 +79,24 @@ __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.com
 template <int PENDING> __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+
+#else // the same, through registers: nothing is on its way afterwards
+__device__ __forceinline__ void store_shared(unsigned to, uint4 w) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_async(unsigned to, const void *from, CachePolicy) {
+    store_shared(to, load_streaming(static_cast<const uint4 *>(from)));
+}
+__device__ __forceinline__ void copy_async_or_zero(unsigned to, const void *from, bool there) {
+    store_shared(to, there ? load_streaming(static_cast<const uint4 *>(from)) : uint4{0, 0, 0, 0});
+}
+__device__ __forceinline__ void copy_async_word(unsigned to, const void *from, int bytes) {
+    unsigned w = 0;
+    if (bytes == 4) w = *static_cast<const unsigned *>(from);
+    else if (bytes == 2) w = *static_cast<const unsigned short *>(from);
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(w) : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() {}
+template <int PENDING> __device__ __forceinline__ void copy_async_wait() {}
+#endif

@@ -1,8 +1,8 @@
 /* Two 16-bit numbers in one register, the first in the lower half: as tensor cores take them, and as one instruction
    works on both. The last argument, T(), only says which type they have.
 
-   On every card of the course, but for arithmetic of two bfloat16, since compute capability 8.0. An older card refuses
-   to compile them. */
+   On every card of the course, but for arithmetic of two bfloat16, since compute capability 8.0. For an older card it
+   does not compile. */
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -45,7 +45,8 @@ __device__ __forceinline__ unsigned broadcast_x2(float v, __nv_bfloat16) {
     return reinterpret_cast<const unsigned &>(pair);
 }
 
-/* a * b and a * b + c, rounded once, of both halves. Products of two bfloat16: since compute capability 9.0. */
+/* a * b and a * b + c, rounded once, of both halves. Products of two bfloat16 alone came with compute capability 9.0:
+   before, -0 is added, which changes nothing. */
 __device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __half) {
     unsigned c;
     asm("mul.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -53,7 +54,11 @@ __device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __half) {
 }
 __device__ __forceinline__ unsigned mul_x2(unsigned a, unsigned b, __nv_bfloat16) {
     unsigned c;
+#if __CUDA_ARCH__ >= 900
     asm("mul.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+#else
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(c) : "r"(a), "r"(b), "r"(0x80008000));
+#endif
     return c;
 }
 __device__ __forceinline__ unsigned fma_x2(unsigned a, unsigned b, unsigned c, __half) {

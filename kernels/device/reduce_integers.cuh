@@ -24,3 +24,12 @@ __device__ __forceinline__ unsigned warp_max_u16x2(unsigned v) {
     for (int lane_mask = 16; lane_mask; lane_mask /= 2) v = __vmaxu2(v, __shfl_xor_sync(~0u, v, lane_mask));
     return v;
 }
+
+#if __CUDA_ARCH__ < 800 // which has no instruction for it: CUDA's own names, for a whole warp
+__device__ __forceinline__ int __reduce_add_sync(unsigned, int v) { return warp_sum(v); }
+__device__ __forceinline__ unsigned __reduce_max_sync(unsigned, unsigned v) {
+#pragma unroll
+    for (int lane_mask = 16; lane_mask; lane_mask /= 2) v = max(v, __shfl_xor_sync(~0u, v, lane_mask));
+    return v;
+}
+#endif

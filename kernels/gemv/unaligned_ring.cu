@@ -29,8 +29,12 @@ using Group = Word<T, VEC>[ROWS][WORDS];               // a thread's words of a 
 
 /* Start to copy 16 bytes, or as many zeros: the address need not be one, then. */
 __device__ __forceinline__ void copy_async_or_zero(unsigned to, const void *from, CachePolicy policy, bool there) {
+#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
                  "r"(there ? 16 : 0), "l"(policy) : "memory");
+#else
+    copy_async_or_zero(to, from, there);
+#endif
 }
 
 /* The block's rows are one phase's: row r of the phase is row `phase` + r * PERIOD of the matrix. Every `blocks`-th

@@ -48,7 +48,7 @@ struct Int4 {
             a[i] = fma_x2(a[i], i < 2 ? 0x78007800 : 0x68006800, 0xa400a400, __half());
     }
 };
-struct Fp8 { // e4m3 has an instruction, and no offset
+struct Fp8 { // e4m3 has an instruction since compute capability 8.9, and no offset
     static constexpr int BITS = 8, WORDS = 2;
     static constexpr float KEY_UNIT = 1, HIGH = 1, VALUE_UNIT = 1;
     static constexpr unsigned OFFSET = 0, OFFSET_HIGH = 0;
@@ -56,9 +56,19 @@ struct Fp8 { // e4m3 has an instruction, and no offset
     static __device__ __forceinline__ void keys(unsigned (&a)[4], const unsigned *w) {
 #pragma unroll
         for (int i = 0; i < 4; i += 2)
+#if __CUDA_ARCH__ >= 890
             asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2;\n"
                 "cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
                 : "=r"(a[i]), "=r"(a[i + 1]) : "r"(w[i / 2]));
+#else
+            a[i] = widened(w[i / 2], 0x1404), a[i + 1] = widened(w[i / 2], 0x3424);
+#endif
     }
     static __device__ __forceinline__ void values(unsigned (&a)[4], const unsigned *w) { keys(a, w); }
+    /* Two bytes, each put above a zero, as float16: the exponent's bits are 8 too low. 0x7f is NaN. */
+    static __device__ __forceinline__ unsigned widened(unsigned w, unsigned two) {
+        const unsigned put = __byte_perm(w, 0, two), low = put >> 1 & 0x3f803f80;
+        const unsigned nan = __vcmpeq2(low, 0x3f803f80), wide = mul_x2(low, 0x5c005c00, __half());
+        return ((wide | (put & 0x80008000)) & ~nan) | (nan & 0x7fff7fff);
+    }
 };

@@ -7,6 +7,9 @@
 #ifndef FP8
 #define FP8 0
 #endif
+#if FP8 && __CUDA_ARCH__ < 890 // which has no instruction for it
+#include <cuda_fp8.h>
+#endif
 
 constexpr int TILE = 16;                              // tokens of a tile
 constexpr int MINE = (HEAD_DIM + 31) / 32;            // channels of a lane: lane + 32 n
@@ -63,9 +66,13 @@ __device__ __half round_up(float x) {
 #if FP8
 /* The byte of e4m3 nearest to a number; beyond the largest, that. */
 __device__ int e4m3(float x) {
+#if __CUDA_ARCH__ >= 890
     unsigned short pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.f), "f"(x));
     return pair & 0xff;
+#else
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+#endif
 }
 #endif
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernels.latent.merging import DEPTH, MOST_TEAMS, partial_results, sizes_of
-from lab import cuda, cuda_driver
-from lab.card import multiprocessors
+from lab import cuda
+from lab.card import capability, multiprocessors
 from lab.tensor_map import TensorMap
 from lab.tensors import DTYPES
 
@@ -20,7 +20,7 @@ SHARED = 28 * 64 * 64 * 2 + 2048  # bytes: queries, two tiles, results on their 
 
 def why_not(q, scale):
     """Why hopper.cu does not take such a call, in a few words; "" where it does. scale: times log2(e) or not."""
-    if q.is_cuda and cuda_driver.capability(q.device.index) != (9, 0):
+    if capability(q.device) != (9, 0):
         return "the card must have compute capability 9.0, for wgmma"
     if not scale > 0:
         return f"scale must be positive, got {scale}"

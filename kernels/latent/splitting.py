@@ -33,11 +33,22 @@ class Plan(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def plan(batch, n_heads, kv_len, processors, room, *, heads=None, tile=None, stages=None, shares=None):
     """The plan for a cache of kv_len tokens, or for as many as a table has room for, on a card of so many
-    multiprocessors and bytes of shared memory for a block. What is given by name is taken as it is."""
+    multiprocessors and bytes of shared memory for a block. What is given by name is taken as it is. RuntimeError where
+    a block has too little."""
     if heads is None:
         heads = next((h for h in (16, 32) if n_heads <= h), 64 if room >= _shared(64, 32, 2) else 32)
     if tile is None:
-        tile = next(t for t in _tiles(heads) if _shared(heads, t, 2) <= room)
+        fits = [
+            (t, s) for s in (stages,) * bool(stages) or (2, 1) for t in _tiles(heads) if _shared(heads, t, s) <= room
+        ]
+        if not fits:
+            least = _shared(heads, _tiles(heads)[-1], stages or 1)
+            raise RuntimeError(
+                f"latent attention of {n_heads} heads needs {least} bytes of shared memory for a block, and this card "
+                f"has {room}: cards of compute capability 8.0 and newer have enough, and CPU tensors run on the SIMT "
+                "machine"
+            )
+        tile, stages = fits[0]
     stages = stages or 2
     head_tiles = -(-n_heads // heads)
     shares = shares or max(1, processors // head_tiles)

@@ -121,9 +121,13 @@ __device__ __forceinline__ void walk(const Problem &problem, T *out, const Epilo
         sums.clear();
 #pragma unroll 1
         for (int tile = segment.tile; tile < segment.end; tile++) {
-            copy_async_wait<STAGES - 2>();
+            if (STAGES > 1) copy_async_wait<(STAGES > 1 ? STAGES - 2 : 0)>();
             __syncthreads(); // all have what all have copied, and nobody reads the tile before
             copy_tile(tile + STAGES - 1);
+            if (STAGES == 1) { // a card with little shared memory: nothing is copied ahead
+                copy_async_wait<0>();
+                __syncthreads();
+            }
             const T *here = ring + (tile - segment.tile) % STAGES * TILE_SIZE;
 
             // 3. scores in units of log 2, and the highest of each head

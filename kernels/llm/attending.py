@@ -12,7 +12,7 @@ from kernels.fusion.arguments import expect_eps
 from kernels.llm.arguments import expect_heads
 from lab import cuda
 from lab.arguments import expect_count
-from lab.card import multiprocessors, shared_memory
+from lab.card import capability, multiprocessors, shared_memory
 from lab.prepared import Calls
 from lab.tensors import DTYPES, expect_apart, expect_no_gradient, output
 
@@ -45,7 +45,7 @@ def attends(n_heads, n_kv_heads, head_dim, capacity, device="cuda"):
     if n_heads % n_kv_heads:
         raise ValueError(f"attends: n_heads must be a multiple of n_kv_heads, {n_kv_heads}, got {n_heads}")
     group, device = n_heads // n_kv_heads, torch.device(device)
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+    if capability(device) < (9, 0):
         return False
     if (
         group > 16

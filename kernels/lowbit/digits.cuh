@@ -11,6 +11,7 @@
 #pragma once
 #include "../device/half2.cuh"
 #include "../device/math.cuh"
+#include "../device/reduce_integers.cuh"
 
 constexpr int DIGITS = 4, LIFT = 21, CARRY = 0x8080;
 

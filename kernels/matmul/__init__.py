@@ -25,7 +25,7 @@ how `planned` is launched.
 
 import warnings
 
-from kernels.matmul.arguments import expect_card, expect_layout, expect_linear, padded, why_mma, why_padded
+from kernels.matmul.arguments import expect_card, expect_layout, expect_linear, padded, why_padded, why_slower
 from kernels.matmul.launching import HERE, launch
 from kernels.matmul.plan import plan
 from lab import Rung
@@ -96,7 +96,8 @@ def linear(x, W, *, out=None):
     """y = x W^T by the best rung for these tensors and this card: `which` says which.
 
     x (..., k), W (n, k), y (..., n): 2·m·n·k flops and at least 2·(m·k + n·k + m·n) bytes, m rows of x. `planned` on
-    a card of compute capability 9.0 (H100, H200, GH200) and on the SIMT machine; `mma` on other cards from 8.0 on.
+    a card of compute capability 9.0 (H100, H200, GH200) and on the SIMT machine; `mma` on other cards from 8.0 on, and
+    `tile` on those of 7.5, which have too little shared memory for it.
     Where k is no multiple of 8, or x or W is not at a multiple of 16 bytes, padded copies are made first.
     """
     return _run("linear", x, W, out)
@@ -164,7 +165,7 @@ def _run(rung, x, W, out):
     name, why = _choose(rows, matrix) if rung == "linear" else (rung, "")
     if why:
         _warn(why)
-    if rung == "linear" and why_padded(rows, matrix):
+    if rung == "linear" and name != "tile" and why_padded(rows, matrix):
         launch(name, padded(rows), padded(matrix), y)  # and again so on each call: copies are no launches of ours
         return y
     expect_layout(name, rows, matrix, y)
@@ -175,10 +176,9 @@ def _run(rung, x, W, out):
 
 def _choose(x, W):
     """(rung, why it is not planned as it stands) for linear."""
-    slower, copies = why_mma(x.device), why_padded(x, W)
-    if copies:
-        copies += ": padded copies are made on each call"
-    return ("mma" if slower else "planned"), "; ".join(filter(None, (slower, copies)))
+    (rung, slower), copies = why_slower(x.device), why_padded(x, W)
+    copies = f"{copies}: padded copies are made on each call" if copies and rung != "tile" else ""
+    return rung, "; ".join(filter(None, (slower, copies)))
 
 
 _said = set()

@@ -4,16 +4,17 @@ import math
 
 import torch
 
+from lab.card import capability
 from lab.tensors import expect, expect_first, output
 
 TYPES = torch.float16, torch.bfloat16
 LIMIT = 2**31 - 256  # of m, n and k: coordinates of tiles are of 32 bits
 NEWER = {
-    "tile": (8, 0),
+    "tile": (7, 5),
     "mma": (8, 0),
     "ring": (9, 0),
     "tma": (9, 0),
-    "linear": (8, 0),
+    "linear": (7, 5),
 }  # the compute capability that a rung needs at least
 HOPPER = (9, 0)  # what the other rungs need, neither less nor more: wgmma
 
@@ -38,12 +39,11 @@ def expect_linear(where, x, W, out):
 
 def expect_card(rung, device):
     """Raise where the card lacks a rung's instructions."""
-    if device.type != "cuda":
-        return
-    have, need = torch.cuda.get_device_capability(device), NEWER.get(rung, HOPPER)
+    have, need = capability(device), NEWER.get(rung, HOPPER)
     if have < need or (rung not in NEWER and have != need):
         newer = " or newer" if rung in NEWER else ""
-        instead = "; linear runs the rung mma there" if have >= NEWER["linear"] else ""
+        best = "mma" if have >= NEWER["mma"] else "tile"
+        instead = f"; linear runs the rung {best} there" if have >= NEWER["linear"] else ""
         raise RuntimeError(
             f"{rung}: needs a card of compute capability {need[0]}.{need[1]}{newer}, got {have[0]}.{have[1]}{instead}"
         )
@@ -83,9 +83,13 @@ def padded(tensor):
     return copy
 
 
-def why_mma(device):
-    """Why the card cannot run `planned`, or ""."""
-    have = torch.cuda.get_device_capability(device) if device.type == "cuda" else HOPPER
+def why_slower(device):
+    """(the rung that linear runs on this card, why it is not `planned`, or "")."""
+    have = capability(device)
     if have == HOPPER:
-        return ""
-    return f"wgmma needs a card of compute capability 9.0, got {have[0]}.{have[1]}: the rung mma runs instead"
+        return "planned", ""
+    rung = "mma" if have >= NEWER["mma"] else "tile"
+    return (
+        rung,
+        f"wgmma needs a card of compute capability 9.0, got {have[0]}.{have[1]}: the rung {rung} runs instead",
+    )

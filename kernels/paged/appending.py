@@ -16,8 +16,8 @@ import torch
 from kernels.attention.arguments import expect_scale
 from kernels.paged.arguments import expect_attention, expect_pool
 from kernels.paged.prefixes import prefixes_of
-from lab import cuda, cuda_driver
-from lab.card import multiprocessors
+from lab import cuda
+from lab.card import capability, multiprocessors
 from lab.prepared import Calls, scratch
 from lab.tensor_map import TensorMap
 from lab.tensors import DTYPES, expect, output
@@ -40,7 +40,7 @@ def why_not(q, k_pages, scale=None, out=None):
         return f"head_dim must be {' or '.join(map(str, HEAD_DIMS))}, got {head_dim}"
     if page_size not in PAGE_SIZES:
         return f"page_size must be one of {', '.join(map(str, PAGE_SIZES))}, got {page_size}"
-    if q.is_cuda and cuda_driver.capability(q.device.index) != (9, 0):
+    if capability(q.device) != (9, 0):
         return "the card must have compute capability 9.0, for wgmma"
     if scale is not None and not scale > 0:
         return f"scale must be positive, got {scale}"

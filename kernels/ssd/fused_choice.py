@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from lab.card import capability
+
 MOST_OF_BATCH = 65535  # rows of heads, 64 columns each: a share holds its pair in 16 bits
 TUNED_DSTATE = 128  # what fused_tuned can do, at most
 SEQUENCES_DSTATE = 128  # of fused.cu with seq_idx
@@ -27,8 +29,8 @@ def _choice(problem, dtype, device, seen, in_pairs, sequences, state_dtype):
     if dtype is torch.float32:  # of which fused_tuned spills registers
         return "five", "x is float32"
     why = ""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) != (9, 0):
-        why = f"compute capability 9.0 is needed, this card has {torch.cuda.get_device_capability(device)}"
+    if (has := capability(device)) != (9, 0):
+        why = f"compute capability 9.0 is needed, this card has {has}"
     elif problem.headdim % 8:
         why = f"headdim is {problem.headdim}, no multiple of 8"
     elif problem.dstate % 8:

@@ -19,6 +19,7 @@ from kernels.ssd.fused import fused as forward
 from kernels.ssd_backward import gate
 from kernels.ssd_backward.arguments import Gradients, expect_backward
 from kernels.ssd_backward.fused_launches import Tensors, empty_gradients, launches
+from lab.card import capability
 from lab.prepared import Calls
 
 FILES = ("decays.cu", "states.cu", "chunks.cu", "finish.cu", "fused.py", "fused_launches.py")
@@ -33,8 +34,8 @@ def takes(problem, dy, x, dt, A, B, C, *, D=None, dfinal_states=None, initial_st
     tensors = ("x", x), ("B", B), ("C", C), ("dy", dy)
     if x.dtype is torch.float32:
         return "x is float32"
-    if x.is_cuda and (capability := torch.cuda.get_device_capability(x.device)) != (9, 0):
-        return f"compute capability 9.0 is needed, this card has {capability}"
+    if (has := capability(x.device)) != (9, 0):
+        return f"compute capability 9.0 is needed, this card has {has}"
     if D is not None and D.ndim == 2:
         return "D has a number for each column"
     if problem.headdim % 8:

@@ -12,6 +12,7 @@ With pdl=True on the CPU, lab/stream.py knows what the launch ahead may still be
     module        compiled source, on a card and on the SIMT machine    signature    a kernel's parameters, from its PTX
     launch        a kernel: what a launch looks at, and the launch      disassembly  machine code as text
     devices       launches over several devices that share memory       peers        their tensors as an argument
+    needs         which cards a source is for, and what is said on another
 """
 
 from pathlib import Path
@@ -39,6 +40,7 @@ def compile(source, options=(), name="kernel.cu", arch=None):
 
 
 def load(path, options=(), arch=None):
-    """A module from a .cu file. Errors show the file's name; #include "..." also looks beside the file."""
+    """A module from a .cu file. Errors show the file's name; #include "..." also looks beside the file. On a card
+    that it is not for (needs.py), a launch is a RuntimeError that says what runs there."""
     path = Path(path)
-    return Module(path.read_text(), (*options_of(options), f"-I{path.resolve().parent}"), path.name, arch, file=True)
+    return Module(path.read_text(), (*options_of(options), f"-I{path.resolve().parent}"), path.name, arch, file=path)

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 import torch
 
-from lab import cuda_driver
+from lab import card, cuda_driver
 from lab.cuda import signature
 from lab.prepared.recording import NOW
 from lab.stream import STREAM
@@ -37,7 +37,7 @@ class Kernel:
     def entry(self, device=None):
         """Its parameters and limits (a lab.cuda.signature.Entry) on a card by its index, or on the SIMT machine."""
         if device not in self._entries:
-            entries = self.module.entries(self.module._arch_on(device))
+            entries = self.module.entries_on(device)
             if self.name not in entries:
                 raise AttributeError(self.module._unknown(self.name))
             self._entries[device] = entries[self.name]
@@ -251,7 +251,7 @@ class Kernel:
             )
         if isinstance(shared, bool) or not isinstance(shared, numbers.Integral) or shared < 0:
             raise ValueError(f"{self.name}: shared must be a number of bytes, 0 or more, got {shared!r}")
-        limit = function.max_shared if function else MAX_SHARED
+        limit = function.max_shared if function else card.machine().shared
         if shared > limit:
             static = f" beside its {function.static_shared} static bytes" if function and function.static_shared else ""
             raise ValueError(

@@ -4,13 +4,13 @@ import os
 
 import torch
 
-from lab import cuda_driver
-from lab.cuda import disassembly, signature
+from lab import card, cuda_driver
+from lab.cuda import disassembly, needs, signature
 from lab.cuda.launch import Kernel
 from lab.tensor_map import BITS
 
 DEFAULT_ARCH = "sm_90"  # what the SIMT machine and the disassembly take where nobody says otherwise
-OLDEST = (8, 0)
+OLDEST = (7, 5)
 
 # Where tests run notebooks, the SIMT machine takes PTX alone of the course's files: other tests assemble them. It is
 # made as those tests make it, so that what one has compiled need not be compiled by the other.
@@ -21,12 +21,12 @@ MINIMAL = "-minimal"  # without textures and the types of CUDA's host functions:
 class Module:
     """Compiled source: `module.name` or `module["name"]` is a kernel; ptx, cubin, sass and resources show its code."""
 
-    def __init__(self, source, options=(), name="kernel.cu", arch=None, file=False):
+    def __init__(self, source, options=(), name="kernel.cu", arch=None, file=None):
         if not isinstance(source, str):
             raise TypeError(f"cuda.compile: source must be a str, got {type(source).__name__}; cuda.load takes a path")
         self.source, self.options, self.name, self.arch = source, options_of(options), name, arch
-        self._alone = file and HASTE
-        self._kernels, self._arches, self._loaded, self._machine = {}, {}, {}, None
+        self._file, self._alone = file, bool(file) and HASTE
+        self._kernels, self._arches, self._loaded, self._machine = {}, {}, {}, {}
 
     def __getitem__(self, name):
         if name not in self._kernels:
@@ -108,41 +108,75 @@ class Module:
         return f"{self.name} has no kernel {name!r}; it has: {', '.join(entries) or 'none'}{hint}"
 
     def _arch_on(self, device):
-        """The architecture to compile for: that of a card by its index, or the default for the SIMT machine (None)."""
+        """The architecture to compile for, on a card by its index, or on the SIMT machine (None)."""
+        if device is None:
+            stands_for = card.machine()
+            if stands_for == card.H200:
+                return self.arch or DEFAULT_ARCH
+            return self._arch_for(stands_for.capability, stands_for.name)
         if device not in self._arches:
-            self._arches[device] = self.arch or (DEFAULT_ARCH if device is None else self._arch_of_card(device))
+            name, capability = torch.cuda.get_device_name(device), cuda_driver.capability(device)
+            self._arches[device] = self._arch_for(capability, name)
         return self._arches[device]
 
-    def _arch_of_card(self, device):
+    def _arch_for(self, capability, name):
+        """The architecture for a card; RuntimeError where it is too old, or the source not for it."""
         from simt import nvrtc
 
-        major, minor = cuda_driver.capability(device)
-        if (major, minor) < OLDEST:
+        major, minor = capability
+        if capability < OLDEST:
             raise RuntimeError(
                 f"{self.name}: the course's kernels need a card of compute capability {OLDEST[0]}.{OLDEST[1]} or newer "
-                f"(A100, RTX 30 and later), got {torch.cuda.get_device_name(device)}, {major}.{minor}; "
-                "CPU tensors run on the SIMT machine"
+                f"(T4, RTX 20 and later), got {name}, {major}.{minor}; CPU tensors run on the SIMT machine"
             )
+        entry = self._file and needs.of(self._file)
+        if entry and not needs.fits(entry["capability"], capability):
+            raise RuntimeError(f"{self.name}: {needs.said(entry, f'{name}, {major}.{minor}')}")
+        if self.arch and (self.arch[-1] not in "af" or self.arch[:-1] == f"sm_{major}{minor}"):
+            return self.arch
+        # An architecture like sm_90a is of that card alone: another one gets code of its own.
         known = [int(arch[3:]) for arch in nvrtc.architectures()]
         return f"sm_{max(arch for arch in known if arch <= 10 * major + minor)}"
+
+    def _for_card(self, device, make):
+        """make(arch), the code for a card by its index; RuntimeError where the card lacks what the source takes."""
+        from simt.errors import CompileError
+
+        try:
+            return make(self._arch_on(device))
+        except CompileError as error:
+            if device is None:
+                name, capability = card.machine().name, card.machine().capability
+            else:
+                name, capability = torch.cuda.get_device_name(device), cuda_driver.capability(device)
+            said = needs.refused(error.log, f"{name}, {capability[0]}.{capability[1]}")
+            if not said or (device is None and card.machine() == card.H200):
+                raise
+            raise RuntimeError(f"{self.name}: {said}") from None
+
+    def entries_on(self, device):
+        """`entries` on a card by its index, or on the SIMT machine (None)."""
+        return self._for_card(device, self.entries)
 
     def _on_card(self, device):
         """The module on this card."""
         if device not in self._loaded:
             arch, (major, minor) = self._arch_on(device), cuda_driver.capability(device)
-            newer = self.arch is None and arch != f"sm_{major}{minor}"  # than the compiler: the driver translates PTX
-            image = self.ptx(arch).encode() if newer else self.cubin(arch)
+            newer = arch not in (self.arch, f"sm_{major}{minor}")  # than the compiler: the driver translates PTX
+            image = self.ptx(arch).encode() if newer else self._for_card(device, self.cubin)
             what = f"{self.name} ({arch}, on {torch.cuda.get_device_name(device)})"
             self._loaded[device] = cuda_driver.load(image, device, what)
         return self._loaded[device]
 
     def _on_machine(self):
         """The module on the SIMT machine."""
-        if self._machine is None:
+        arch = self._arch_on(None)
+        if arch not in self._machine:
             import simt
 
-            self._machine = simt.load(self.ptx(), self.source)  # a module of its own, as on a card
-        return self._machine
+            # a module of its own, as on a card
+            self._machine[arch] = simt.load(self._for_card(None, self.ptx), self.source)
+        return self._machine[arch]
 
 
 def _shown(tensor):

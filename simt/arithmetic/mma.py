@@ -36,6 +36,8 @@ def mma(opcode):
         return None
     saturate = parts[6] == "satfinite"
     shape, (d, a, b, c) = parts[3], parts[-4:]
+    if shape == "m8n8k16" and {a, b} <= {"s8", "u8"}:
+        return _upper_half(".".join((*parts[:3], "m16n8k16", *parts[4:])))
     if len(parts) != 10 + saturate or d != c or not {a, b} <= KINDS.keys() or not shape.startswith("m16n8k"):
         return None
     words = int(shape[6:]) * KINDS[a] // 4  # 32-bit words in a row of A
@@ -55,6 +57,17 @@ def mma(opcode):
         return collect(multiply(left, right, spread(np.broadcast_arrays(*registers_c))))
 
     return apply
+
+
+def _upper_half(opcode):
+    """Of a product of 16 rows, rows 0 to 7: that of 8 rows, as Turing has it for bytes."""
+    whole = mma(opcode)
+
+    def apply(registers_a, registers_b, registers_c):
+        nothing = np.zeros_like(registers_c[0])
+        return whole([*registers_a, np.zeros_like(registers_a[0])], registers_b, [*registers_c, nothing, nothing])[:2]
+
+    return whole and apply
 
 
 # ---- the sums: left (..., 16, K), right (..., 8, K), c (..., 16, 8), all float64 ----

@@ -4,6 +4,8 @@ import numpy as np
 
 from simt.arithmetic.lazy import unpack
 
+FIRST_BYTES = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
+
 
 class Copies:
     """The part of a Memory (accesses.py) that copies from global to shared memory, later."""
@@ -28,8 +30,9 @@ class Copies:
             values = self.load(site, "global", source, source_offset, np.dtype(np.uint32), words, reading)
             values = values if words > 1 else [values]
         if given is not None:
-            left = unpack(given, 32)
-            values = [np.where(left > 4 * k, v, np.uint32(0)) for k, v in enumerate(values)]
+            left = np.asarray(unpack(given, 32), np.int64)
+            kept = [np.clip(left - 4 * k, 0, 4) for k in range(words)]  # bytes of each word
+            values = [v & FIRST_BYTES[n] for v, n in zip(values, kept)]
         memory, pattern, shift, low, whole = self.place("shared", target, target_offset, size, mask, site)
         lanes, flat = self.active_addresses("shared", memory, pattern, shift, size, mask, site)
         for buffer, _, where in self.parts(memory, lanes, flat):

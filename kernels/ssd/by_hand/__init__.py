@@ -22,6 +22,7 @@ from kernels.ssd.arguments import expect_ssd
 from kernels.ssd.fused import SOURCES, TYPES, _line, fused
 from kernels.ssd.fused_plan import STAGES, shared_bytes
 from lab import Rung, cuda
+from lab.card import capability
 from lab.source import inlined
 from lab.tensor_map import TensorMap
 
@@ -89,9 +90,10 @@ def _expect(name, x, dt, A, B, C, D, dt_bias, dt_softplus, out):
     for what, tensor in {"x": x, "dt": dt, "B": B, "C": C}.items():
         if not tensor.is_contiguous() or tensor.data_ptr() % 16:
             raise ValueError(f"{name}: {what} must be contiguous, at an address of 16 bytes; fused takes others")
-    if x.is_cuda and torch.cuda.get_device_capability(x.device) != (9, 0):
-        card = torch.cuda.get_device_capability(x.device)
-        raise RuntimeError(f"{name}: compute capability 9.0 is needed, this card has {card}")
+    if (has := capability(x.device)) != (9, 0):
+        raise RuntimeError(
+            f"{name}: compute capability 9.0 is needed, this card has {has}; kernels.ssd.five runs there"
+        )
 
 
 def _launch(name, x, dt, A, B, C, D, dt_bias, out, *, changes=(), **options):
