@@ -158,7 +158,8 @@ def look(browser, address):
         page = context.new_page()
         page.on("console", lambda m: m.type in ("error", "warning") and said.append(m.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("requestfailed", lambda request: said.append(f"failed: {request.url}"))
+        if scripts:  # where none run, none are fetched, and that is called a failure
+            page.on("requestfailed", lambda request: said.append(f"failed: {request.url}"))
         page.on("response", lambda r: r.status >= 400 and said.append(f"{r.status}: {r.url}"))
         page.on("request", lambda r: r.url.startswith((address, "data:")) or said.append(f"elsewhere: {r.url}"))
         page.goto(f"{address}/{name}")
