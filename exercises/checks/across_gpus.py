@@ -46,12 +46,16 @@ def exercise_1(tokens_per_second, slowest_exchange):
     """tokens_per_second(cards, ...) and slowest_exchange(cards, speedup, ...) -> numbers, or None"""
     exercise = Exercise("Exercise 1: tokens a second")
     rng = np.random.default_rng()
+    example = {  # the statement's: the smallest one comes first
+        "layers": 1, "kernels": [(4_000_000_000, 10.0)], "last": (0, 0.0), "read": 4e12, "exchanges": 2, "way": 2.0,
+        "message": 16384, "link": 4e11,
+    }  # fmt: skip
     mistral = {
         "layers": 32,
         "kernels": [(50331648, 1.5), (16777216, 4.0), (33554432, 1.2), (234881024, 2.3), (117440512, 1.9)],
         "last": (262144000, 1.3), "read": 4.7e12, "exchanges": 2, "way": 1.7, "message": 16384, "link": 3.7e11,
     }  # fmt: skip
-    models = [mistral] + [_draw_model(rng) for _ in range(8)]
+    models = [example, mistral] + [_draw_model(rng) for _ in range(7)]
     with exercise, time_limit():
         for model in models:
             for cards in (1, 2, 4, 8):
@@ -211,6 +215,7 @@ def exercise_4(source):
         )
         for half in (0, 1):
             _waits_for_both_halves(kernel, half)
+            _has_put_all_back(kernel, half)
     return exercise.report("right, whoever is ahead, zeros of both signs too; 16 bytes over the link for each word")
 
 
@@ -260,6 +265,23 @@ def _waits_for_both_halves(kernel, half):
         )
 
 
+def _has_put_all_back(kernel, half):
+    """A word is taken; of the next one in its place only 8 bytes have come, and the others say what was put back."""
+    for box in range(2):
+        mail, x, peers = np.full(16, NOT_YET), np.ones(4, np.float32), np.full(16, NOT_YET)
+        try:
+            for exchange, come in ((2, slice(0, 4)), (4, slice(2 * half, 2 * half + 2))):
+                mail[4 * box : 4 * box + 4][come] = 3
+                kernel(1, 1, x, mail, peers, np.array([exchange + box], np.uint32), np.int32(1), step_limit=STEPS)
+        except simt.SimtError:
+            continue
+        which, other = ("first", "last") if half == 0 else ("last", "first")
+        raise Wrong(
+            f"right here, but where only the {which} 8 bytes of a word have come, it takes the {other} 8 of the word "
+            "that was there two exchanges before: not all of that was put back"
+        )
+
+
 # Exercise 5: a mailbox for each site
 
 
@@ -273,6 +295,7 @@ def exercise_5(source):
             _sites(kernel, rng, *shape, turns)
         for turns in np.random.default_rng().integers(100, 1000, 2):
             _sites(kernel, np.random.default_rng(), 3, 33, 3, 64, int(turns))
+        _waits_for_each_number(kernel)
     return exercise.report("right for every site and token, whoever is ahead; 8 bytes over the link for each number")
 
 
@@ -305,3 +328,35 @@ def _sites(kernel, rng, sites, n, tokens, block, turns):
             f"{loaded:,} from it; wanted: at most {most:,} and 0. Each number goes with its flag in one store of 8 "
             "bytes, and who waits looks at his own memory"
         )
+
+
+def _waits_for_each_number(kernel):
+    """A mailbox that is full but for one number, and then one that is full."""
+    n, token, full = 32, np.ones(1, np.uint32), np.zeros(32, np.uint64)
+
+    def run(box, their_box):
+        x = np.ones(n, np.float32)
+        kernel(1, n, x, token, box, their_box, np.int32(0), np.int32(n), step_limit=STEPS)
+
+    run(full, full)  # its own words, since it is its own peer here
+    _expect_only_sums(full.all(), token)
+    for missing in (0, 13, n - 1):
+        box = full.copy()
+        box[missing] = 0
+        try:
+            run(box, np.zeros(n, np.uint64))
+        except simt.SimtError:
+            continue
+        raise Wrong(
+            f"right here, but of a mailbox of {n} numbers it takes number {missing} before it has come: each thread "
+            "waits for its own"
+        )
+    box = full.copy()
+    run(box, np.zeros(n, np.uint64))
+    _expect_only_sums(np.array_equal(box, full), token)
+
+
+def _expect_only_sums(box_as_it_was, token):
+    if not box_as_it_was or token[0] != 1:
+        name = "its own mailbox" if not box_as_it_was else "token"
+        raise Wrong(f"right, but it writes {name}; wanted: nothing is written but x and the peer's mailbox")

@@ -174,6 +174,10 @@ add_sums(float *x, const unsigned *token, const u64 *box, u64 *their_box, int si
 """
 SEND = "    send(their_box + site * n + i, (u64)now << 32 | __float_as_uint(own));\n"
 TAKE = "    u64 word;\n    do word = look(box + site * n + i);\n    while ((unsigned)(word >> 32) != now);\n"
+ONE_WAITS = (
+    "    if (threadIdx.x == 0)\n        while ((unsigned)(look(box + site * n + i) >> 32) != now) {\n        }\n"
+    "    __syncthreads();\n    u64 word = look(box + site * n + i);\n"
+)
 TWO_STORES = (
     "    ((volatile float *)(their_box + site * n + i))[0] = own;\n"
     "    ((volatile unsigned *)(their_box + site * n + i))[1] = now;\n"
@@ -268,6 +272,10 @@ WRONG = {
         "-0 is sent": (_sent(("return has_come(v) ? v : 0.0f", "return v")), "Each of the two waits"),
         "words are not put back": (_sent((BACK, "")), "wrong at"),
         "put back in the peer's box": (_sent((BACK, BACK.replace("box + at", "their_box + at"))), "at "),
+        "half a word is put back": (
+            _sent((BACK, BACK.replace("-0.0f, -0.0f, -0.0f, -0.0f", "-0.0f, -0.0f, a.z, a.w"))),
+            "not all of that was put back",
+        ),
         "0 is put back": (_sent((BACK, BACK.replace("-0.0f", "0.0f"))), "wrong at"),
         "one box": (_sent(("*number % 2 * words + k", "k")), "at "),
         "0 is not there yet": (
@@ -302,5 +310,10 @@ WRONG = {
         "past the end": (_sites(("    if (i >= n) return;\n", "")), "at "),
         "one block only": (_sites(("blockIdx.x * blockDim.x + threadIdx.x", "threadIdx.x")), "at "),
         "twice the own": (_sites(("own + __uint", "own + own + 0 * __uint")), "wrong at"),
+        "one thread waits for all": (_sites((TAKE, ONE_WAITS)), "before it has come"),
+        "empties its own mailbox": (
+            SITES.replace("    x[i] = own", "    send((u64 *)box + site * n + i, 0);\n    x[i] = own"),
+            "it writes its own mailbox",
+        ),
     },
 }  # fmt: skip
