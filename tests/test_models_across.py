@@ -15,8 +15,8 @@ from tiny_models import write
 
 import models
 from kernels import collective
-from kernels.collective import group as groups
 from kernels.collective import PeerTimeout
+from kernels.collective import group as groups
 from kernels.llm import shapes
 from lab import cuda
 from models import exchange_costs, exchanges, generate, measure_gpus, shares
