@@ -6,10 +6,12 @@ measured here.
 """
 
 import sys
+from pathlib import Path
 
 from lab import results
 from lab.table import Table
 
+HERE = Path(__file__).resolve().parent
 OTHER = "NVIDIA H200"  # the card that the course's text speaks of
 
 
@@ -43,14 +45,13 @@ def show(topics, card, other=OTHER):
 
 def main(words):
     """The command: the name of a card, as in its files. 1 where nothing is stored for it and the H200."""
-    from kernels.bench import GPU_TOPICS
-
-    cards = sorted({item.card for topic in GPU_TOPICS for item in results.stored(topic)})
+    topics = sorted(path.parent.name for path in HERE.glob("*/measured") if not path.parent.name.startswith("cpu_"))
+    cards = sorted({item.card for topic in topics for item in results.stored(topic)})
     if len(words) != 1 or words[0] not in cards or words[0] == OTHER:
         others = ", ".join(card for card in cards if card != OTHER) or f"none but the {OTHER}'s yet"
         print(f"usage: python -m kernels.beside CARD, the name of a card in quotes; stored are: {others}")
         return 2
-    return int(not show(GPU_TOPICS, words[0]))
+    return int(not show(topics, words[0]))
 
 
 if __name__ == "__main__":

@@ -240,6 +240,22 @@ class Engine(gpu.Engine):
                 config, self.shares[n], tokens.to(device), self.cache.parts[n], every=every, product=product, **how
             )  # fmt: skip
 
+    def step(self, token):
+        logits = super().step(token)
+        self._expect_all_came()
+        return logits
+
+    def write(self, *arguments):
+        """As on one device. A token of a step in which a device has waited in vain is not given out."""
+        for token in super().write(*arguments):
+            self._expect_all_came()
+            yield token
+
+    def _expect_all_came(self):
+        """PeerTimeout if not: what was read has waited for all that ran before, and graphs look at nothing."""
+        if self.exchange.group is not None:
+            self.exchange.group.check("step")
+
     def launch(self):
         """One token's launches, behind what the host has said."""
         self._compiled()

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static float number(void) { return (float)rand() / RAND_MAX - 0.5f; }
+static float number(void) { return rand() / (float)(1u << 31) - 0.5f; }
 
 static double from_bits(int bits) { /* of a half, by its definition */
     const int sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -19,7 +19,8 @@ static int halves_differ(void) {
         const vec found = load_half(packed);
         for (int i = 0; i < LANES; i++) {
             const double wanted = from_bits(bits + i);
-            if (isnan(wanted) ? !isnan(found[i]) : (found[i] != wanted || signbit(found[i]) != signbit(wanted))) return 1;
+            const int same = found[i] == wanted && !signbit(found[i]) == !signbit(wanted);
+            if (isnan(wanted) ? !isnan(found[i]) : !same) return 1;
         }
     }
     return half_to_float(0x3c00) != 1;

@@ -8,7 +8,7 @@ choice. Each is compiled for each architecture, to machine code, by NVRTC and it
                  cores is asked of a card before 8.0, which lab.cuda says with float16 as the way out
     failed       anything else, which is a fault of ours
 
-    python -m tests.every_card                    all of them: 4000 compilations, 40 minutes of one core
+    python -m tests.every_card                    all of them: 4000 compilations, a quarter of an hour on two cores
     python -m tests.every_card sm_75 gemv/        those for this architecture, of sources with this in their names
 
 It ends with 1 where one failed, or where a card is refused a source that compiles for it.

@@ -53,6 +53,7 @@ def course(tmp_path, monkeypatch):
 
     monkeypatch.setattr(results, "ROOT", tmp_path)
     monkeypatch.setattr(bench, "HERE", tmp_path / "kernels")
+    monkeypatch.setattr(beside, "HERE", tmp_path / "kernels")
     monkeypatch.setattr(bench, "gpu_roof", lambda: ROOF)
     monkeypatch.setattr(bench, "versions", lambda: {"torch": made.__dict__.get("torch", "2.11")})
     module = SimpleNamespace(ladders=ladders, further=lambda *about: made.measured.append("trials") or [])

@@ -1,6 +1,9 @@
 """Sums over devices on the SIMT machine: every rung right on hostile sizes, with the same bits everywhere, also when
 devices run ahead of one another by random turns; a peer that never comes; what is refused."""
 
+import functools
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -218,6 +221,64 @@ def test_a_group_that_has_failed_is_not_kept(monkeypatch):
         kept.synchronize()
     collective.ll(x)
     assert list(groups.GROUPS.values()) != [kept]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_call_that_was_cut_off_is_not_followed_by_wrong_sums(monkeypatch, graph):
+    """Only device 0 has had its launch. Its words lie in a mailbox, where the next exchange would take them for its."""
+    group = collective.Group(["cpu"] * 2)
+    group.limit, run, x = 40, group.devices.machine.run, messages(2, 50, torch.float32, 1)
+    call = functools.partial(collective.direct, x, group=group)
+    again = group.devices.graph(call).replay if graph else call
+
+    def interrupted(launches, turns, owned):
+        run([launches[0], []], turns, owned)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group.devices.machine, "run", interrupted)
+    monkeypatch.setitem(groups.GROUPS, "kept", group)
+    with pytest.raises(KeyboardInterrupt):
+        again()
+    monkeypatch.undo()
+    for seen in group.seen:
+        seen[0] = 0  # a card that waits has not given up yet
+    for call in (lambda: collective.direct(messages(2, 50, torch.float32, 2), group=group), group.synchronize):
+        with pytest.raises(RuntimeError, match="a launch was cut off before all devices had theirs"):
+            call()
+    assert group in groups.FAILED and group not in groups.GROUPS.values()
+
+
+def test_memory_that_others_may_write_to_stays():
+    """Graphs hold the addresses of a buffer that has grown; a peer that comes late writes where a failed group was."""
+    group = collective.Group(["cpu"] * 2)
+    collective.pull(messages(2, 50, torch.float32, 1), group=group)
+    small = [weakref.ref(box) for mail in group.mails.values() for box in mail.boxes]
+    collective.pull(messages(2, 5000, torch.float32, 1), group=group)
+    assert len(group.replaced) == 1 and all(box() is not None for box in small)
+    group.seen[0][0] = 2
+    with pytest.raises(collective.PeerTimeout):
+        group.check("test")
+    del group
+    assert all(box() is not None for box in small)
+    groups.FAILED.pop()
+
+
+def test_a_group_and_its_tensors_go_together():
+    a, b = torch.ones(8), torch.ones(8)
+    for where, got in (["cpu"], "one device only"), ([], "0"), (["cpu"] * 9, "9"):
+        with pytest.raises(ValueError, match=f"Group: where must be 2 to 8 devices, got {got}"):
+            collective.Group(where)
+    group, half = collective.Group(["cpu"] * 2), [torch.ones(8, 8).half()] * 2
+    group.devices.where = [torch.device("cpu"), torch.device("cuda:1")]
+    calls = [lambda tensors, group, rung=rung: rung(tensors, group=group) for rung in RUNGS.values()]
+    calls.append(lambda tensors, group: collective.all_reduce_norm(tensors, half, half, group=group))
+    calls.append(lambda tensors, group: collective.product(tensors, half, half, group=group))
+    for call in calls:
+        with pytest.raises(ValueError, match=r"\[1\] must be on cuda:1, as the group's device there, .* on cpu"):
+            call([a, b], group)
+        with pytest.raises(TypeError, match="group must be a kernels.collective.Group, .* got str"):
+            call([a, b], "world")
+    assert (a == 1).all() and (b == 1).all()
 
 
 def test_what_is_refused_is_named_and_nothing_is_written():

@@ -14,7 +14,9 @@ import torch
 from tiny_models import write
 
 import models
+from kernels import collective
 from kernels.collective import PeerTimeout
+from kernels.collective import group as groups
 from kernels.llm import shapes
 from lab import cuda
 from models import exchange_costs, exchanges, generate, measure_gpus, shares
@@ -129,6 +131,23 @@ def test_what_comes_to_a_card_whole_is_cut_there(dtype, tmp_path):
         for name in ("Wqkv", "Wo", "W_glu", "W_down", "bqkv", "attention_norm"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
     assert torch.equal(wanted.head, found.head) and wanted.read_bytes == found.read_bytes
+
+
+def test_no_token_is_given_out_of_a_step_that_failed():
+    """A graph that is replayed looks at nothing: whoever reads its token does."""
+    model = models.load(SMALL, device="simt", gpus=2)
+    group, choose = model.engine.exchange.group, model.engine.token_step.choose
+
+    def last():
+        choose()
+        group.seen[0][0] = 2  # as if device 0 had given up in this step
+
+    model.engine.token_step.choose = last
+    tokens = model.generate([5, 17], 2)
+    next(tokens)
+    with pytest.raises(collective.PeerTimeout, match="step: device 0 waited for device 1"):
+        next(tokens)
+    assert group in groups.FAILED
 
 
 def test_what_one_thread_raises_ends_all():

@@ -21,9 +21,10 @@ product makes the sum in the epilogue of a matrix-vector product. No multicast i
 
 Any size is legal, 0 included, and any alignment that the dtype allows; -0 may come back as +0. On cards all is
 asynchronous. A device that waits for a peer in vain gives up after some seconds; the next call, or group.synchronize(),
-raises PeerTimeout, which names both. In a CUDA graph all but `copies` may be captured, one graph for each card
-(lab.cuda.Devices.graph). TypeError or ValueError names the argument before anything runs; NoPeerAccess two cards that
-cannot reach each other: `copies` works there, through the host.
+raises PeerTimeout, which names both; a plain RuntimeError says that a call was cut off when some devices had their
+launch. In a CUDA graph all but `copies` may be captured, one graph for each card (lab.cuda.Devices.graph). TypeError or
+ValueError names the argument before anything runs; NoPeerAccess two cards that cannot reach each other: `copies` works
+there, through the host.
 
 Source: NCCL's LL protocol, TensorRT-LLM's and vLLM's one-shot and two-shot kernels, by idea.
 """
@@ -33,7 +34,7 @@ import functools
 from torch.compiler import is_dynamo_compiling
 
 from kernels.collective import launches, operators
-from kernels.collective.arguments import expect_tensors
+from kernels.collective.arguments import expect_group, expect_tensors
 from kernels.collective.fused import all_reduce_norm, product
 from kernels.collective.group import Group, PeerTimeout, group_of
 from lab import Rung
@@ -53,6 +54,7 @@ def _rung(function, name=None):
 
     @functools.wraps(function)
     def rung(tensors, *, group=None, pdl=False):
+        expect_group(name, "tensors", tensors, group)
         expect_tensors(name, "tensors", tensors, count=len(group.ranks) if group is not None else None, written=True)
         if tensors[0].numel():
             function(tensors, group=group, pdl=pdl)

@@ -3,7 +3,8 @@
    x (n,): this device's message, and the sum. copies (devices, n): every device's, this one's own not used.
 
    Copy engines move data at 390 GB/s, the best there is; but each copy takes 2.3 µs to start, another launch adds, and
-   both wait by events for whoever wrote the messages: some 20 µs in all, for a message of any size up to 1 MB.
+   both wait by events for whoever wrote the messages. Called from Python, one call after another, that took about
+   150 µs on two H200s, whatever the size up to 16 MB: the host's time, and no graph of one card may hold it.
 
    Moves: (devices - 1) * n numbers over the link, which are written and read once more. */
 #include "exchange.cuh"

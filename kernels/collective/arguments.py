@@ -50,6 +50,30 @@ def expect_tensors(where, name, tensors, *, count=None, like=None, shape=None, d
             expect_apart(where, f"{name}[{n}]", tensor, **before)
 
 
+def expect_group(where, name, tensors, group):
+    """The tensors are on the devices of the group, in their order. None: the one that is kept for these."""
+    if group is None:
+        return
+    places = getattr(getattr(group, "devices", None), "where", None)
+    if places is None:
+        wanted = "a kernels.collective.Group, a processes.Group or None"
+        raise TypeError(f"{where}: group must be {wanted}, got {type(group).__name__}")
+    expect_count(where, name, tensors, len(places))
+    for n, (tensor, place) in enumerate(zip(tensors, places)):
+        if isinstance(tensor, torch.Tensor) and tensor.device != place:
+            raise ValueError(
+                f"{where}: {name}[{n}] must be on {place}, as the group's device there, got a tensor on {tensor.device}"
+            )
+
+
+def expect_count(where, name, tensors, count):
+    """A list of so many, one for each device."""
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{where}: {name} must be a list of tensors, one for each device, got {type(tensors).__name__}")
+    if len(tensors) != count:
+        raise ValueError(f"{where}: {name} must have a tensor for each of {count} devices, got {len(tensors)}")
+
+
 def expect_different(where, name, tensors):
     """On different cards, or all on the CPU."""
     kinds = {tensor.device.type for tensor in tensors}

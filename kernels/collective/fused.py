@@ -6,7 +6,7 @@ from math import ceil
 import torch
 
 from kernels.collective import launches
-from kernels.collective.arguments import expect_no_overlap, expect_tensors, in_words
+from kernels.collective.arguments import expect_group, expect_no_overlap, expect_tensors, in_words
 from kernels.collective.group import HERE, group_of, module
 from kernels.collective.launches import NOT_YET, WORD
 from kernels.fusion.launches import PITCH, plan, shape_of
@@ -20,7 +20,7 @@ def all_reduce_norm(tensors, residuals, weights, eps=1e-5, *, out=None, group=No
 
     tensors    (rows, hidden) of each device: its part of the sum. Not changed
     residuals  (rows, hidden), the same on all devices; written in place
-    weights    (hidden,), the same on all devices
+    weights    (hidden,), the same on all devices. With pdl no launch ahead writes them
     out        tensors like tensors to write into
 
     Dtypes float32, float16, bfloat16; the norm is of the rounded residual. A block has a row, of at most 65,536 bytes.
@@ -29,6 +29,7 @@ def all_reduce_norm(tensors, residuals, weights, eps=1e-5, *, out=None, group=No
     Errors and `group` as for the rungs.
     """
     where = "all_reduce_norm"
+    expect_group(where, "tensors", tensors, group)
     count = len(group.ranks) if group is not None else None
     expect_tensors(where, "tensors", tensors, count=count, shape=("rows", "hidden"))
     rows, hidden = x_shape = tuple(tensors[0].shape)
@@ -87,6 +88,7 @@ def product(Ws, xs, residuals, *, out=None, group=None, pdl=False):
     each peer. Errors and `group` as for the rungs.
     """
     where, halves = "product", (torch.float16, torch.bfloat16)
+    expect_group(where, "Ws", Ws, group)
     count = len(group.ranks) if group is not None else None
     expect_tensors(where, "Ws", Ws, count=count, shape=("rows", "cols"), dtypes=halves)
     rows, cols = tuple(Ws[0].shape)

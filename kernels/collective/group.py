@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.collective.arguments import MOST
 from lab import cuda
 from lab.tensors import DTYPES
 
@@ -33,10 +34,14 @@ class Group:
     where   a torch device for each; "cpu" as often as devices of the SIMT machine are wanted
     races   on the CPU: look for races between all exchanges until devices.synchronize()
 
-    limit: how often a flag is looked at before a peer is given up. After a PeerTimeout the group is of no more use.
+    limit: how often a flag is looked at before a peer is given up. After a PeerTimeout the group is of no more use; nor
+    is it when a launch was cut off (by an interrupt, say) before all devices had theirs: RuntimeError says so.
     """
 
     def __init__(self, where, races=False):
+        if not 2 <= len(where) <= MOST:
+            got = "one device only" if len(where) == 1 else len(where)
+            raise ValueError(f"Group: where must be 2 to {MOST} devices, got {got}")
         try:
             self.devices = cuda.Devices(where, races)
         except cuda.NoPeerAccess as error:
@@ -48,7 +53,7 @@ class Group:
         self.told = [torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=on_cards) for _ in self.devices.where]
         self.told_args = [cuda.Peers([told]) for told in self.told]
         self.seen = [told.numpy() for told in self.told]
-        self.mails = {}
+        self.mails, self.replaced = {}, []
 
     def __len__(self):
         return len(self.devices)
@@ -60,8 +65,10 @@ class Group:
             boxes, counts = (self.devices.zeros(n, torch.int32) for n in (numbers, blocks * APART))
             for box in boxes if fill else ():
                 box.fill_(fill)
-            if self.devices.on_cards:  # before a peer writes there; and nobody uses what it replaces
+            if self.devices.on_cards:  # before a peer writes there
                 self.devices.synchronize()
+            if found is not None:
+                self.replaced.append(found)  # graphs have its addresses
             found = self.mails[key] = Mail(boxes, cuda.Peers(boxes), counts)
         return found
 
@@ -70,7 +77,7 @@ class Group:
         return tensors, cuda.Peers(tensors)
 
     def check(self, where):
-        """Raise if a device has given up waiting."""
+        """Raise if a device has given up waiting, or a launch has reached some devices only."""
         for rank, seen in enumerate(self.seen):
             if seen[0]:
                 forget(self)
@@ -79,6 +86,12 @@ class Group:
                     f"{where}: {waiting} waited for {late}, which did not come within {self.limit} looks; the results "
                     f"of this exchange and of those behind it are not valid"
                 )
+        if self.devices.parted:
+            forget(self)
+            raise RuntimeError(
+                f"{where}: a launch was cut off before all devices had theirs, so they no longer agree which exchange "
+                f"is the next one; this group is of no more use"
+            )
 
     def name(self, rank):
         device = self.devices.where[rank]
@@ -92,12 +105,17 @@ class Group:
     def launch(self, where, launches, pdl, owned=None):
         """One launch on each device; what went wrong before is said first, and on the CPU what has gone wrong now."""
         self.check(where)
-        self.devices.launch(launches, pdl=pdl, owned=owned)
+        try:
+            self.devices.launch(launches, pdl=pdl, owned=owned)
+        except BaseException:
+            if self.devices.parted:
+                forget(self)
+            raise
         if not self.devices.on_cards:
             self.check(where)
 
 
-GROUPS = {}
+GROUPS, FAILED = {}, []
 
 
 def group_of(tensors):
@@ -110,8 +128,11 @@ def group_of(tensors):
 
 
 def forget(group):
+    """The next call without a group gets another. Its memory stays: a peer that comes late writes there."""
     for key in [key for key, found in GROUPS.items() if found is group]:
         del GROUPS[key]
+    if group not in FAILED:
+        FAILED.append(group)
 
 
 @functools.cache

@@ -38,11 +38,13 @@ class Group:
         if device is None:
             device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         rank, self.count = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
         if not 2 <= self.count <= collective.arguments.MOST:
             wanted = f"2 to {collective.arguments.MOST} processes"
             raise ValueError(f"processes.Group: process_group must have {wanted}, got {self.count}")
-        self.ranks, self.devices = [rank], self
+        self.ranks, self.devices, self.where = [rank], self, [self.device]
         self.on_cards = self.device.type == "cuda"
         self.blocks = CARD_BLOCKS if self.on_cards else MACHINE_BLOCKS
         self.limit = CARD_LIMIT if self.on_cards else PATIENT

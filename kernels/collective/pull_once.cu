@@ -3,7 +3,7 @@
    x (n,): this device's message, and the sum. buffer (2, room): copies that peers may read, of this exchange and of the
    last one; buffers: those of all.
 
-   New since two barriers: the second one is gone, 1.3 µs with it. A device fills a buffer again two exchanges later.
+   New since two barriers: the second one is gone, 2 µs with it. A device fills a buffer again two exchanges later.
    By then it has passed the barrier of the exchange between, which a peer comes to only when its own launch of this one
    has ended: it has read what it needs.
 

@@ -1,7 +1,7 @@
 /* Products on the tensor cores, a warp's at a time: d += a * b, where a has 16 rows and b 8 columns. Since compute
    capability 8.0, and of float16 and bytes since 7.5, in two pieces or four; tensor cores of 7.5 have no bfloat16, and
-   a product of that does not compile for them. Every lane calls with its part of each; the lanes' parts are fragments. With
-   g = lane / 4 and c = lane % 4 a lane holds
+   a product of that does not compile for them. Every lane calls with its part of each; the lanes' parts are fragments.
+   With g = lane / 4 and c = lane % 4 a lane holds
 
        d (16 x 8)    row g, columns 2c and 2c + 1 in d[0], d[1];  the same of row g + 8 in d[2], d[3]
        a (16 x 16)   16-bit numbers, two a register: row g, columns 2c and 2c + 1 in a[0], row g + 8 in a[1];
@@ -22,9 +22,11 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else // eight columns of a, then the other eight
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
 #endif
 }

@@ -49,11 +49,15 @@ __device__ __forceinline__ float lanes_sum(float v) {
     for (int mask = LANES / 2; mask; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
     return v;
 }
-/* The larger of two, or NaN where one is NaN, which fmaxf would drop. Since compute capability 8.0. */
+/* The larger of two, or NaN where one is NaN, which fmaxf would drop. An instruction since compute capability 8.0. */
 __device__ __forceinline__ float larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
     float c;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
+#else
+    return a != a ? a : b != b ? b : fmaxf(a, b);
+#endif
 }
 __device__ __forceinline__ float lanes_max(float v) {
 #pragma unroll

@@ -34,7 +34,7 @@ class Devices:
     races   on the CPU: look for races between all launches until synchronize()
 
     turns, order: on the CPU, how devices and their blocks take turns (simt.Devices.run); to be set at will. reports: of
-    the last launches there.
+    the last launches there. parted: whether a launch or a replay was cut off when some devices had theirs, others not.
     """
 
     def __init__(self, where, races=False):
@@ -44,6 +44,7 @@ class Devices:
             raise ValueError(f"Devices: where must be cards, or the CPU for each, got {list(map(str, self.where))}")
         self.on_cards = kinds == {"cuda"}
         self.turns, self.order, self.reports, self.gathered, self.seen = "forward", "forward", None, None, set()
+        self.parted = False
         if self.on_cards:
             if races:
                 raise ValueError("Devices: races are looked for on the SIMT machine: take the CPU for each device")
@@ -85,9 +86,14 @@ class Devices:
             raise ValueError(f"launch: takes a launch for each of {len(self)} devices, got {len(launches)}")
         if self.on_cards:
             self._load(launches)
-            for item in filter(None, launches):
-                kernel, grid, block, args, *shared = item
-                on_card(kernel, grid, block, args, shared[0] if shared else 0, pdl, self.seen)
+            self.parted = True
+            for n, (kernel, grid, block, args, *shared) in enumerate(filter(None, launches)):
+                try:
+                    on_card(kernel, grid, block, args, shared[0] if shared else 0, pdl, self.seen)
+                except (TypeError, ValueError):  # before it was launched
+                    self.parted = n > 0
+                    raise
+            self.parted = False
             return None
         runs = []
         for item in launches:
@@ -104,7 +110,12 @@ class Devices:
         if self.gathered is not None:
             self.gathered.append((runs, owned))
             return None
-        self.reports = self.machine.run(runs, self.turns, owned)
+        return self._run(runs, owned)
+
+    def _run(self, launches, owned):
+        self.parted = True
+        self.reports = self.machine.run(launches, self.turns, owned)
+        self.parted = False
         return self.reports
 
     def _load(self, launches):
@@ -167,9 +178,11 @@ class CardGraph:
 
     def replay(self):
         """On each card's current stream, one card after the other."""
+        self.devices.parted = True
         for device, graph in zip(self.devices.where, self.graphs):
             with torch.cuda.device(device):
                 graph.replay()
+        self.devices.parted = False
 
 
 class MachineGraph:
@@ -182,5 +195,4 @@ class MachineGraph:
         """The reports, for each device those of its launches."""
         streams = [[runs[n] for runs, _ in self.gathered if runs[n]] for n in range(len(self.devices))]
         owned = [[a for _, lists in self.gathered for a in lists[n]] for n in range(len(self.devices))]
-        self.devices.reports = self.devices.machine.run(streams, self.devices.turns, owned)
-        return self.devices.reports
+        return self.devices._run(streams, owned)

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 FILE = "needs.json"
-REFUSED = re.compile(r"Feature '([^']+)' requires \.target sm_(\d+)")
+REFUSED = re.compile(r"(?:Feature|Modifier) '([^']+)' requires \.target sm_(\d+)")
 FLOAT16 = "; float16 runs there: give every tensor of the call as .to(torch.float16), which ends at 65504"
 
 
