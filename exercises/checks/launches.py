@@ -25,7 +25,13 @@ def compiled(source, name, *, behind="", options=(), arch="sm_90"):
         raise Wrong(f"expected CUDA C++ source as a string, got {type(source).__name__}")
     whole = f'{source}\n#line 1 "the check"\n{behind}' if behind else source
     try:
-        return simt.compile(whole, options, arch, f"{name}.cu")[name]
+        module = simt.compile(whole, options, arch, f"{name}.cu")
+        if name not in module.entries and any(entry.startswith(f"_Z{len(name)}{name}") for entry in module.entries):
+            raise Wrong(  # the machine would find it; a launch on a card does not
+                f"no kernel is called {name!r}, since C++ adds its parameters to a name. "
+                'Write extern "C" before __global__'
+            )
+        return module[name]
     except simt.CompileError as error:
         if NOT_DONE in str(error):
             raise NotImplementedError(NOT_DONE) from None
