@@ -9,6 +9,7 @@ import simt
 from exercises.checks import counted
 from lab.check import differs, is_unset
 from lab.exercise import NOT_DONE, Wrong
+from simt.kernel_names import so_named
 
 STEPS = 30_000  # an endless loop is stopped after so many steps of the machine
 PRINTED_LINES = 20  # a check shows so many lines of what a kernel's printf wrote
@@ -26,7 +27,7 @@ def compiled(source, name, *, behind="", options=(), arch="sm_90"):
     whole = f'{source}\n#line 1 "the check"\n{behind}' if behind else source
     try:
         module = simt.compile(whole, options, arch, f"{name}.cu")
-        if name not in module.entries and any(entry.startswith(f"_Z{len(name)}{name}") for entry in module.entries):
+        if name not in module.entries and so_named(name, module.entries):
             raise Wrong(  # the machine would find it; a launch on a card does not
                 f"no kernel is called {name!r}, since C++ adds its parameters to a name. "
                 'Write extern "C" before __global__'

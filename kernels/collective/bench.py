@@ -17,6 +17,7 @@ from kernels import collective
 from kernels.bench import versions
 from kernels.collective import peers
 from kernels.collective.group import HERE
+from kernels.collective.peers import size_text
 from lab import gpu_roof, results
 from lab.table import Table
 
@@ -25,10 +26,6 @@ ROWS, HIDDEN = (1, 8, 32, 128), 4096
 PRODUCTS = {"W_o": (4096, 4096), "W_down": (4096, 14336)}  # of Mistral-7B; columns are split
 REPLAYS = 9
 COMMON = "kernels/collective/launches.py", "kernels/collective/group.py", "lab/cuda/devices.py"
-
-
-def size_text(nbytes):
-    return f"{nbytes >> 20}M" if nbytes >= 1 << 20 else f"{nbytes >> 10}K"
 
 
 def calls_in_graph(nbytes):

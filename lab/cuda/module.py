@@ -101,8 +101,10 @@ class Module:
         cuda_driver.copy(address, tensor.data_ptr(), size, device, where)
 
     def _unknown(self, name):
+        from simt.kernel_names import so_named
+
         entries = self.entries()
-        if any(entry.startswith(f"_Z{len(name)}{name}") for entry in entries):
+        if so_named(name, entries):
             return f'{self.name}: write extern "C" before __global__ void {name}, or its name is mangled by C++'
         hint = "" if entries else '. A kernel begins with  extern "C" __global__ void'
         return f"{self.name} has no kernel {name!r}; it has: {', '.join(entries) or 'none'}{hint}"
